@@ -248,7 +248,7 @@ class Job:
         if options.pattern not in PATTERNS:
             raise TestbedError(f"no pattern is called {options.pattern!r}: choose one of {', '.join(PATTERNS)}")
         if (options.seconds is None) == (options.iterations is None):
-            raise TestbedError("a job ends after a number of seconds or of iterations: give exactly one")
+            raise TestbedError("a job ends after a number of seconds or of iterations: give exactly one of them")
         if options.ranks_per_host < 1 or not hosts:
             raise TestbedError("a job needs at least one host and one rank a host")
         if (options.pattern == "gpt") != (options.shape is not None):

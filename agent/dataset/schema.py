@@ -67,7 +67,7 @@ TABLES: Final[Mapping[str, pa.Schema]] = {
         ("simulated", pa.bool_(), "whether the node's hardware was a recorded or a synthesised tree"),
         ("began_ns", pa.int64(), "what happened before is not in it"),
         ("ended_ns", pa.int64(), "what happened later is not in it"),
-        ("clock_error_ns", pa.int64(), "times may be off by this from the true time of day; null: nobody knows"),
+        ("clock_error_ns", pa.int64(), "maximum error of times against the true time of day; null: unknown"),
         ("calls_lost", pa.int64(), "calls that were seen and not recorded; null: not known"),
         ("operations_lost", pa.int64(), "completed operations that were seen and not recorded; null: not known"),
         ("lines_skipped", pa.int64(), "malformed lines or events of imported data"),
@@ -119,7 +119,7 @@ TABLES: Final[Mapping[str, pa.Schema]] = {
         _RECORDING,
         _NODE,
         _INSTANCE,
-        ("begin_ns", pa.int64(), "when it began: the one before it was complete, and it was handed over"),
+        ("begin_ns", pa.int64(), "begin: it was handed over, and the operation before it was complete"),
         ("end_ns", pa.int64(), "when it was complete"),
         ("op", _NAME, "NCCL's name"),
         ("data_type", _NAME, "NCCL's name without `nccl`"),
@@ -158,7 +158,11 @@ TABLES: Final[Mapping[str, pa.Schema]] = {
         _NODE,
         _TIME,
         _RAIL,
-        ("transmit_bytes", pa.int64(), "port bytes, a running total; where it falls, the device began anew"),
+        (
+            "transmit_bytes",
+            pa.int64(),
+            "port bytes, a running total; a decrease means that the device restarted from 0",
+        ),
         ("receive_bytes", pa.int64(), "port bytes, a running total"),
     ),
     "link_events": _table(
@@ -192,8 +196,8 @@ TABLES: Final[Mapping[str, pa.Schema]] = {
         ("strength", _NAME, "of the evidence"),
         ("since_ns", pa.int64(), "when it began"),
         ("seconds", pa.float64(), "how long it had lasted, or lasted"),
-        ("blamed_rank", pa.int32(), "whom it is blamed on; null: no rank"),
-        ("rail", pa.string(), "that it is blamed on; null: none"),
+        ("blamed_rank", pa.int32(), "blamed rank; null: none"),
+        ("rail", pa.string(), "blamed rail; null: none"),
         ("device", pa.string(), "of that rail"),
         ("evidence", pa.string(), "one sentence a line"),
     ),
@@ -207,8 +211,8 @@ TABLES: Final[Mapping[str, pa.Schema]] = {
 """Every table: the columns, and in each column's metadata under `description` what it means."""
 
 TABLE_MEANINGS: Final[Mapping[str, str]] = {
-    "recordings": "What was recorded when, by whom, and what is missing; every dataset has a row here.",
-    "communicators": "Who is who: every rank's end of every communicator that was seen.",
+    "recordings": "Recordings: time, source and losses; every dataset has at least one row.",
+    "communicators": "Identity: every communicator instance that was observed.",
     "calls": "NCCL calls as they entered the library.",
     "operations": "Operations that completed, with their times.",
     "compute": "Kernels other than communication; imported data may have them.",
@@ -216,7 +220,7 @@ TABLE_MEANINGS: Final[Mapping[str, str]] = {
     "rail_samples": "What ports had counted, several times a second.",
     "link_events": "How a rail's link was found when something about it had changed, the first time included.",
     "connections": "NCCL's connections over the network.",
-    "stalls": "Operations that did not come to their end for long, and whom the evidence blames.",
+    "stalls": "Stalls, with the rank or rail that the evidence blames.",
     "marks": "Other things that happened.",
 }
 """What a row of each table is."""

@@ -114,14 +114,15 @@ _OPTIONS: Final = (
     _count("hidden", "hidden size", required=True),
     _count("seq", "tokens of a sequence", required=True),
     _count("global-batch", "sequences of an iteration", required=True),
-    _count("micro-batch", "sequences that a replica takes at once", required=True),
+    _count("micro-batch", "sequences per micro-batch of a replica", required=True),
     _count("vocab", "entries of the vocabulary, not padded", required=True),
     _count("pp", "pipeline stages (default 1)"),
     _count("tp", "tensor-parallel ranks (default 1)"),
     _count("dp", "data-parallel replicas (default 1)"),
     _count("gpus-per-node", "ranks of a node (default 8, or all if there are fewer)", _MOST_GPUS_OF_A_NODE),
-    _Option("mapping", "default|custom|FILE", _text, "which rank does what: counted tensor, data, pipeline (default); "
-            "counted tensor, pipeline, data (custom); or a CSV file"),
+    _Option("mapping", "default|custom|FILE", _text,
+            "mapping of ranks: in the order tensor, data, pipeline (default); tensor, pipeline, data (custom); or a "
+            "CSV file"),
     _rate("c-tp", "effective bandwidth of tensor-parallel AllReduces, bytes/s (default: assumed)"),
     _rate("c-pp", "effective bandwidth of pipeline transfers, bytes/s (default: assumed)"),
     _rate("c-dp", "effective bandwidth of data-parallel AllReduces, bytes/s (default: assumed)"),
@@ -256,7 +257,7 @@ def _file_values(path: Path) -> dict[str, Any]:
             raise ConfigError(_unknown(path, name, content, options))
         target, value = _switch(path, name, content) if key in _FLAGS else (key, _value(path, options[key], content))
         if target in spelled:
-            raise ConfigError(f"{path}: {name} says again what {spelled[target]} says: keep one of them")
+            raise ConfigError(f"{path}: {name} repeats {spelled[target]}: keep one of them")
         spelled[target] = name
         values[target] = value
     if values.get("mapping") not in (None, DEFAULT, CUSTOM):

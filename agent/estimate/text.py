@@ -168,9 +168,7 @@ def _times(estimate: Estimate) -> list[str]:
         f"{float(without):.6f}",
     ]
     if assumed:
-        lines.append(
-            "  * assumed, as on H100 nodes with a 400 Gb/s NIC a GPU: say what yours reach with --c-tp, --c-pp,"
-        )
+        lines.append("  * assumed, as on H100 nodes with a 400 Gb/s NIC a GPU: give your own with --c-tp, --c-pp,")
         lines.append("    --c-dp (bytes/s), --peak-flops and --mu")
     return lines
 

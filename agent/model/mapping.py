@@ -117,7 +117,7 @@ def parse_mapping(text: str, shape: Shape) -> Mapping:
     lines = _fields(text.removeprefix("\ufeff").splitlines())
     first = next(lines, None)
     if first is None:
-        raise ShapeError(f"there is nothing in it: begin with the line {','.join(COLUMNS)}")
+        raise ShapeError(f"the file is empty: begin with the line {','.join(COLUMNS)}")
     number, names = first
     if sorted(names) != sorted(COLUMNS):
         raise ShapeError(
@@ -131,14 +131,14 @@ def parse_mapping(text: str, shape: Shape) -> Mapping:
         row = {name: _index(number, name, value, limits[name]) for name, value in zip(names, texts, strict=True)}
         rank, position = row["rank"], (row["pipeline"], row["data"], row["tensor"])
         if rank in line_of_rank:
-            raise ShapeError(f"line {number}: rank {rank} is there a second time; line {line_of_rank[rank]} has it too")
+            raise ShapeError(f"line {number}: rank {rank} is given twice; line {line_of_rank[rank]} has it too")
         if ranks[position] >= 0:
             raise ShapeError(f"line {number}: rank {rank} takes the position of rank {ranks[position]}")
         line_of_rank[rank] = number
         ranks[position] = rank
     if len(line_of_rank) < shape.ranks:
         missing = next(rank for rank in range(shape.ranks) if rank not in line_of_rank)
-        raise ShapeError(f"{len(line_of_rank)} of {shape.ranks} ranks are there; rank {missing} is missing")
+        raise ShapeError(f"{len(line_of_rank)} of {shape.ranks} ranks are given; rank {missing} is missing")
     return Mapping(ranks)
 
 

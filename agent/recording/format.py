@@ -19,7 +19,7 @@ from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.records.calls import CALL_EVENT, LIFECYCLE_EVENT, LifecycleKind
 from railscope.probes.nccl.records.internals import COMPLETION_EVENT, CONNECTION, OPERATION
 
-NOT_SEEN: Final = "completion was not observed (probe level counts, or no network part)"
+NOT_SEEN: Final = "completion was not observed (level counts, or no network part)"
 """Where a recording has no operations that completed and none that did not."""
 FILE_SUFFIX: Final = ".npz"
 """How names of recordings' files end; `record -o` of any other name means a dataset's folder."""

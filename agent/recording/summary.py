@@ -129,7 +129,7 @@ def describe_overwritten(seconds: Mapping[str, float]) -> Iterator[str]:
 def _lines(summary: RecordingSummary) -> Iterator[str]:
     seconds = (summary.ended_realtime_ns - summary.began_realtime_ns) / 1e9
     error = summary.realtime_error_ns
-    exact = "clock not known to be right" if error is None else f"clock right within {error / 1e6:.3g} ms"
+    exact = "clock error unknown" if error is None else f"clock right within {error / 1e6:.3g} ms"
     simulated = ", SIMULATED" if summary.simulated else ""
     yield (
         f"{seconds:.1f} s of {summary.host} until {_time(summary.ended_realtime_ns)} ({exact}), "

@@ -66,7 +66,7 @@ class DatasetTimelines:
         began = [row["began_ns"] for row in rows if row["began_ns"] is not None]
         ended = [row["ended_ns"] for row in rows if row["ended_ns"] is not None]
         if not began or not ended:
-            raise RecordingError(f"{self._source}: it does not say when it began and ended: a trace needs times")
+            raise RecordingError(f"{self._source}: it has no begin and end: a trace needs times")
         if min(began) < 0:
             raise RecordingError(f"{self._source}: it has times before 1970, which a trace cannot have")
         return min(began), max(ended)
@@ -188,7 +188,7 @@ def _missing(rows: Sequence[_Row]) -> Iterable[str]:
     for kind, field in (("calls", "calls_lost"), ("operations", "operations_lost")):
         lost = [row[field] for row in rows]
         if None in lost:
-            yield f"nobody knows whether {kind} were lost"
+            yield f"it is unknown whether {kind} were lost"
         elif any(lost):
             yield f"{sum(lost):,} {kind} were lost: they were seen and not recorded"
     for kind, field in (("calls", "calls_removed"), ("operations", "operations_removed")):
@@ -196,7 +196,7 @@ def _missing(rows: Sequence[_Row]) -> Iterable[str]:
         if removed:
             yield f"{removed:,} {kind} were removed to keep the folder small"
     if any(row["times_known"] is False for row in rows):
-        yield "times were not recorded: these only tell the order"
+        yield "times were not recorded: these give only the order"
 
 
 def _communicator(row: _Row, source: str | None) -> TimelineCommunicator:

@@ -40,7 +40,7 @@ def add_export_arguments(parser: ArgumentParser) -> None:
         metavar="HASH",
         help="only this communicator, or those whose hash begins so; may be repeated",
     )
-    parser.add_argument("--json", action="store_true", help="say what was written as one JSON object")
+    parser.add_argument("--json", action="store_true", help="print what was written as one JSON object")
 
 
 def _from_seconds(text: str) -> float:

@@ -30,8 +30,10 @@ from railscope.agent.trace.timeline import (
 if TYPE_CHECKING:
     from railscope.agent.trace.perfetto_packets import Packets, Shape, Value
 
-_RATE: Final = "bytes per second between two samples; 0 after the last one, which nobody measured"
-_NETWORK: Final = "from hand-over to the network threads to the last completion; below each other: under way together"
+_RATE: Final = "bytes per second between two samples; 0 after the last sample, where nothing was measured"
+_NETWORK: Final = (
+    "from hand-over to NCCL's proxy threads to the last completion; stacked slices: in flight at the same time"
+)
 _MAKING_MISSED: Final = (
     "not all ranks are joined by arrows: some were first seen at a call, not at their making, so that earlier calls "
     "may be missing and their numbers may not compare, and times do not tell which operations are the same"
@@ -86,7 +88,7 @@ def write_trace(hosts: Sequence[HostTimeline], same: SameOperations, file: IO[by
 
 def describe_clock(host: HostTimeline) -> str:
     """How right a host's clock is, in a few words."""
-    return "clock not known to be right" if host.error_ns is None else f"clock ±{host.error_ns / 1e6:.3g} ms"
+    return "clock error unknown" if host.error_ns is None else f"clock ±{host.error_ns / 1e6:.3g} ms"
 
 
 class _Host:

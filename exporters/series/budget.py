@@ -21,7 +21,7 @@ class SeriesBudget:
 
     def __init__(self, limit: int = DEFAULT_SERIES) -> None:
         if limit < 1:
-            raise ValueError(f"a cap of {limit} series leaves nothing to show; give 1 or more")
+            raise ValueError(f"a limit of {limit} series exports nothing; give 1 or more")
         self.limit = limit
         self._lock = threading.Lock()
         self._dropped = 0

@@ -47,7 +47,7 @@ def parse_samples(text: str, names: Collection[str]) -> dict[str, list[ScrapedSa
             # A value of a label may hold a brace, but nothing behind the labels does.
             written, closed, number = rest.rpartition("}")
             if not closed:
-                raise ExpositionError(f"{line[:80]!r} has labels without an end")
+                raise ExpositionError(f"{line[:80]!r} has unterminated labels")
         else:
             name, _, number = line.partition(" ")
             if name not in names:
@@ -70,7 +70,7 @@ def _before_timestamp(number: str, line: str) -> float:
         value, _ = number.split()
         return float(value)
     except ValueError:
-        raise ExpositionError(f"{line[:80]!r} ends in no number") from None
+        raise ExpositionError(f"{line[:80]!r} does not end in a number") from None
 
 
 def _labels(written: str, line: str) -> Mapping[str, str]:

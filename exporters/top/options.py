@@ -16,8 +16,8 @@ def add_top_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--interval", type=_interval, default=2.0, metavar="N", help="seconds between readings (2)")
     parser.add_argument("--plain", action="store_true", help="lines of key=value pairs instead of a screen")
     parser.add_argument("--count", type=_count, metavar="N", help="with --plain: end after N times (default: never)")
-    parser.add_argument("--user", default="", metavar="NAME", help="for an agent that asks for a password")
-    parser.add_argument("--password-file", type=Path, metavar="FILE", help="a file with the user's password")
+    parser.add_argument("--user", default="", metavar="NAME", help="user name, if the agent requires a password")
+    parser.add_argument("--password-file", type=Path, metavar="FILE", help="file with the user's password")
     parser.add_argument("--ca-file", type=Path, metavar="FILE", help="certificates to trust instead of the system's")
     parser.add_argument("--insecure", action="store_true", help="take any certificate of the agent")
 

@@ -189,7 +189,9 @@ def _tls_settings(folder: Path, section: Section) -> TlsSettings:
             raise section.error("cipher_suites", f"unknown cipher {cipher!r}; see Go's crypto/tls.CipherSuites")
     curves = section.texts("curve_preferences")
     if len(curves) > 1:
-        raise section.error("curve_preferences", "this host's TLS library takes one curve; leave one, or none for all")
+        raise section.error(
+            "curve_preferences", "this host's TLS library accepts a single curve; give one, or none for all"
+        )
     if curves and curves[0] not in CURVES:
         raise section.error("curve_preferences", f"unknown curve {curves[0]!r}; use one of {', '.join(CURVES)}")
     settings = TlsSettings(
@@ -212,7 +214,7 @@ def _client_auth(section: Section, client_ca: Pem | None) -> tuple[ssl.VerifyMod
     name = section.text("client_auth_type", "NoClientCert")
     if name in ("RequireAnyClientCert", "RequireClientCert"):
         raise section.error(
-            "client_auth_type", f"{name} would take any certificate unchecked; use RequireAndVerifyClientCert"
+            "client_auth_type", f"{name} would accept any certificate unverified; use RequireAndVerifyClientCert"
         )
     if name not in CLIENT_AUTH:
         raise section.error("client_auth_type", f"unknown value {name!r}; use one of {', '.join(CLIENT_AUTH)}")
@@ -243,7 +245,7 @@ def _headers(section: Section) -> tuple[tuple[str, str], ...]:
         if HEADERS[name] and value not in HEADERS[name]:
             raise section.error(name, f"unknown value {value!r}; use one of {', '.join(HEADERS[name])}")
         if not value.isprintable() or not value.isascii():
-            raise section.error(name, "holds a character that a header cannot carry")
+            raise section.error(name, "contains a character that is not allowed in a header")
     return tuple(headers.items())
 
 

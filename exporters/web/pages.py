@@ -228,15 +228,15 @@ class Pages:
             f'<li><a href="{html.escape(path)}">{html.escape(path)}</a> {meaning}</li>\n'
             for path, meaning in (
                 (self._telemetry_path, "metrics for Prometheus"),
-                (STALLS_PATH, "collectives that do not come to their end, and why, as JSON"),
+                (STALLS_PATH, "stalled collectives with their causes, as JSON"),
                 (COMMUNICATORS_PATH, "which operations each rank's communicator called, as JSON"),
-                (HEALTH_PATH, "whether the agent works"),
-                (READY_PATH, "whether it has its first readings"),
+                (HEALTH_PATH, "whether the agent works (liveness)"),
+                (READY_PATH, "whether the agent has its first readings (readiness)"),
             )
         )
         return (
             '<!DOCTYPE html>\n<html lang="en">\n<head><title>railscope</title></head>\n<body>\n<h1>railscope</h1>\n'
-            "<p>NCCL collectives of this node and what they put on each rail.</p>\n"
+            "<p>NCCL collectives of this node and the bytes that they put on each rail.</p>\n"
             f"<ul>\n{links}</ul>\n</body>\n</html>\n"
         ).encode()
 

@@ -459,7 +459,7 @@ class Elf:
                 while position >= 0:
                     name_of[start + position] = name
                     if len(name_of) > MAX_OCCURRENCES:
-                        raise ElfError(f"{table}: the names stand more than {MAX_OCCURRENCES} times in the strings")
+                        raise ElfError(f"{table}: the names occur more than {MAX_OCCURRENCES} times in the strings")
                     position = block.find(key, position + 1)
         return name_of
 

@@ -141,7 +141,7 @@ def _receive(channel: socket.socket) -> LoadedObject:
     # Those that there was no room for are missing at the end.
     if not programs or len(descriptors) != len(programs) + len(maps):
         close()
-        raise LoadError("descriptors from bcc got lost: is the limit on open files (ulimit -n) too low?")
+        raise LoadError("file descriptors from bcc were lost: is the limit on open files (ulimit -n) too low?")
     return LoadedObject(
         dict(zip(programs, descriptors, strict=False)),
         dict(zip(maps, descriptors[len(programs) :], strict=True)),

@@ -101,7 +101,7 @@ def bcc_source(source: str, map_entries: Mapping[str, int], constants: bytes) ->
         raise SourceError("the source has no program")
     text = _PROGRAM.sub(r"int \1(", text)
     if left := re.search(r"[^\n]*\b(?:SEC\(|__ksym\b|const volatile\b)[^\n]*", text):
-        raise SourceError(f"bcc has no word for: {left.group().strip()}")
+        raise SourceError(f"bcc has no equivalent of: {left.group().strip()}")
     return BccSource(text, maps, programs)
 
 
@@ -142,7 +142,7 @@ def _rewrite_map_calls(text: str, maps: frozenset[str]) -> str:
     text = "".join(pieces) + text[position:]
     for name in maps:
         if re.search(rf"&\s*{name}\b", text):
-            raise SourceError(f"map {name} is used in a call that bcc has no word for")
+            raise SourceError(f"map {name} is used in a call that bcc has no equivalent of")
     return text
 
 
@@ -173,7 +173,7 @@ def _map_call(function: str, arguments: list[str], maps: frozenset[str]) -> str:
                 return f"{name}.{_UPDATES[flag]}({key}, {value})"
             case "ringbuf_reserve", [size, "0"]:
                 return f"{name}.ringbuf_reserve({size})"
-    raise SourceError(f"bcc has no word for bpf_{function}({', '.join(arguments)})")
+    raise SourceError(f"bcc has no equivalent of bpf_{function}({', '.join(arguments)})")
 
 
 def _rewrite_constants(text: str, constants: bytes) -> str:

@@ -259,7 +259,7 @@ def _library() -> ctypes.CDLL | None:
     try:
         library = ctypes.CDLL(str(LIBRARY), use_errno=True)
     except OSError as error:
-        _log.info("counters are read by Python, which takes more at short periods: %s", error)
+        _log.info("counters are read by Python, which costs more CPU at short periods: %s", error)
         return None
     pointer, size, time = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64
     netlink = (pointer, ctypes.c_int, ctypes.c_char_p, size, size, time, time, size)

@@ -205,7 +205,7 @@ class EthtoolStatistics:
             if values is not None:
                 chosen = tuple(int(values[position]) for position in known.positions)
                 return known, DeviceStatistics(device, known.names, chosen)
-        raise ValueError("its number of statistics changes all the time")
+        raise ValueError("its number of statistics keeps changing")
 
     def _count(self, device: str) -> int:
         command = bytearray(_SET_SIZE.size)

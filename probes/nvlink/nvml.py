@@ -173,7 +173,7 @@ class NvmlSession:
             import pynvml
         except ImportError:
             remedy = "pip install 'railscope[nvlink]'"
-            raise NvmlMissing("the driver's library is there, nvidia-ml-py is not", remedy) from None
+            raise NvmlMissing("the NVIDIA driver's library is installed, nvidia-ml-py is not", remedy) from None
         session = cls(pynvml, loaded)
         session._call("nvmlInitWithFlags", _NO_GPUS)
         return session

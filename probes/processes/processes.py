@@ -216,12 +216,14 @@ def open_mapped_file(procfs: Path, pid: int, mapping: Mapping) -> int:
         advice = "raise the limit of open files (LimitNOFILE= of the service, ulimit -n)"
         raise MappedFileError(f"{name}, mapped by process {pid}, cannot be opened: {trouble.strerror}: {advice}")
     if identity_of(procfs, pid) is None:
-        raise MappedFileError(f"{name}: process {pid}, which had it mapped, has gone", gone=True)
+        raise MappedFileError(f"{name}: process {pid}, which mapped it, has ended", gone=True)
     if trouble is not None:
         raise MappedFileError(f"{name}, mapped by process {pid}, cannot be opened: {trouble.strerror}")
     if refusals:
         missing = " and ".join(dict.fromkeys(refusals))
-        raise MappedFileError(f"{name}, mapped by process {pid}, may not be opened: give railscope {missing}")
+        raise MappedFileError(
+            f"{name}, mapped by process {pid}, cannot be opened (no permission): grant railscope {missing}"
+        )
     raise MappedFileError(f"{name} is no longer mapped by process {pid}", gone=True)
 
 

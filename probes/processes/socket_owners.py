@@ -60,7 +60,8 @@ def socket_inodes(procfs: Path, pid: int) -> set[int]:
             return set()
         if error.errno in _REFUSED:
             raise PermissionError(
-                error.errno, f"the sockets of process {pid} may not be listed: give railscope CAP_SYS_PTRACE"
+                error.errno,
+                f"the sockets of process {pid} cannot be listed (no permission): grant railscope CAP_SYS_PTRACE",
             ) from None
         raise
     return found

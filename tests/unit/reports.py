@@ -153,10 +153,14 @@ def report_of_shape(shape: Shape, gpus_per_server: int = 8, iterations: int = 40
             for gpu in range(shape.ranks)
         ),
         unknown=(
-            Unknown(5, "What reaches the spine needs the leaf switch of each server: give --leaf-map FILE."),
-            Unknown(8, "A prediction needs the job's shape: 'railscope matrix' puts it beside what was observed."),
+            Unknown(5, "Spine traffic needs the leaf switch of each server: give --leaf-map FILE."),
+            Unknown(
+                8,
+                "A prediction needs the job's shape: 'railscope matrix --estimate' shows it beside the observed "
+                "matrix.",
+            ),
         ),
-        losses=("12 calls were seen and not recorded: counts and bytes are too small by them (on gpu-node-2).",),
+        losses=("12 calls were observed and not recorded: counts and bytes are too small by them (on gpu-node-2).",),
     )
 
 

@@ -73,7 +73,7 @@ def test_bursts_at_random_have_no_rhythm(seed: int) -> None:
         bursts.append((begin, chance.expovariate(20)))
     found = find_rhythm(*counter(bursts, 30))
     assert isinstance(found, str)
-    assert "no regular distance" in found
+    assert "irregular intervals" in found
 
 
 def test_smoothed_noise_has_no_rhythm() -> None:
@@ -101,8 +101,8 @@ def test_chance_is_that_of_bursts_without_a_rhythm() -> None:
     [
         ([(0.0, 100.0)], 30, "busy whenever it is read"),
         (regular(0.5, 0.3, 30), 0.2, "record longer"),
-        (regular(12.0, 0.3, 30), 30, "no regular distance"),
-        ([(10.0, 1.0)], 30, "all of it passed in one burst"),
+        (regular(12.0, 0.3, 30), 30, "irregular intervals"),
+        ([(10.0, 1.0)], 30, "all its traffic passed in one burst"),
     ],
 )
 def test_what_has_no_rhythm_says_why(bursts: Bursts, seconds: float, reason: str) -> None:
@@ -269,7 +269,7 @@ def test_jobs_without_a_name_are_told_apart_by_their_gpus(tmp_path: Path) -> Non
     assert all(one.duty_cycle is None for one in calendar.jobs)  # calls have no duration
     assert all(one.basis == "moments of calls" for one in calendar.jobs)
     assert not calendar.forecasts  # nobody knows how long they send
-    assert as_text(calendar).count("no operation has times, so nobody knows how long it sends") == 2
+    assert as_text(calendar).count("no operation has times, so its sending time is unknown") == 2
 
 
 def test_each_job_is_called_by_its_own_gpus_also_where_they_alternate(tmp_path: Path) -> None:

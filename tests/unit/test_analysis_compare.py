@@ -192,7 +192,7 @@ def test_what_a_side_without_calls_sent_is_not_known(sides: dict[str, Side], tmp
     assert sent
     assert [figure.name for figure in sent if figure.b is not None] == []
     assert "100 % less" not in as_text(compared)
-    assert "silent: no call was recorded, so nobody knows what it sent." in compared.caveats
+    assert "silent: no call was recorded, so its traffic is unknown." in compared.caveats
 
 
 def test_volumes_of_a_recording_without_calls_are_not_held_against_an_estimate(
@@ -311,7 +311,7 @@ def test_computing_without_recorded_kernels_is_not_known_and_the_reason_is_given
 ) -> None:
     content = as_json(sides["usual"], folders["toml"])
     assert by_name(content)["T_comp"]["a"] is None
-    assert any("nobody knows how long it computes" in note for note in content["notes"])
+    assert any("so the compute time" in note for note in content["notes"])
 
 
 def test_an_estimate_of_another_job_compares_no_volumes_and_says_why(
@@ -395,7 +395,7 @@ def test_sentences_say_how_much_in_the_figures_own_words() -> None:
 def test_p_of_two_recordings_is_said_to_be_of_the_spread_within_them(sides: dict[str, Side]) -> None:
     content = as_json(sides["usual"], sides["slow"])
     assert content["p_is_of_the_spread"] == "within recordings"
-    assert any(note.startswith("p is of the spread within the two recordings") for note in content["notes"])
+    assert any(note.startswith("p is computed from the spread within the two recordings") for note in content["notes"])
     assert "--a-again" in as_text(compare_sides(sides["usual"], sides["slow"]))
 
 
@@ -491,5 +491,5 @@ def test_more_recordings_of_an_estimate_are_refused_in_one_line(
     arguments = parsed(folders["gpt"], folders["toml"], "--a-again", folders["gpt"])
     assert run_compare(arguments, io.StringIO()) == 2
     assert capsys.readouterr().err == (
-        "railscope compare: --a-again and --b-again are of recordings: an estimate is held against one of them\n"
+        "railscope compare: --a-again and --b-again take recordings: an estimate is compared with one recording\n"
     )

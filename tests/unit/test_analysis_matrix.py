@@ -198,7 +198,7 @@ def test_iterations_can_be_said(recording: Path) -> None:
 def test_iterations_that_do_not_come_out_whole_are_said(tmp_path: Path) -> None:
     # In a single iteration only its micro-batches repeat.
     folder = gpt_job(tmp_path, SHAPE, default_mapping(SHAPE), 4, 1).write()
-    assert any("Say how many there are with --iterations N." in note for note in as_json(folder, *OPTIONS)["notes"])
+    assert any("Give their number with --iterations N." in note for note in as_json(folder, *OPTIONS)["notes"])
     told = as_json(folder, *OPTIONS, "--iterations", "1")
     assert told["comparison"]["pair_accuracy"] == 1.0
     assert not any("--iterations" in note for note in told["notes"])
@@ -389,7 +389,7 @@ def test_nothing_recorded_is_said(tmp_path: Path) -> None:
     job = JobDataset(tmp_path, (2,))
     job.communicator("aa", (0, 1))
     found = matrix_of(job.open())
-    assert "no pair talked" in as_text(found)
+    assert "no pair communicated" in as_text(found)
 
 
 def test_notes_cannot_steer_the_terminal(recording: Path) -> None:

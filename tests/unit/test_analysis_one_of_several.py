@@ -101,8 +101,8 @@ def test_rails_of_servers_that_the_job_does_not_use_are_left_out(tmp_path: Path)
 def test_port_bytes_of_servers_that_other_jobs_use_are_said_to_be_of_all(tmp_path: Path) -> None:
     alone = of(two_jobs(tmp_path, (0, 1, 4, 5), (2, 3, 6, 7)), "first")
     said = (
-        "The rails' port bytes are not of this job alone: 4 GPUs of other jobs are on 2 of its servers, and a port "
-        "counts what everybody sends."
+        "The rails' port bytes do not belong to this job alone: 4 GPUs of other jobs are on 2 of its servers, and a "
+        "port counts the traffic of all jobs."
     )
     text = " ".join(as_text(alone).split())
     assert text.index("Rails (port bytes") < text.index(said) < text.index("Composition (")

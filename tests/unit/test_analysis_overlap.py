@@ -108,7 +108,7 @@ def test_calls_alone_have_no_duration(tmp_path: Path) -> None:
     assert iterations
     assert {one.comm_seconds for one in iterations} == {None}
     assert [one.row for one in unknown] == [11, 12]
-    assert all("level 'completion'" in one.reason for one in unknown)
+    assert all("level completion" in one.reason for one in unknown)
 
 
 def test_without_recorded_kernels_nobody_knows_what_is_hidden(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_kernels_of_a_process_with_several_gpus_are_nobodys(tmp_path: Path) -> N
     (one,), unknown = find_overlap(dataset, find_gpus(dataset), (one_iteration(0, 100 * MS),))
     assert one.comm_seconds == pytest.approx(0.001)
     assert one.non_overlapped_seconds is None
-    assert "a process a GPU" in unknown[0].reason
+    assert "one process per GPU" in unknown[0].reason
 
 
 def test_kernels_where_nobody_names_the_process_are_nobodys_and_the_reason_says_so(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_kernels_where_nobody_names_the_process_are_nobodys_and_the_reason_says_
     (one,), (unknown,) = find_overlap(dataset, find_gpus(dataset), (one_iteration(0, 100 * MS),))
     assert one.non_overlapped_seconds is None
     assert unknown.row == 12
-    assert "which process" in unknown.reason
+    assert "The process that drives the GPU" in unknown.reason
     assert "several GPUs" not in unknown.reason
 
 

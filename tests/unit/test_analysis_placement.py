@@ -259,7 +259,7 @@ def test_recorded_rails_give_the_links_and_their_rate(tmp_path: Path) -> None:
     assert {link.rail for link in answer.links.links if not link.needed} == {"4"}
     assert answer.rates.nic_bytes_per_second == 50e9
     (assumed,) = answer.link_doubts
-    assert assumed == "a GPU's rail is its place on its server, which no counter of a rail was recorded to check"
+    assert assumed == "a GPU's rail is its place on its server, which cannot be checked: no rail counter was recorded"
 
 
 def test_rails_of_which_the_counters_agree_with_the_gpus_places_are_used(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_counters_that_were_read_once_check_nothing(tmp_path: Path) -> None:
         job.row(0, "rail_samples", time_ns=BEGAN_NS, rail_id=rail, transmit_bytes=MIB, receive_bytes=MIB)
     answer = placement_of(job)
     assert answer.links is not None
-    assert "no counter of a rail was recorded to check" in answer.link_doubts[0]
+    assert "no rail counter was recorded" in answer.link_doubts[0]
 
 
 @pytest.mark.parametrize(
@@ -308,12 +308,12 @@ def test_where_gpus_are_known_to_use_several_rails_nobody_is_told_to_record_that
     answer = placement_of(job)
     assert answer.links is None
     assert ("record at level rails" in answer.no_links) is not recorded
-    assert ("not every GPU uses a single one" in answer.no_links) is recorded
+    assert ("not every GPU uses a single rail" in answer.no_links) is recorded
 
 
 def test_the_text_says_why_there_is_no_link_advice_and_shows_no_bytes_across_rails(tmp_path: Path) -> None:
     _, text = run(str(ring_job(tmp_path, (48 * MIB, 48 * MIB)).write()))
-    assert "Links: no advice, as it is not known which rail a GPU uses: the rails' counters do not agree" in text
+    assert "Links: no advice, as the rail of a GPU is unknown: the rails' counters do not agree" in text
     assert "could go" not in text
     content = json.loads(run(str(tmp_path), "--json")[1])
     assert content["links"] is None
@@ -322,7 +322,7 @@ def test_the_text_says_why_there_is_no_link_advice_and_shows_no_bytes_across_rai
 
 def test_the_text_names_what_the_rails_were_told_by(tmp_path: Path) -> None:
     _, text = run(str(ring_job(tmp_path, None).write()))
-    assert "  Assumed: a GPU's rail is its place on its server, which no counter" in text
+    assert "  Assumed: a GPU's rail is its place on its server, which cannot be checked" in text
 
 
 def test_a_rank_that_is_none_of_its_communicator_s_leaves_it_out(tmp_path: Path) -> None:

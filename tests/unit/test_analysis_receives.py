@@ -45,7 +45,7 @@ def test_timed_receives_without_a_payload_are_not_said_to_be_untimed(tmp_path: P
     job.operation("pp", 1, "Recv", None, 0, 2 * MS, peer=0)
     uses, (unknown,) = receives_of(job)
     assert uses == ()
-    assert unknown.reason.startswith("Recvs have times, but how much each brought was not seen")
+    assert unknown.reason.startswith("Recvs have times, but their sizes were not observed")
 
 
 def test_the_bubble_of_a_pipeline_is_near_what_its_shape_says(tmp_path: Path) -> None:

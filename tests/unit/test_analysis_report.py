@@ -172,7 +172,7 @@ def test_text_says_everything_that_is_not_known(report: Report) -> None:
 
 def test_a_reason_of_several_rows_is_said_once_with_all_of_them() -> None:
     report = imported([SAMPLES / "nccl-launchers.log"])
-    reason = "What was imported has no times, only an order: import data with time stamps."
+    reason = "The imported data has no times, only an order: import data with timestamps."
     names = "regularity, all-to-all non-uniformity, communication ratio, non-overlapped ratio, receives"
     words = " ".join(as_text(report).split())
     assert words.count(reason) == 1
@@ -240,7 +240,7 @@ def test_what_was_lost_is_said_with_its_nodes(tmp_path: Path) -> None:
     job.communicator("all", (0, 1))
     losses = report_of(job.open()).losses
     assert losses == (
-        "14 calls were seen and not recorded: counts and bytes are too small by them (on node-0, node-1).",
+        "14 calls were observed and not recorded: counts and bytes are too small by them (on node-0, node-1).",
         "Whether operations were lost is not known of node-0, node-1.",
     )
 
@@ -256,8 +256,8 @@ def test_what_was_removed_to_keep_the_folder_small_is_said(tmp_path: Path) -> No
     job.communicator("all", (0, 1))
     losses = report_of(job.open()).losses
     assert losses == (
-        "10,000 calls were removed again by --max-size: counts and bytes are of the rest (on node-0, node-1).",
-        "14 completed operations were removed again by --max-size: latencies are of the rest (on node-0, node-1).",
+        "10,000 calls were removed by --max-size: counts and bytes cover the others (on node-0, node-1).",
+        "14 completed operations were removed by --max-size: latencies cover the others (on node-0, node-1).",
     )
 
 
@@ -272,8 +272,8 @@ def test_nodes_that_were_recorded_at_different_times_are_named(tmp_path: Path, b
         folders.append(job.write())
     assert make_report(folders, SMALL).losses == (
         (
-            "node-0 was recorded 12 s, node-1 6 s, up to 6 s apart: figures that need several nodes are of different "
-            "times.",
+            "node-0 was recorded 12 s, node-1 6 s, up to 6 s apart: figures that need several nodes combine "
+            "different times.",
         )
         if said
         else ()
@@ -288,7 +288,7 @@ def test_gpus_that_share_no_communicator_are_said_to_be_of_several_jobs(tmp_path
     assert said == (
         "3 groups of GPUs share no communicator, several jobs or one restarted, and figures are of all of them "
         "together: job 4711 (GPUs 0–2, communicator a), GPUs 3, 4 (communicator c) and 1 more.  'railscope report "
-        "--only COMM' tells of one alone."
+        "--only COMM' reports one of them alone."
     )
 
 
@@ -302,7 +302,7 @@ def test_several_jobs_are_said_before_any_figure_and_one_alone_can_be_asked_for(
     folder = job.write()
     text = " ".join(as_text(make_report([folder], SMALL)).split())
     assert text.index("job train (GPUs 0, 1, communicator a) and GPUs 2, 3") < text.index("Operations (")
-    assert text.count("'railscope report --only COMM' tells of one alone") == 1
+    assert text.count("'railscope report --only COMM' reports one of them alone") == 1
     for only, payload_bytes, server in (("train", 16, "node-0"), ("a", 16, "node-0"), ("b", 64, "node-1")):
         alone = make_report([folder], replace(SMALL, only=only))
         assert (alone.several_jobs, alone.losses) == ("", ())
@@ -319,8 +319,7 @@ def test_a_rank_that_two_gpus_claim_is_said(tmp_path: Path) -> None:
     job.communicator("aa", (0, 1))
     job.communicator("another", (2, 3), comm="aa")
     assert report_of(job.open()).losses == (
-        "Two GPUs or more say that they are rank 0 of aa, rank 1 of aa: of their traffic with others only one's is "
-        "shown.",
+        "Two or more GPUs claim to be rank 0 of aa, rank 1 of aa: only one's traffic with others is shown.",
     )
 
 

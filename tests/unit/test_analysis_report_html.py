@@ -109,7 +109,7 @@ def test_it_has_a_picture_of_each_kind_and_tables() -> None:
 
 def test_what_is_not_known_and_what_was_lost_is_said() -> None:
     text = Page(html_text(REPORT)).text
-    assert "Not known: What reaches the spine needs the leaf switch of each server: give --leaf-map FILE." in text
+    assert "Not known: Spine traffic needs the leaf switch of each server: give --leaf-map FILE." in text
     assert "12 calls were seen and not recorded" in text
 
 
@@ -183,7 +183,7 @@ def test_a_recording_of_nothing_says_so_in_every_part() -> None:
     page = Page(html_text(EMPTY))
     assert "No call was recorded: record while the job communicates." in page.text
     parts = len([tag for tag, _ in page.tags if tag == "h2"])
-    assert page.text.count("Nothing of this was recorded.") == parts - 1
+    assert page.text.count("No data for this was recorded.") == parts - 1
     assert not [tag for tag, _ in page.tags if tag in ("svg", "table")]
 
 

@@ -170,4 +170,6 @@ def test_runs_of_different_jobs_are_said(tmp_path: Path) -> None:
     folders = [job(tmp_path / "small", SHAPE), job(tmp_path / "other", other)]
     report = make_runs(folders, SMALL)
     (said,) = [one.reason for one in report.unknown if one.row == 14]
-    assert said.startswith("other is not small on another number of GPUs, so that its factors are of no job: small has")
+    assert said.startswith(
+        "other is not small on another number of GPUs, so its scaling factors are meaningless: small has"
+    )

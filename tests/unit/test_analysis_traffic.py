@@ -254,7 +254,7 @@ def test_rails_of_servers_of_different_sizes_are_not_known(tmp_path: Path) -> No
     job.collective("all", "AllGather", 1)
     traffic, unknown = found(job)
     assert traffic.cross_rail_wire_bytes is None
-    assert any(one.row == 5 and "which rail a GPU uses" in one.reason for one in unknown)
+    assert any(one.row == 5 and "The rail of a GPU is unknown" in one.reason for one in unknown)
 
 
 @pytest.mark.parametrize(
@@ -279,10 +279,10 @@ def test_what_reaches_the_spine_goes_between_leaves(tmp_path: Path, job: JobData
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "there is nothing in it: begin with the line server,leaf or server,rail,leaf"),
+        ("", "the file is empty: begin with the line server,leaf or server,rail,leaf"),
         ("host,leaf\n", "line 1: the first line must be server,leaf or server,rail,leaf, not 'host,leaf'"),
-        ("server,leaf\nnode-0\n", "line 2: there must be a value for each of server,leaf"),
-        ("server,leaf\nnode-0,a\nnode-0,b\n", "line 3: node-0 has leaf a already: keep one of the lines"),
+        ("server,leaf\nnode-0\n", "line 2: a value is needed for each of server,leaf"),
+        ("server,leaf\nnode-0,a\nnode-0,b\n", "line 3: node-0 has leaf a already: remove one of the lines"),
         ("server,leaf\nnode-0,a\n", "server node-1 is missing: add a line server,leaf"),
         ("server,rail,leaf\nnode-0,0,a\n", "rail 1 of server node-0 (and 2 more) is missing: add a line "),
     ],

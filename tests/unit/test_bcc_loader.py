@@ -86,7 +86,7 @@ def test_the_reason_is_the_line_that_says_most(source: Path, tmp_path: Path, sai
 def test_a_helper_that_hands_over_nothing_is_noticed_and_leaves_no_descriptor(source: Path, tmp_path: Path) -> None:
     python = interpreter(tmp_path, "exit 0")
     before = len(list(Path("/proc/self/fd").iterdir()))
-    assert "got lost" in refusal(source, python)
+    assert "were lost" in refusal(source, python)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
@@ -131,7 +131,7 @@ def test_descriptors_that_do_not_fit_what_is_named_are_closed_again(
     source: Path, tmp_path: Path, handed_over: int
 ) -> None:
     before = open_descriptors()
-    assert "got lost" in refusal(source, answering(tmp_path, maps=2, handed_over=handed_over))
+    assert "were lost" in refusal(source, answering(tmp_path, maps=2, handed_over=handed_over))
     assert open_descriptors() == before
 
 

@@ -29,7 +29,7 @@ def test_the_answer_of_an_estimate_in_the_place_of_a_recording_is_told_what_is_g
     assert main(["estimate", *options(), "--json"]) == 0
     answer = tmp_path / "est.json"
     answer.write_text(capsys.readouterr().out)
-    given_instead = "an estimate is given as the TOML file of its job"
+    given_instead = "give the estimate as the TOML file of its job"
     with pytest.raises(DatasetError, match=given_instead), as_datasets([answer], apart=apart):
         pass
     other = tmp_path / "other.json"

@@ -174,7 +174,7 @@ def test_the_nvidia_drivers_version_is_told(tmp_path: Path) -> None:
         ValueError("not a number"),
         LoadError("refused"),
         NamespaceDenied("not allowed"),
-        MappedFileError("may not be opened"),
+        MappedFileError("cannot be opened (no permission)"),
         MmapEventsError("refused"),
         UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
     ],

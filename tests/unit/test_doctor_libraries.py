@@ -60,7 +60,9 @@ def test_files_that_cannot_be_opened_are_a_problem_for_they_may_hold_nccl(
 ) -> None:
     def within_rights(root: Path, pid: int, mapping: Mapping) -> int:
         if mapping.path == str(secret):
-            raise MappedFileError(f"{secret}, mapped by process {pid}, may not be opened: give railscope CAP_X")
+            raise MappedFileError(
+                f"{secret}, mapped by process {pid}, cannot be opened (no permission): grant railscope CAP_X"
+            )
         return open_mapped_file(root, pid, mapping)
 
     monkeypatch.setattr("railscope.agent.node.targets.libraries.open_mapped_file", within_rights)

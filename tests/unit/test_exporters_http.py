@@ -122,7 +122,7 @@ def test_a_snapshot_that_fails_is_one_line_to_the_client_and_the_reason_in_the_l
     with caplog.at_level(logging.ERROR, "railscope.http"):
         answer = ask(server, "/metrics")
         server.close()
-    assert (answer.status, answer.text) == (500, "railscope failed; see its log\n")
+    assert (answer.status, answer.text) == (500, "internal error; see the agent's log\n")
     assert [record.getMessage() for record in caplog.records] == ["127.0.0.1: OSError: map is gone"]
     assert capfd.readouterr() == ("", "")
 

@@ -78,8 +78,8 @@ def test_comments_empty_lines_spaces_quotes_and_a_byte_order_mark_are_fine() -> 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "there is nothing in it: begin with the line rank,pipeline,tensor,data"),
-        ("# nothing\n\n", "there is nothing in it"),
+        ("", "the file is empty: begin with the line rank,pipeline,tensor,data"),
+        ("# nothing\n\n", "the file is empty"),
         ("0,0,0,0\n", "line 1: the first line must name the columns rank,pipeline,tensor,data, not '0,0,0,0'"),
         ("rank,pipeline,tensor\n", "line 1: the first line must name the columns"),
         (SMALL_TEXT.replace("1,1,0,0", "1,1,0"), "line 3: 3 values, where the columns are rank,pipeline,tensor,data"),
@@ -87,9 +87,9 @@ def test_comments_empty_lines_spaces_quotes_and_a_byte_order_mark_are_fine() -> 
         (SMALL_TEXT.replace("1,1,0,0", "1,-1,0,0"), "line 3: pipeline is '-1'"),
         (SMALL_TEXT.replace("1,1,0,0", "1.5,1,0,0"), "line 3: rank is '1.5': allowed is 0 to 3"),
         (SMALL_TEXT.replace("1,1,0,0", "²,1,0,0"), "line 3: rank is '²'"),
-        (SMALL_TEXT.replace("3,1,0,1", "1,1,0,1"), "line 5: rank 1 is there a second time; line 3 has it too"),
+        (SMALL_TEXT.replace("3,1,0,1", "1,1,0,1"), "line 5: rank 1 is given twice; line 3 has it too"),
         (SMALL_TEXT.replace("3,1,0,1", "3,0,0,1"), "line 5: rank 3 takes the position of rank 2"),
-        (SMALL_TEXT.replace("2,0,0,1\n", ""), "3 of 4 ranks are there; rank 2 is missing"),
+        (SMALL_TEXT.replace("2,0,0,1\n", ""), "3 of 4 ranks are given; rank 2 is missing"),
         ("rank,pipeline,tensor,data\n" + "9" * 200_000, "line 2: this is not CSV: field larger"),
     ],
 )  # fmt: skip

@@ -256,7 +256,7 @@ def test_missing_rights_are_named(tmp_path: Path) -> None:
         said = os.read(reader, 4096).decode()
         os.close(reader)
         os.waitpid(child, 0)
-    assert said == f"process {pid}: its memory may not be read: give railscope CAP_SYS_PTRACE"
+    assert said == f"process {pid}: its memory cannot be read (no permission): grant railscope CAP_SYS_PTRACE"
 
 
 SEGMENTS = (Segment(1, 5, 0, 0x1000, 0x800, 0x800, PAGE), Segment(1, 6, 0x800, 0x2800, 0x100, 0x900, PAGE))

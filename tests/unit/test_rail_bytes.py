@@ -39,7 +39,9 @@ class Node:
         assert library == 3
         self.asked.append(tgid)
         if tgid not in self.devices:
-            raise NetDeviceError(f"process {tgid}: its memory may not be read: give railscope CAP_SYS_PTRACE")
+            raise NetDeviceError(
+                f"process {tgid}: its memory cannot be read (no permission): grant railscope CAP_SYS_PTRACE"
+            )
         return self.devices[tgid]
 
     def begin(self, tgid: int, namespace: int | None, *devices: NetDevice) -> None:
@@ -223,7 +225,7 @@ def test_a_process_that_cannot_be_read_is_left_alone_after_a_while_and_said_once
         node.read()
     assert node.asked == [10] * MOST_TRIES
     assert [record.getMessage() for record in caplog.records] == [
-        "rails of collectives: process 10: its memory may not be read: give railscope CAP_SYS_PTRACE"
+        "rails of collectives: process 10: its memory cannot be read (no permission): grant railscope CAP_SYS_PTRACE"
     ]
     assert node.rails.unattributed() == HandedOver(6 * MOST_TRIES, 6 * MOST_TRIES)
 

@@ -128,7 +128,7 @@ def test_a_recording_of_nothing_is_described_as_such() -> None:
     )
     text = text_of(empty)
     assert "no calls" in text
-    assert "clock not known to be right" in text
+    assert "clock error unknown" in text
     assert "lost by the kernel: nothing" in text
 
 

@@ -331,7 +331,7 @@ def test_a_process_that_may_not_be_looked_at_is_said_and_others_are_seen(
     assert owners.owners({10, 11}, [5, 6]) == {5: 10}
     (unreadable,) = owners.unreadable
     assert unreadable.pid == 11
-    assert "give railscope CAP_SYS_PTRACE" in unreadable.reason
+    assert "grant railscope CAP_SYS_PTRACE" in unreadable.reason
 
 
 @settings(deadline=None)

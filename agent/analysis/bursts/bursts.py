@@ -39,7 +39,7 @@ OF_CALLS: Final = "moments of calls"
 _OF_READINGS: Final = "readings of the port's byte counter"
 _DIRECTIONS: Final = ("transmit", "receive")
 _NOT_READ: Final = -1
-_NO_TIMES: Final = "what was imported has no times, only an order: import data with time stamps"
+_NO_TIMES: Final = "the imported data has no times, only an order: import data with timestamps"
 _PHASES: Final = 240
 """Steps of a period that the forecast looks at."""
 _SMALL_RATIOS: Final = sorted(
@@ -249,7 +249,7 @@ def _job(dataset: Dataset, gpus: Gpus, name: str) -> _JobRhythm | Declined:
     lengths = np.array([one.period_seconds for one in iterations])
     regular = float((np.abs(lengths - regularity.period_seconds) <= NEAR * regularity.period_seconds).mean())
     if regular < LEAST_REGULARITY:
-        reason = f"its {len(iterations)} iterations make the same calls, but come at no regular distance"
+        reason = f"its {len(iterations)} iterations make the same calls, but at irregular intervals"
         return Declined(name, reason)
     series = read_series(dataset, gpus, regularity.gpu)
     if not len(series):

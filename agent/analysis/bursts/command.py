@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 FINE: Final = 0
 COULD_NOT_RUN: Final = 2
 _UNTIMED: Final = (
-    "no operation has times, so nobody knows how long it sends: record at the level 'completion', or import a trace of "
-    "the GPU"
+    "no operation has times, so its sending time is unknown: record at level completion, or import a GPU trace"
 )
 _EXAMPLE: Final = """\
 example, two jobs that were recorded at the same time:
@@ -35,7 +34,7 @@ def add_bursts_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
     parser.add_argument(
-        "paths", nargs="+", type=Path, metavar="DIR|FILE", help="recorded datasets, or recordings' files; read as one"
+        "paths", nargs="+", type=Path, metavar="DIR|FILE", help="recorded datasets or recording files; read as one"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
@@ -77,7 +76,7 @@ def as_text(calendar: BurstCalendar) -> str:
     if calendar.declined:
         lines += ["No calendar", *(f"  {one.subject}: {one.reason}" for one in calendar.declined), ""]
     if not lines:
-        lines = ["Neither rails nor jobs are in it: record while a job runs.", ""]
+        lines = ["The recording contains neither rails nor jobs: record while a job runs.", ""]
     return printable_lines("\n".join(lines[:-1]) + "\n")
 
 
@@ -96,12 +95,12 @@ def _meeting(forecast: Forecast) -> str:
     head = f"  {forecast.first} and {forecast.second} ({where}): "
     if forecast.coincidence is None or forecast.shift_seconds is None or forecast.coincidence_shifted is None:
         return (
-            f"{head}their periods drift through one another: both send {forecast.unrelated:.1%} of the time, and no "
-            "shift helps"
+            f"{head}their periods drift against each other: both send {forecast.unrelated:.1%} of the time, and "
+            "shifting does not help"
         )
     holds = "" if forecast.holds_seconds is None else f"; holds for about {_seconds(forecast.holds_seconds)}"
     if forecast.coincidence - forecast.coincidence_shifted < 0.0005:
-        advice = "no shift makes it less"
+        advice = "shifting does not reduce it"
     else:
         advice = f"the second one {_seconds(forecast.shift_seconds)} later: {forecast.coincidence_shifted:.1%}"
     return (

@@ -98,8 +98,8 @@ def find_rhythm(time_ns: Integers, total_bytes: Integers) -> Rhythm | str:
     slot_ns = span_ns / slots
     if on.mean() > _ALWAYS_ON:
         return (
-            f"it is busy whenever it is read, every {slot_ns / 1e6:.3g} ms: there are no bursts, or such as only a "
-            "recording with a shorter --rail.sample-interval shows"
+            f"it is busy whenever it is read, every {slot_ns / 1e6:.3g} ms: it has no bursts, or bursts too short to "
+            "see: record with a shorter --rail.sample-interval"
         )
     begin = np.rint(edges[:-1][on]).astype(np.int64) + time_ns[0]
     end = np.rint(edges[1:][on]).astype(np.int64) + time_ns[0]
@@ -139,10 +139,9 @@ def find_rhythm(time_ns: Integers, total_bytes: Integers) -> Rhythm | str:
                 gaps=gaps,
             )
     if len(raw.begin_ns) == 1:
-        return "all of it passed in one burst, and it takes several to have a rhythm: record longer"
+        return "all its traffic passed in one burst, and a period needs several: record longer"
     return (
-        f"its {len(raw.begin_ns)} bursts come at no regular distance: record longer, or take it that the traffic is "
-        "aperiodic"
+        f"its {len(raw.begin_ns)} bursts come at irregular intervals: record longer, or treat the traffic as aperiodic"
     )
 
 

@@ -44,7 +44,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
             type=Path,
             default=[],
             metavar="DIR|FILE",
-            help=f"more recordings of {side.upper()}: differences are then held against those between recordings",
+            help=f"more recordings of {side.upper()}: differences are then compared with those between recordings",
         )
         parser.add_argument(
             "--iterations" if side == "a" else "--iterations-b",
@@ -71,7 +71,7 @@ def run_compare(parsed: Any, out: TextIO) -> int:
         # A file that describes a job is read first: a typing error in it is reported before a long recording is read.
         estimate = estimate_of(request_from(_as_estimate(parsed))) if parsed.b.suffix == ".toml" else None
         if estimate is not None and (parsed.a_again or parsed.b_again):
-            return _refused("--a-again and --b-again are of recordings: an estimate is held against one of them")
+            return _refused("--a-again and --b-again take recordings: an estimate is compared with one recording")
         leaf_map = None if parsed.leaf_map is None else read_leaf_map(parsed.leaf_map)
         of_a, of_b = [parsed.a, *parsed.a_again], [] if estimate is not None else [parsed.b, *parsed.b_again]
         with as_datasets([*of_a, *of_b], apart=True) as folders:

@@ -41,8 +41,8 @@ def compare_with_estimate(side: Side, estimate: Estimate, name: str) -> Compared
     notes = []
     if estimate.assumed:
         notes.append(
-            f"Assumed, and not given: {', '.join(sorted(estimate.assumed)).replace('_', ' ')}; predicted times stand "
-            "and fall with them."
+            f"Assumed, and not given: {', '.join(sorted(estimate.assumed)).replace('_', ' ')}; predicted times depend "
+            "on them."
         )
     whole = len(side.report.gpus) == shape.ranks
     if not whole:
@@ -51,9 +51,9 @@ def compare_with_estimate(side: Side, estimate: Estimate, name: str) -> Compared
             "pairs are not compared.  Record all of the job."
         )
     elif not side.has_calls:
-        caveats.append("No call was recorded, so nobody knows what the job sent: volumes and pairs are not compared.")
+        caveats.append("No call was recorded, so the job's traffic is unknown: volumes and pairs are not compared.")
     elif side.iterations is None:
-        caveats.append("No iterations were found, so volumes are not compared: say how many with --iterations N.")
+        caveats.append("No iterations were found, so volumes are not compared: give their number with --iterations N.")
     measured, predicted = list(_measured_times(side)), list(_predicted_times(estimate))
     if whole and side.has_calls and side.iterations is not None:
         measured += _measured_volumes(side, side.iterations)

@@ -19,12 +19,12 @@ from railscope.agent.analysis.report.scaling import find_scaling, run_of, why_no
 from railscope.agent.analysis.traffic.sizes import cdf
 
 _WITHIN: Final = (
-    "p is of the spread within the two recordings: the same job started again may differ by more than that.  Give more "
-    "recordings of a side with --a-again and --b-again, and p is of the spread between them."
+    "p is computed from the spread within the two recordings; a second start of the same job may differ by more.  "
+    "Give more recordings of a side with --a-again and --b-again: p is then computed from the spread between them."
 )
 _BETWEEN: Final = (
-    "p is of the spread between recordings: figures are medians of a side's recordings, and what varies within one is "
-    "not looked at."
+    "p is computed from the spread between recordings: figures are medians of a side's recordings, and variation "
+    "within a recording is ignored."
 )
 
 
@@ -40,11 +40,11 @@ def compare_runs(a: Sequence[Side], b: Sequence[Side]) -> Compared:
     by_iteration = all(side.iterations is not None for side in sides)
     kinds = {kind for side in sides for kind in side.latencies}
     caveats = (
-        [] if by_iteration else ["Iterations were not found on both sides: counts and bytes are of whole recordings."]
+        [] if by_iteration else ["Iterations were not found on both sides: counts and bytes cover whole recordings."]
     )
     for side in sides:
         if not side.has_calls:
-            caveats.append(f"{side.name}: no call was recorded, so nobody knows what it sent.")
+            caveats.append(f"{side.name}: no call was recorded, so its traffic is unknown.")
         caveats += [f"{side.name}: {note}" for note in side.notes]
     values = [[list(values_of(side, kinds, by_iteration=by_iteration)) for side in runs] for runs in (a, b)]
     first, second = (median_values(runs) if between_runs else runs[0] for runs in values)

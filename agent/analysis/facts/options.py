@@ -38,7 +38,7 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
         "--only",
         type=_named,
         metavar="COMM|JOB",
-        help="of several jobs the one with this communicator, or one that begins so, or of this identifier",
+        help="of several jobs, the one with this communicator (hash or prefix of it) or job identifier",
     )
     parser.add_argument("--leaf-map", type=Path, metavar="FILE", help="which leaf switch each server is at: CSV")
     parser.add_argument(
@@ -49,13 +49,13 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
         choices=(WEAK, STRONG),
         help="of --runs: whether the batch grows with the GPUs (weak) or stays the same (default: as recorded)",
     )
-    parser.add_argument("--engine", choices=(DUCKDB, SPARK), default=DUCKDB, help="what computes (default: duckdb)")
+    parser.add_argument("--engine", choices=(DUCKDB, SPARK), default=DUCKDB, help="query engine (default: duckdb)")
     parser.add_argument(
         "--memory",
         type=_memory,
         default=DEFAULT_MEMORY_BYTES,
         metavar="SIZE",
-        help="most memory of the engine, such as 2GiB; the rest is put on disk (default: 3 GB)",
+        help="maximum memory of the engine, such as 2GiB; it spills the rest to disk (default: 3 GB)",
     )
 
 
@@ -68,5 +68,5 @@ def _memory(text: str) -> int:
 
 def _named(text: str) -> str:
     if not text.strip():
-        raise argparse.ArgumentTypeError("write the hash of a communicator, how it begins, or a job's identifier")
+        raise argparse.ArgumentTypeError("write a communicator's hash or a prefix of it, or a job's identifier")
     return text

@@ -119,12 +119,14 @@ def matrix_of(dataset: Dataset, estimate: Estimate | None = None, iterations: in
         whole = count_iterations(dataset, gpus, counted, regularity, found, iterations)
         if whole is None:
             comparison = compare_traffic(traffic, gpus, estimate.traffic, None)
-            notes.append("No iterations were found, so bytes cannot be compared: say how many with --iterations N.")
+            notes.append(
+                "No iterations were found, so bytes cannot be compared: give their number with --iterations N."
+            )
         else:
             compared = traffic if whole.counted is counted else find_traffic(dataset, gpus, whole.counted)[0]
             comparison = compare_traffic(compared, gpus, estimate.traffic, whole.number)
             if whole.note:
-                notes.append(f"{whole.note}  Say how many there are with --iterations N.")
+                notes.append(f"{whole.note}  Give their number with --iterations N.")
     recordings = dataset.rows(dataset["recordings"].select("simulated").distinct())
     return Matrix(
         folders=tuple(str(folder) for folder in dataset.folders),

@@ -135,7 +135,7 @@ def _maps(matrix: Matrix) -> list[str]:
     heats = [observed] if predicted is None else [observed, predicted]
     low, high = byte_limits(heats)
     if not any(heat.bytes.any() for heat in heats):
-        return ["no pair talked"]
+        return ["no pair communicated"]
     lines: list[str] = []
     for title, heat in zip(("observed", "predicted"), heats, strict=False):
         lines += [*_map(title, heat, low, high), ""]

@@ -83,8 +83,8 @@ def _unknown(counted: CountedCalls, groups: Groups) -> Iterable[Unknown]:
     elif shape is None:
         yield Unknown(
             _ROW,
-            "No communicator shows a kind of parallelism, so the job's shape is not known: record a whole iteration, "
-            "on all nodes.",
+            "No communicator shows a kind of parallelism, so the job's shape is unknown: record a whole iteration on "
+            "all nodes.",
         )
     elif not shape.certain:
         yield Unknown(
@@ -96,6 +96,6 @@ def _unknown(counted: CountedCalls, groups: Groups) -> Iterable[Unknown]:
     if silent and shape is not None:
         yield Unknown(
             _ROW,
-            f"{len(silent)} communicators, the largest of {silent[0].size} ranks, are of no kind that is known: look "
-            "at their operations in the table of communicators.",
+            f"{len(silent)} communicators, the largest of {silent[0].size} ranks, match no known kind of parallelism: "
+            "see their operations in the table of communicators.",
         )

@@ -102,12 +102,10 @@ def find_placement(dataset: Dataset, request: PlaceRequest) -> PlaceAnswer:
 def _no_links(gpus: Gpus, rails: Rails, any_link: bool) -> str:
     """Why links cannot be analysed; empty: they can."""
     if len({gpu.server for gpu in gpus.gpus}) < 2:
-        return "the recording is of one server only, and what its links carry elsewhere is not known"
+        return "only one server was recorded; the load of links elsewhere is unknown"
     if rails.of_gpu is None:
-        return f"it is not known which rail a GPU uses: {rails.doubt}"
-    return (
-        "" if any_link else "no rail was recorded: where servers have NICs all the same, give their rate with --c-nic"
-    )
+        return f"the rail of a GPU is unknown: {rails.doubt}"
+    return "" if any_link else "no rail was recorded: if the servers have NICs, give their rate with --c-nic"
 
 
 def _doubts(parallelism: Parallelism | None, gridded: bool, unobserved_bytes: int, rails: Rails) -> Iterable[str]:
@@ -116,11 +114,11 @@ def _doubts(parallelism: Parallelism | None, gridded: bool, unobserved_bytes: in
     elif not parallelism.certain:
         yield parallelism.reason
     if parallelism is not None and not gridded:
-        yield "the groups make no grid of stages, replicas and tensor ranks, so that no other mapping can be tried"
+        yield "the groups form no grid of stages, replicas and tensor ranks, so other mappings cannot be tried"
     if unobserved_bytes:
-        yield "some ranks were not recorded, and what is sent to and from them is in no figure"
+        yield "some ranks were not recorded, and traffic to and from them is in no figure"
     if rails.of_gpu is None:
-        yield "which rail a GPU uses is not known, and mappings are ranked as if each GPU had a NIC of its own"
+        yield "the rails of GPUs are unknown: mappings are ranked as if each GPU had its own NIC"
 
 
 def _places(gpus: Sequence[GpuFacts], asked: int | None, told: Rails) -> tuple[int, tuple[int, ...]]:
@@ -135,7 +133,7 @@ def _places(gpus: Sequence[GpuFacts], asked: int | None, told: Rails) -> tuple[i
         return asked, tuple(range(len(gpus)))
     if len(sizes) > 1:
         raise PlacementError(
-            f"servers have {' and '.join(map(str, sizes))} GPUs of the job: say with --gpus-per-node how many to assume"
+            f"servers have {' and '.join(map(str, sizes))} GPUs of the job: choose one number with --gpus-per-node"
         )
     rails = told.of_gpu
     places = [0] * len(gpus)

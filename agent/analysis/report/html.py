@@ -75,7 +75,7 @@ def _head(report: Report, title: str) -> Iterator[Element]:
         yield tag(
             "p",
             tag("span", "simulated", css="badge"),
-            " What was recorded is not of real hardware: it was made by a test bed or from a recorded tree.",
+            " The recording is not from real hardware: a testbed or a recorded tree produced it.",
         )
     yield tag("section", tag("ul", *(tag("li", sentence) for sentence in summarise(report))), css="summary")
 
@@ -90,7 +90,7 @@ def _contents() -> Iterator[Element]:
 
 def _losses(report: Report) -> Iterator[Element]:
     if report.losses:
-        yield tag("div", tag("b", "Lost, or not sure"), *(tag("p", loss) for loss in report.losses), css="note")
+        yield tag("div", tag("b", "Lost or uncertain"), *(tag("p", loss) for loss in report.losses), css="note")
 
 
 def _section(report: Report, section: _Section) -> Iterator[Element]:
@@ -106,7 +106,7 @@ def _section(report: Report, section: _Section) -> Iterator[Element]:
         what = f"Not known ({', '.join(names)}): " if len(section.rows) > 1 else "Not known: "
         yield tag("p", tag("b", what), reason, css="note")
     if not content and not reasons:
-        yield tag("p", "Nothing of this was recorded.", css="note")
+        yield tag("p", "No data for this was recorded.", css="note")
 
 
 def _figure(picture: Picture | None, words: str = "") -> list[Element]:
@@ -131,8 +131,8 @@ def _pairs(report: Report) -> list[Element]:
         return []
     heat = heat_map_of(traffic, [gpu.server for gpu in report.gpus], numbers=[gpu.number for gpu in report.gpus])
     words = (
-        f"Colours go by the logarithm of bytes; a pair without colour did not talk. {traffic.basis}"
-        f"{f' Binned: {heat.note}.' if heat.note else ''}"
+        "Colours go by the logarithm of bytes; a pair without colour sent nothing. "
+        f"{traffic.basis}{f' Binned: {heat.note}.' if heat.note else ''}"
     )
     possible = traffic.gpus * (traffic.gpus - 1)
     told = (
@@ -197,10 +197,10 @@ def _elsewhere(_: Report) -> list[Element]:
 _SECTIONS: Final[Sequence[_Section]] = (
     _Section((1,), "Operations", _operations),
     _Section((2,), "Sizes", _sizes),
-    _Section((3, 4), "Who talks to whom", _pairs),
+    _Section((3, 4), "Traffic between GPUs", _pairs),
     _Section((5,), "Between servers, rails and leaves", _edges),
     _Section((6,), "Latency", _latency),
-    _Section((7,), "What the traffic is for", _composition),
+    _Section((7,), "Traffic by parallelism", _composition),
     _Section((9, 11, 12), "Iterations, and their communication", _iterations),
     _Section((10,), "Unequal all-to-all", _all_to_all),
     _Section((13,), "Bandwidth", _bandwidth),

@@ -65,8 +65,9 @@ def describe_several_jobs(jobs: Sequence[JobPart]) -> str:
     if len(jobs) > _MOST_NAMED:
         named.append(f"{len(jobs) - _MOST_NAMED} more")
     return (
-        f"{len(jobs):,} groups of GPUs share no communicator, several jobs or one restarted, and figures are of all of "
-        f"them together: {', '.join(named[:-1])} and {named[-1]}.  'railscope report --only COMM' tells of one alone."
+        f"{len(jobs):,} groups of GPUs share no communicator, several jobs or one restarted, and figures are of all "
+        f"of them together: {', '.join(named[:-1])} and {named[-1]}.  'railscope report --only COMM' reports one of "
+        "them alone."
     )
 
 
@@ -185,8 +186,8 @@ def describe_shared_rails(gpus: Gpus) -> str:
     count = sum(servers[server] for server in shared)
     where = shared[0] if len(shared) == 1 else f"{len(shared):,} of its servers"
     return (
-        f"The rails' port bytes are not of this job alone: {count:,} GPU{'s' * (count != 1)} of other jobs "
-        f"{'are' if count != 1 else 'is'} on {where}, and a port counts what everybody sends."
+        f"The rails' port bytes do not belong to this job alone: {count:,} GPU{'s' * (count != 1)} of other jobs "
+        f"{'are' if count != 1 else 'is'} on {where}, and a port counts the traffic of all jobs."
     )
 
 

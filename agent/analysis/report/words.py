@@ -194,4 +194,4 @@ def _slow(report: Report) -> Iterator[str]:
             words += f"; the worst, {worst.op}, took {format_seconds(worst.seconds)}{usual}"
         yield f"{words}."
     elif latency.rows:
-        yield "No operation took far longer than its like."
+        yield "No operation took far longer than usual."

@@ -57,13 +57,13 @@ def _imported(files: Sequence[Path], folder: Path) -> Path:
     except ImportFailure as error:
         if description := next((path for path in files if path.suffix == ".toml"), None):
             raise DatasetError(
-                f"{description}: this describes a job, and is no recording: railscope compare RECORDING "
-                f"{description.name} holds a recording against it, and the recording goes first"
+                f"{description}: this describes a job and is not a recording: railscope compare RECORDING "
+                f"{description.name} compares a recording with it; the recording comes first"
             ) from None
         if estimate := next((path for path in files if _is_estimate(path)), None):
             raise DatasetError(
-                f"{estimate}: this is what 'railscope estimate --json' has written, and no recording: "
-                "an estimate is given as the TOML file of its job: railscope compare RECORDING job.toml"
+                f"{estimate}: this is output of 'railscope estimate --json' and not a recording: give the estimate as "
+                "the TOML file of its job: railscope compare RECORDING job.toml"
             ) from None
         # Formats are chosen there; here every file's own beginning tells.
         raise DatasetError(str(error).replace("with --format", "to 'railscope import --format'")) from None

@@ -61,7 +61,7 @@ def read_leaf_map(file: Path) -> LeafMap:
     text = read_text(file, "leaf map", _LARGEST_FILE_BYTES)
     lines = list(_fields(file, text.removeprefix("\ufeff").splitlines()))
     if not lines:
-        raise ConfigError(f"{file}: there is nothing in it: begin with the line server,leaf or server,rail,leaf")
+        raise ConfigError(f"{file}: the file is empty: begin with the line server,leaf or server,rail,leaf")
     number, names = lines[0]
     if tuple(names) not in _FORMS:
         raise ConfigError(
@@ -71,11 +71,11 @@ def read_leaf_map(file: Path) -> LeafMap:
     leaves: dict[tuple[str, str], str] = {}
     for number, values in lines[1:]:
         if len(values) != len(names) or not all(values):
-            raise ConfigError(f"{file}: line {number}: there must be a value for each of {','.join(names)}")
+            raise ConfigError(f"{file}: line {number}: a value is needed for each of {','.join(names)}")
         place = (values[0], values[1] if len(values) == 3 else "")
         if leaves.setdefault(place, values[-1]) != values[-1]:
             raise ConfigError(f"{file}: line {number}: {' rail '.join(filter(None, place))} has leaf {leaves[place]} "
-                              "already: keep one of the lines")  # fmt: skip
+                "already: remove one of the lines")  # fmt: skip
     return LeafMap(file, len(names) == 3, leaves)
 
 

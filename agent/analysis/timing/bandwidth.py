@@ -57,10 +57,7 @@ def find_bandwidth(
     )
     found = _medians(dataset, timed)
     if not found:
-        reason = (
-            "No operation has a size and times, only calls: record at the level 'completion', or import a trace of the "
-            "GPU."
-        )
+        reason = "No operation has a size and times, only calls: record at level completion, or import a GPU trace."
         return (), (Unknown(ROW, reason),)
     best: dict[tuple[str, int], dict[str, Any]] = {}
     for row in sorted(

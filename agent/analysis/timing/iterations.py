@@ -119,7 +119,7 @@ def _basis(repetition: Repetition) -> str:
 def _declined(series: CallSeries, gpu: int) -> str:
     kinds, symbols = (int(numbers.max()) + 1 for numbers in (series.kind, series.symbol))
     return (
-        f"The {len(series):,} calls of GPU {gpu} ({kinds} kinds of call, {symbols:,} with their "
-        "sizes) do not repeat themselves, neither in their order nor regularly in time, as when requests come at "
-        "random: there is no period. Of a job that does repeat, record three iterations at least."
+        f"The {len(series):,} calls of GPU {gpu} ({kinds} kinds of call, {symbols:,} with their sizes) repeat neither "
+        "in order nor regularly in time, as with requests at random times: there is no period. For a job with "
+        "iterations, record at least three of them."
     )

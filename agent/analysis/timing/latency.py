@@ -51,8 +51,8 @@ def find_latency(
     return latency, (
         Unknown(
             6,
-            "No operation has times: record NCCL 2.23 or newer between hosts at level completion or above ('railscope "
-            "doctor' says what a library shows), or import a trace that has them.",
+            "No operation has times: record NCCL 2.23 or newer between hosts at level completion or above "
+            "('railscope doctor' reports what can be observed of a library), or import a trace that has them.",
         ),
     )
 

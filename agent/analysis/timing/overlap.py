@@ -30,24 +30,24 @@ from railscope.agent.dataset.reader import Dataset
 
 COMMUNICATION, NON_OVERLAPPED = 11, 12
 _NO_TIMES: Final = (
-    "No operation has times, only calls, and when a call is enqueued says nothing of its duration: record at the level "
-    "'completion', or import a trace of the GPU."
+    "No operation has times, only calls, and the enqueue time says nothing about the duration: record at level "
+    "completion, or import a GPU trace."
 )
 _NO_ITERATIONS: Final = "No iterations were found to take shares of: see regularity."
 _NO_COMPUTE: Final = (
-    "Kernels that compute were not recorded, so nobody knows how long it computes and what communication that hides: "
-    "import a trace of the GPU (PyTorch's Kineto) of the same job."
+    "Compute kernels were not recorded, so the compute time and the communication that it hides are unknown: import "
+    "a GPU trace (PyTorch's Kineto) of the same job."
 )
 _NO_PROCESS: Final = (
-    "Nobody said which process drives the GPU, so it is not known which of the recorded kernels are its own: trace "
-    "the CPU's activity, too, or keep the names that PyTorch's profiler gives to its files."
+    "The process that drives the GPU is unknown, so its own kernels are unknown: trace CPU activity too, or keep the "
+    "file names of PyTorch's profiler."
 )
 _SHARED_PROCESS: Final = (
-    "A process drives several GPUs, and of its kernels nobody can say on which of them they ran: run a process a GPU."
+    "A process drives several GPUs, and the GPU of each of its kernels is unknown: run one process per GPU."
 )
 _NETWORK_ONLY: Final = (
-    "The times are those of NCCL's network threads: communication that stays inside a server is not in them. Import a "
-    "trace of the GPU for all of it."
+    "The times are those of NCCL's proxy threads: communication inside a server is not included. Import a GPU trace "
+    "for all of it."
 )
 
 

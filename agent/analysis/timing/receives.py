@@ -44,13 +44,12 @@ def find_receives(
         timed = operations.filter((operations["op"] == "Recv") & (operations.end_ns >= operations.begin_ns))
         if dataset.rows(timed.aggregate(receives=timed.count()))["receives"][0].as_py():
             reason = (
-                "Recvs have times, but how much each brought was not seen where they completed: import a trace of the "
-                "GPU, which tells both."
+                "Recvs have times, but their sizes were not observed at completion: import a GPU trace, which has both."
             )
         else:
             reason = (
-                "No Recv has times: a job without pipeline stages has none; of others, record at the level "
-                "'completion', or import a trace of the GPU."
+                "No Recv has times. A job without pipeline stages has no Recv; for others, record at level "
+                "completion, or import a GPU trace."
             )
         return (), (Unknown(ROW, reason),)
     source = min(sources, key=lambda name: (SOURCES.index(name) if name in SOURCES else len(SOURCES), str(name)))

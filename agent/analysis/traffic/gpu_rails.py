@@ -66,11 +66,11 @@ def find_rails(dataset: Dataset, gpus: Sequence[GpuFacts], pairs: Pairs, others:
     shared = {gpu.server for gpu in others}
     counted = _counted(dataset, servers) if len(servers) > 1 else ({}, {})  # within one server no rail is used
     if not any(counted):
-        return Rails(rails, basis, "", f"{assumption}, which no counter of a rail was recorded to check")
+        return Rails(rails, basis, "", f"{assumption}, which cannot be checked: no rail counter was recorded")
     if _contradicted(_given(gpus, rails, pairs), counted, shared):
-        more = "record at level rails, which tells their connections where the library shows them"
+        more = "record at level rails, which shows their connections if the library exposes them"
         if _connections_known(dataset):
-            more = "by their connections not every GPU uses a single one"
+            more = "by their connections, not every GPU uses a single rail"
         return Rails(
             None,
             "",

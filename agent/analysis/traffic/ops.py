@@ -66,13 +66,13 @@ def unknown_of_calls(counted: CountedCalls) -> tuple[Unknown, ...]:
     """What the calls do not tell."""
     if not len(counted):
         return tuple(
-            Unknown(row, "No call was recorded: record while the job communicates, or import what knows of calls.")
+            Unknown(row, "No call was recorded: record while the job communicates, or import data with calls.")
             for row in (1, 2, 3)
         )
     unknown = []
     if counted.of_operations:
         unknown.append(
-            Unknown(1, "No call was recorded: operations that completed are counted, and those lost are missing.")
+            Unknown(1, "No call was recorded: completed operations are counted instead, and lost ones are missing.")
         )
     unsized = counted.calls_of_unknown_payload
     if unsized:

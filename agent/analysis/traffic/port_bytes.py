@@ -24,8 +24,8 @@ from railscope.agent.dataset.reader import Dataset
 ROW: Final = 5
 _SECOND_NS: Final = 1_000_000_000
 _NOT_READ: Final = (
-    "No port counter was read twice, so that nobody knows what the rails carried: 'railscope record' reads them on "
-    "every server that it runs on."
+    "No port counter was read twice, so the rails' traffic is unknown: run 'railscope record' on every server of the "
+    "job."
 )
 
 

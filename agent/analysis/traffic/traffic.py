@@ -350,7 +350,7 @@ def _basis(confirmed: int, redirected: int) -> str:
         )
     if confirmed:
         return f"Rings in the order of ranks; {confirmed:,} of their edges between servers are recorded connections."
-    return "Rings in the order of ranks; no recorded connection says whether NCCL's own run so."
+    return "Rings in the order of ranks; no recorded connection confirms that NCCL's own rings run so."
 
 
 def _servers(gpus: Gpus) -> list[str]:
@@ -404,26 +404,28 @@ def _unknown(traffic: Traffic, leaf_map: LeafMap | None, rail_doubt: str, server
     if traffic.unobserved_wire_bytes:
         yield Unknown(
             3,
-            f"{traffic.unobserved_wire_bytes:,} bytes went to or came from ranks that were not recorded, and what "
-            "those sent each other is not known: record on all servers of the job.",
+            f"{traffic.unobserved_wire_bytes:,} bytes went to or came from ranks that were not recorded, and the "
+            "traffic among those is unknown: record on all servers of the job.",
         )
     if traffic.unmodelled_calls:
         yield Unknown(
             3,
-            f"Of {traffic.unmodelled_calls:,} calls it cannot be told what they sent to whom, because their size, "
-            "rank or communicator is not known, or nothing is known of how the operation works.",
+            f"Of {traffic.unmodelled_calls:,} calls the sender, receiver or bytes are unknown, because their size, "
+            "rank or communicator is unknown, or no model covers the operation.",
         )
     if traffic.gpus < 2:
         yield Unknown(4, "There are fewer than two GPUs: record on all servers of the job.")
     if UNNAMED_NODE in servers:
         yield Unknown(
             5,
-            "What was imported does not say on which hosts it was recorded, and stands for one server: import each "
-            "host's files with --node NAME.",
+            "The imported data does not name its hosts and counts as one server: import each host's files with "
+            "--node NAME.",
         )
     if rail_doubt:
-        yield Unknown(5, f"It is not known which rail a GPU uses: {rail_doubt}.")
+        yield Unknown(5, f"The rail of a GPU is unknown: {rail_doubt}.")
     if leaf_map is None:
-        yield Unknown(5, "What reaches the spine needs the leaf switch of each server: give --leaf-map FILE.")
+        yield Unknown(5, "Spine traffic needs the leaf switch of each server: give --leaf-map FILE.")
     elif traffic.spine_wire_bytes is None:
-        yield Unknown(5, f"{leaf_map.file} goes by rail, and the GPUs' rails are not known: give a map server,leaf.")
+        yield Unknown(
+            5, f"{leaf_map.file} maps rails to leaves, but the GPUs' rails are unknown: give a map server,leaf."
+        )

@@ -187,7 +187,7 @@ def net_devices(
             raise NetDeviceError(f"{name}: its NCCL library is no longer mapped", gone=True)
         if len(biases) > 1:
             copies = f"its NCCL library is loaded {len(biases)} times (dlmopen)"
-            raise NetDeviceError(f"{name}: {copies}, and nothing says which copy sends: load it once to have rails")
+            raise NetDeviceError(f"{name}: {copies}, and the sending copy is unknown: load NCCL once to observe rails")
         (bias,) = biases
         memory = os.open("mem", os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
         try:
@@ -265,5 +265,5 @@ def _explained(error: OSError, process: str) -> NetDeviceError:
     if error.errno in _GONE:
         return NetDeviceError(f"{process} has ended", gone=True)
     if error.errno in _REFUSED:
-        return NetDeviceError(f"{process}: its memory may not be read: give railscope CAP_SYS_PTRACE")
+        return NetDeviceError(f"{process}: its memory cannot be read (no permission): grant railscope CAP_SYS_PTRACE")
     return NetDeviceError(f"{process}: its memory cannot be read: {error.strerror}")
