@@ -174,7 +174,7 @@ class JsonStream:
         """The next letter that is not passed over; empty: the end."""
         while True:
             found = passed_over.match(self._text, self._at)
-            assert found is not None, "it matches nothing at all, too"
+            assert found is not None, "it also matches the empty text"
             self._at = found.end()
             if self._at < len(self._text):
                 return self._text[self._at]

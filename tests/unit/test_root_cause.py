@@ -150,7 +150,7 @@ CASES: Final[dict[Cause, list[Case]]] = {
         for stands, word in (
             (STOPPED, "kill -CONT"),
             (replace(PROCESS, condition="traced"), "debugger"),
-            (replace(PROCESS, condition="frozen"), "control group"),
+            (replace(PROCESS, condition="frozen"), "cgroup"),
         )
     ],
     Cause.RAIL_DOWN: [
@@ -184,7 +184,7 @@ CASES: Final[dict[Cause, list[Case]]] = {
     ],
     Cause.RAIL_FILTERED: [
         Case(
-            "no answer on every rail: the host at the other end", with_rails(UNANSWERED, UNANSWERED), last="other end"
+            "no answer on every rail: the host at the other end", with_rails(UNANSWERED, UNANSWERED), last="remote host"
         ),
         Case("no answer long after a carrier came back", with_rail1(**BRIEFLY, carrier_lost_ns=NOW_NS - 60 * 10**9)),
     ],
@@ -273,7 +273,7 @@ CASES: Final[dict[Cause, list[Case]]] = {
             found={
                 "blamed_rank": 4,
                 "culprit": False,
-                "evidence": ("it waits for rank 4 of this host, whose GPU has not begun with the call",),
+                "evidence": ("it waits for rank 4 of this host, whose GPU has not started the call",),
             },
         ),
     ],
@@ -288,7 +288,7 @@ CASES: Final[dict[Cause, list[Case]]] = {
             for does, process, culprit, excused, word in (
                 ("sleeps", PROCESS, True, False, "sleeps"),
                 ("stopped", STOPPED, True, False, "stopped"),
-                ("starved", replace(PROCESS, waited_ratio=2.0, busy_ratio=0.05), True, False, "wait for a processor"),
+                ("starved", replace(PROCESS, waited_ratio=2.0, busy_ratio=0.05), True, False, "wait for a CPU"),
                 ("computes", COMPUTES, False, False, "busy"),
                 ("writes", WRITES, False, True, "busy"),
             )
@@ -312,7 +312,7 @@ CASES: Final[dict[Cause, list[Case]]] = {
         Case(
             "held up elsewhere",
             replace(with_peers((HELD, PROCESS), (BEHIND, PROCESS)), peers=(HELD,), elsewhere=ELSEWHERE),
-            last="=rank 5 of this host is held up itself, in communicator cafe: process 4799 of its rank 1 is stopped",
+            last="=rank 5 of this host is itself stalled in communicator cafe: process 4799 of its rank 1 is stopped",
             found=NOBODY,
         ),
         Case(
@@ -320,9 +320,9 @@ CASES: Final[dict[Cause, list[Case]]] = {
             with_peers((HELD, STOPPED), (BEHIND, PROCESS)),
             found={"blamed_rank": 5},
         ),
-        Case("does not read what peers sent", UNREAD, DURING, found={"blamed_rank": 3, "culprit": True}),
+        Case("does not read data from its peers", UNREAD, DURING, found={"blamed_rank": 3, "culprit": True}),
         Case(
-            "does not read what peers sent, and writes",
+            "does not read data from its peers, and writes",
             with_process(replace(PROCESS, written_bytes=10 * MIB), UNREAD),
             DURING,
             found={"excused": True},
@@ -394,12 +394,16 @@ CASES: Final[dict[Cause, list[Case]]] = {
             found={"blamed_rank": None},
         ),
         Case("its rails work", CALM, first="its rails work"),
-        Case("no rail is seen", replace(CALM, rails=()), first="no rail that it uses is seen"),
-        Case("rails that lose alike", each_rail((400, 400), "out_of_sequence"), first="none of its rails stands out"),
+        Case("no rail is seen", replace(CALM, rails=()), first="none of its rails is observed"),
+        Case(
+            "rails that lose alike",
+            each_rail((400, 400), "out_of_sequence"),
+            first="none of its rails differs from the others",
+        ),
         Case(
             "connections that cannot be seen",
             replace(CALM, hidden="Operation not permitted"),
-            says=("=its connections cannot be seen: Operation not permitted",),
+            says=("=its connections cannot be read: Operation not permitted",),
             never=("rails work",),
         ),
         Case(
@@ -435,7 +439,7 @@ CASES: Final[dict[Cause, list[Case]]] = {
         Case(
             "closed connections may be those of another of its communicators",
             replace(with_rail1(peer_closed=2), others=2),
-            last="or has destroyed its end of one of several communicators",
+            last="or has destroyed one of several communicators",
             found={"culprit": False},
         ),
         # Rails that are not to blame
@@ -476,10 +480,10 @@ CASES: Final[dict[Cause, list[Case]]] = {
     ],
     Cause.UNSEEN: [
         Case(
-            "every call that was seen is complete",
+            "every observed call is complete",
             CALM,
             replace(RANK, completed=100),
-            first="every call that was seen is complete",
+            first="every observed call is complete",
             found={"culprit": False},
         )
     ],

@@ -471,7 +471,7 @@ CASES.update(
                     waits(hosts).lose_host(1),
                     says=(
                         ("headline", "cannot tell"),
-                        ("unknown", "rank 1 on host1: its agent has said nothing for 50 s"),
+                        ("unknown", "rank 1 on host1: its agent has not answered for 50 s"),
                         ("steps", "ping"),
                     ),
                     found={"ranks": ("1",), "hosts": ("host1",)},
@@ -481,7 +481,7 @@ CASES.update(
             Case(
                 "of a host that was never scraped",
                 waiting(4).never_told_of(3),
-                says=(("unknown", "no host told of them"),),
+                says=(("unknown", "no agent reported them"),),
                 found={"ranks": ("3",), "hosts": ()},
             ),
             Case(

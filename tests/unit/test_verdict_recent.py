@@ -259,8 +259,8 @@ def steps(cause: str) -> tuple[Step, ...]:
             "rank_behind",
             Step("", "", "the job's log of rank 1, from 1970-01-12 13:46:32 UTC to 1970-01-12 13:46:38 UTC"),
         ),
-        ("gpu_not_progressing", Step("host1", f"journalctl -k {_SINCE} | grep -i xid", "a GPU that failed said so")),
-        ("rank_missing", Step("host1", f"journalctl -u railscope {_SINCE}", "why the agent said nothing")),
+        ("gpu_not_progressing", Step("host1", f"journalctl -k {_SINCE} | grep -i xid", "a failed GPU reported")),
+        ("rank_missing", Step("host1", f"journalctl -u railscope {_SINCE}", "why the agent did not answer")),
     ],
 )
 def test_after_a_stall_logs_and_counters_of_its_time_and_its_recording_are_looked_at(cause: str, first: Step) -> None:
