@@ -49,11 +49,11 @@ class Collector:
 COLLECTORS: Final = (
     Collector("collective", "NCCL calls of running processes, counted by eBPF probes"),
     Collector("netdev", "counters of network devices"),
-    Collector("ethtool", "statistics that drivers of rails keep"),
-    Collector("qdisc", "what waits in the queues of rails"),
+    Collector("ethtool", "driver statistics of rails (ethtool -S)"),
+    Collector("qdisc", "queueing disciplines (qdiscs) of rails"),
     Collector("tcp", "TCP connections of observed processes on rails"),
     Collector("rdma", "counters of RDMA devices"),
-    Collector("nvlink", "GPUs and NVLinks, through NVIDIA's NVML"),
+    Collector("nvlink", "GPUs and NVLinks, read through NVIDIA's NVML"),
 )
 
 
@@ -154,86 +154,91 @@ def _list(
 
 OPTIONS: Final = (
     _text("listen", "--web.listen-address", "web.listen_address", listen_address, "HOST:PORT", "127.0.0.1:9779",
-          "address to serve metrics on; :9779 is every address of this host"),
+          "address on which the agent serves metrics; :9779 listens on every address of this host"),
     _text("telemetry_path", "--web.telemetry-path", "web.telemetry_path", telemetry_path, "PATH", "/metrics",
-          "path under which metrics are served"),
+          "URL path of the metrics"),
     _text("web_config_file", "--web.config.file", "web.config_file", optional_file, "FILE", "none",
-          "TLS and authentication, in the exporter toolkit's format"),
+          "TLS and authentication, in the format of Prometheus' exporter toolkit"),
     _text("scope", "--scope", "probes.scope", one_of("all", "netns"), "all|netns", "all",
-          "whose calls are observed: all processes of this host, or those in the agent's network namespace (netns)"),
-    _list("pids", "--pid", "probes.pids", whole_number(1, 1 << 22), "PID", "all of the scope",
+          "which processes the agent observes: all processes of this host, or those in the agent's network namespace "
+          "(netns)"),
+    _list("pids", "--pid", "probes.pids", whole_number(1, 1 << 22), "PID", "all processes of the scope",
           "observe these processes only"),
     _text("scan_interval_ns", "--probe.scan-interval", "probes.scan_interval", duration_ns("100ms", "1h"), "TIME",
-          "10s", "how often to look for processes that map NCCL"),
+          "10s", "interval between scans for processes that map NCCL"),
     _text("loader", "--loader", "probes.loader", one_of("auto", "libbpf", "bcc"), "auto|libbpf|bcc", "auto",
-          "what loads the probes: libbpf, bcc (compiled on this host when the agent starts), or bcc only where libbpf "
-          "cannot (auto)"),
+          "BPF loader: libbpf, bcc (compiles the programs on this host at the agent's start), or bcc only if libbpf "
+          "cannot load them (auto)"),
     _text("level", "--level", "probes.level", one_of("auto", "counts", "completion", "rails", "all"),
           "auto|counts|completion|rails|all", "auto",
-          "how much is observed beyond calls: what completes, every message to a network device, every kernel launch; "
-          "auto: as much as the budget allows"),
+          "observation level: calls only (counts), also completed operations (completion), also every message to a "
+          "network device (rails), also every kernel launch (all); auto: the highest level that the budget allows"),
     _text("budget_ratio", "--budget", "probes.budget", percentage(0.01, 100), "PERCENT", "1%",
-          "most of the observed threads' time that probes may cost; counting calls is in it and never given up"),
+          "maximum share of the observed threads' CPU time that probes may cost; counting calls is included and "
+          "never switched off"),
     _text("probe_attach", "--probe.attach", "probes.attach", one_of("auto", "multi", "perf"), "auto|multi|perf", "auto",
-          "how probes attach: uprobe_multi (kernel 6.6 and newer), perf events, or what works (auto)"),
+          "how probes attach: uprobe_multi links (kernel 6.6 and newer), perf events, or whichever works (auto)"),
     _text("probe_enqueue_time", "--probe.enqueue-time", "probes.enqueue_time", one_of("auto", "session", "pair", "off"),
           "auto|session|pair|off", "auto",
-          "how host time in a call is measured: a uprobe session, a pair of probes, or not (off)"),
+          "how host time inside a call is measured: uprobe session, entry and return probe (pair), or not at all "
+          "(off)"),
     _integer("probe_sample_every", "--probe.sample-every", "probes.sample_every", power_of_two(1 << 16), "16",
-             "measure host time of one call in N, a power of two"),
+             "measure the host time of one call in N; N is a power of two"),
     _list("rails", "--rail.devices", "rails.devices", parse_rail_pattern, "DEVICE", "found",
-          "devices that are rails: names, patterns (eth*), or names with a rail number (eth2=0)"),
+          "devices to use as rails: names, patterns (eth*), or names with a rail number (eth2=0)"),
     _text("sample_interval_ns", "--rail.sample-interval", "rails.sample_interval", duration_ns("1ms", "10s"), "TIME",
-          "100ms", "how often port counters are read"),
+          "100ms", "interval between reads of port counters"),
     _text("correlation_window_ns", "--rail.window", "rails.window", duration_ns("1s", "1h"), "TIME", "30s",
-          "window over which expected and counted bytes are compared"),
+          "correlation window: expected wire bytes and port bytes are compared over it"),
     _text("small_payload_bytes", "--rail.small-message", "rails.small_message", size_bytes("0", "1GiB"), "SIZE",
           "64KiB", "messages up to this size may use a single rail"),
     _integer("series_limit", "--limit.series", "limits.series", whole_number(100, 10_000_000), "20000",
-             "most series to export; the oldest communicators are dropped first, and counted"),
+             "maximum number of exported series; series of the oldest communicators are dropped first and counted"),
     _list("series_detail", "--series.detail", "series.detail",
           one_of("counters", "nvlinks", "devices", "buckets", "all"), "NAME", "none",
-          "show more series: every counter of every rail, 0 or not (counters), speed, utilization and errors of every "
-          "NVLink (nvlinks), short-interval rates and TCP of network devices that only RDMA uses (devices), every "
-          "bucket that is counted (buckets), or all"),
+          "export more series: every counter of every rail, including those at 0 (counters); speed, utilization and "
+          "errors of every NVLink (nvlinks); short-interval rates and TCP of network devices that only RDMA uses "
+          "(devices); every histogram bucket (buckets); or all of these (all)"),
     _integer("series_peers", "--series.peers", "series.peers", whole_number(0, 1024), "0",
-             "show what each rank sends to each other rank of a communicator, of at most N peers of a rank singly and "
-             "of the rest together; 0: do not"),
+             "export the wire bytes from each rank to each peer of its communicator: at most N peers of a rank by "
+             "name, the other peers as one sum; 0: none"),
     _text("comm_lifetime_ns", "--limit.communicator-lifetime", "limits.communicator_lifetime",
-          duration_ns("0s", "7d"), "TIME", "5m", "how long a communicator stays visible after it ended"),
+          duration_ns("0s", "7d"), "TIME", "5m", "how long a communicator stays visible after its end"),
     _integer("aggregate_entries", "--limit.aggregates", "limits.aggregates", whole_number(1024, 1 << 22), "65536",
-             "room in the kernel for counts by process, communicator, operation, data type and size"),
+             "entries of the kernel's table of counts by process, communicator, operation, data type and size"),
     _integer("communicator_entries", "--limit.communicators", "limits.communicators", whole_number(64, 1 << 20),
-             "16384", "room in the kernel for communicators"),
+             "16384", "entries of the kernel's table of communicators"),
     _text("ring_bytes", "--limit.ring", "limits.ring", power_of_two_bytes("64KiB", "1GiB"), "SIZE", "2MiB",
-          "room in the kernel for calls that wait for the agent, a power of two, for each processor as long as all of "
-          "them need no more than 64 MiB"),
+          "size of the ring buffer from the kernel to the agent, a power of two; one per CPU, unless all of them "
+          "would need more than 64 MiB"),
     _text("stall_after_ns", "--stall.after", "stalls.after", duration_ns("1s", "24h"), "TIME", "30s",
-          "an operation that has not moved for this long is stalled, though nothing here explains it"),
+          "an operation without progress for this long is stalled, even if nothing on this host explains it"),
     _text("stall_factor", "--stall.factor", "stalls.factor", decimal(2, 1000), "N", "8",
-          "with somebody on this host to blame: stalled after this many times its own longest time"),
+          "if a rank or rail of this host is suspect: an operation is stalled after N times the longest duration in "
+          "its own history"),
     _text("stall_floor_ns", "--stall.floor", "stalls.floor", duration_ns("200ms", "1h"), "TIME", "2s",
-          "and never before this"),
+          "an operation is never stalled before this time"),
     _text("recordings_directory", "--recordings.directory", "recordings.directory", optional_file, "DIR",
           "/var/lib/railscope/recordings",
-          "where the flight recorder writes the last moments on a stall and on SIGUSR2; empty: it writes none"),
+          "folder in which the flight recorder writes a recording on a stall and on SIGUSR2; empty: it writes none"),
     _text("recordings_max_bytes", "--recordings.max-bytes", "recordings.max_bytes", size_bytes("1MiB", "1024GiB"),
-          "SIZE", "256MiB", "most that recordings may take on disk; those on a signal go first, then the oldest"),
+          "SIZE", "256MiB",
+          "maximum size of all recordings on disk; recordings on a signal are removed first, then the oldest"),
     _text("recordings_window_ns", "--recordings.window", "recordings.window", duration_ns("1s", "1h"), "TIME", "60s",
-          "how much of the past a recording holds, as far as its memory reaches"),
+          "time before the trigger that a recording covers, as far as --recordings.memory reaches"),
     _text("recordings_memory_bytes", "--recordings.memory", "recordings.memory", size_bytes("0", "4GiB"), "SIZE",
-          "16MiB", "most memory for what happened lately; 0 switches the flight recorder off"),
+          "16MiB", "maximum memory of the flight recorder; 0 switches it off"),
     _text("sysfs", "--path.sysfs", "path.sysfs", folder, "DIR", "/sys", "where sysfs is mounted"),
     _text("procfs", "--path.procfs", "path.procfs", folder, "DIR", "/proc", "where procfs is mounted"),
     _text("log_level", "--log.level", "logging.level", one_of("debug", "info", "warn", "error"),
           "debug|info|warn|error", "info",
-          "least severe message to log"),
+          "lowest severity to log"),
     _text("log_format", "--log.format", "logging.format", one_of("logfmt", "json"), "logfmt|json", "logfmt",
-          "form of log messages"),
+          "format of log messages"),
     _text("once_settle_ns", "--once.settle", "", duration_ns("0s", "10m"), "TIME", "1s",
-          "with --once: how long to observe before printing"),
+          "with --once: time to observe before printing"),
     _text("textfile", "--textfile", "", prom_file, "FILE", "none",
-          "with --once: write the metrics to this file, *.prom for node_exporter's textfile collector"),
+          "with --once: write the metrics to this file; *.prom for node_exporter's textfile collector"),
     _text("config_file", "--config.file", "", optional_file, "FILE", "none",
           "configuration file; the command line overrides it"),
 )  # fmt: skip
@@ -301,7 +306,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default = "on" if collector.enabled else "off"
         for flag, enabled, help_text in (
             (f"--collector.{collector.name}", True, f"{collector.help} (default: {default})"),
-            (f"--no-collector.{collector.name}", False, "switch it off"),
+            (f"--no-collector.{collector.name}", False, "switch this collector off"),
         ):
             parser.add_argument(
                 flag,
@@ -315,7 +320,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--once",
         action="store_true",
         default=argparse.SUPPRESS,
-        help="observe for a moment, print the metrics and leave",
+        help="observe for --once.settle, print the metrics and exit",
     )
 
 

@@ -44,18 +44,18 @@ def recover_leftovers(folder: Path, node: str) -> None:
         try:
             rows = _save(folder, node, table, partial)
             if rows is not None:
-                _log.info("%s: saved: its recorder was killed when %d rows were on disk", final_path(partial), rows)
+                _log.info("%s: recovered: its recorder was killed with %d rows on disk", final_path(partial), rows)
                 continue
             size_bytes = partial.stat().st_size
             partial.unlink()
         except (OSError, pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             # What others have left never keeps a recorder from starting.
-            _log.warning("%s: left by a recorder that was killed, and stays: %s", partial, one_line(error))
+            _log.warning("%s: left by a killed recorder and kept: %s", partial, one_line(error))
             continue
         # An empty one may belong to a writer that is about to write, and notices.
         if size_bytes and table in EVENT_TABLES and not _put_together(partial):
             _log.warning(
-                "%s: its recorder was killed while it wrote it: %d bytes of %s cannot be read and are removed",
+                "%s: its recorder was killed while writing it: %d bytes of %s are unreadable and removed",
                 *(final_path(partial), size_bytes, table.replace("_", " ")),
             )
 

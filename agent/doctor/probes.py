@@ -77,7 +77,7 @@ MODES: Final = (
         "perf event uprobes",
         AttachKind.PERF,
         EnqueueTime.OFF,
-        "nothing stands in for uprobe_multi",
+        "there is no replacement for uprobe_multi",
         "give CAP_SYS_ADMIN to have it",
     ),
 )
@@ -220,7 +220,7 @@ def configured_settings(config: Config) -> ProgramSettings:
 def check_probes(config: Config, objects: Path) -> list[Finding]:
     """Everything from the system call to counted calls; `objects` is the folder of the compiled programs."""
     findings = [
-        *run_guarded("bpf(2)", lambda: [_map_type("bpf(2)", _BPF_MAP_TYPE_ARRAY, 4, "made and removed a map")]),
+        *run_guarded("bpf(2)", lambda: [_map_type("bpf(2)", _BPF_MAP_TYPE_ARRAY, 4, "created and removed a map")]),
         *run_guarded(
             "ring buffer",
             lambda: [_map_type("ring buffer", _BPF_MAP_TYPE_RINGBUF, 0, "made and removed one")],
@@ -304,7 +304,9 @@ def _mode(mode: Mode, another_works: bool) -> Finding:
         return Finding(mode.check, "note", what)
     if trial.exact:
         return Finding(mode.check, "ok", str(trial))
-    return Finding(mode.check, "problem", f"works, but is not exact: {trial}", "report this line with your kernel")
+    return Finding(
+        mode.check, "problem", f"works, but is not exact: {trial}", "report this line and your kernel version"
+    )
 
 
 def _chosen(config: Config) -> Finding:
@@ -320,7 +322,7 @@ def _chosen(config: Config) -> Finding:
             )
             if value != AUTO
         ]
-        remedy = f"leave out {' and '.join(forced)}, or mend what stands above" if forced else privilege_remedy()
+        remedy = f"leave out {' and '.join(forced)}, or fix the findings above" if forced else privilege_remedy()
         return Finding("probes", "problem", f"no call can be counted: {one_line(error)}", remedy)
     kind = {AttachKind.MULTI: "uprobe_multi links", AttachKind.PERF: "perf event links"}[trial.attach]
     times = {
@@ -329,7 +331,9 @@ def _chosen(config: Config) -> Finding:
         EnqueueTime.OFF: "host time in calls not sampled",
     }[trial.enqueue_time]
     if not trial.exact:
-        return Finding("probes", "problem", f"{kind} are not exact: {trial}", "report this line with your kernel")
+        return Finding(
+            "probes", "problem", f"{kind} are not exact: {trial}", "report this line and your kernel version"
+        )
     return Finding("probes", "ok", f"the agent uses {kind}, {times}: {trial}")
 
 
@@ -344,7 +348,7 @@ def _mapping_events(sysfs: Path) -> list[Finding]:
             return [Finding("mapping events", "problem", one_line(error), privilege_remedy())]
     if told:
         return [
-            Finding("mapping events", "ok", "a mapping of our own was told at once: libraries are found as they load")
+            Finding("mapping events", "ok", "a test mapping was reported at once: libraries are found as they load")
         ]
-    what = "the stream opens, but a mapping of our own was not told: new libraries are found by scanning"
+    what = "the mmap event stream opens, but a test mapping was not reported: new libraries are found by scans"
     return [Finding("mapping events", "note", what, "run the agent in the host's pid namespace")]

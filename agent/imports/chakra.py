@@ -125,7 +125,7 @@ def import_files(sources: Sequence[Source], target: ImportTarget, problems: Prob
     """Put the nodes that communicate, and compute with a time, into the dataset; `node` None: the traces do not say."""
     ranks = [_rank(source, place) for place, source in enumerate(sources)]
     if len(set(ranks)) != len(ranks):
-        problems.add_note("two files name the same rank: they are taken in the order in which they are given")
+        problems.add_note("two files name the same rank: they are read in the order of the command line")
         ranks = list(range(len(sources)))
     members: defaultdict[str, set[int]] = defaultdict(set)
     for source, rank in zip(sources, ranks, strict=True):
@@ -190,7 +190,7 @@ class _Trace:
                 self._computed(found)
         if self._timed is False:
             self._target.times_known = False
-            self._problems.add_note("times are made up, they only tell the order: these traces have none")
+            self._problems.add_note("timestamps are synthetic and give only the order: these traces have none")
         ends = []
         for group, instance in self._instances.items():
             ranks = sorted(self._members[group])
@@ -218,7 +218,7 @@ class _Trace:
     def _communication(self, found: ChakraNode, op: Op) -> None:
         size_bytes = whole_number(found.attributes["comm_size"])
         if size_bytes is None or not 0 <= size_bytes <= LARGEST_PAYLOAD_BYTES:
-            self._problems.count_skipped(self._source.name, found.number, "a node whose comm_size cannot be")
+            self._problems.count_skipped(self._source.name, found.number, "a node with an impossible comm_size")
             return
         begin_ns = self._time_ns(found)
         if begin_ns is None:
@@ -288,7 +288,7 @@ def _nodes(source: Source, problems: Problems) -> Iterator[ChakraNode]:
 
             for element in JsonStream(stream, (), skip).elements():
                 if not isinstance(element.value, dict):
-                    skip(element.line, "a node that is none")
+                    skip(element.line, "a malformed node")
                 else:
                     yield _of_json(element.line, element.value)
         else:
@@ -304,7 +304,7 @@ def _of_messages(source: Source, stream: Any, problems: Problems) -> Iterator[Ch
             try:
                 yield _description(message) if number == 1 else _of_message(number, message)
             except BrokenMessage as error:
-                problems.count_skipped(source.name, number, f"a node that is none: {error}")
+                problems.count_skipped(source.name, number, f"a malformed node: {error}")
     except BrokenMessage as error:
         problems.count_skipped(source.name, number + 1, f"{error}: the rest is left out")
 

@@ -53,7 +53,7 @@ def import_files(sources: Sequence[Source], target: ImportTarget, problems: Prob
     where = node or UNNAMED_NODE
     for source in sources:
         _Log(source, target, problems, where).read(_world_size(source))
-    problems.add_note("DeepSpeed rounds sizes to two decimals, and does not say among which ranks: taken as among all")
+    problems.add_note("DeepSpeed rounds sizes to two decimals and does not name the ranks: all ranks are assumed")
 
 
 class _Log:
@@ -70,7 +70,7 @@ class _Log:
         with self._source.open() as stream:
             for number, line in numbered_lines(stream):
                 if line is None:
-                    self._problems.count_skipped(self._source.name, number, "the line is too long to be one")
+                    self._problems.count_skipped(self._source.name, number, "the line is too long")
                 elif _MARK in line:
                     try:
                         self._line(number, line, ranks)
@@ -80,7 +80,7 @@ class _Log:
                 self._problems.count_skipped(self._source.name, 0, stream.damage)
         if self._times.made_up:
             self._target.times_known = False
-            self._problems.add_note("times are made up, they only tell the order: the log has none")
+            self._problems.add_note("timestamps are synthetic and give only the order: the log has none")
         elif self._times.resolution_ns is not None:
             self._target.clock_error_ns = max(self._target.clock_error_ns or 0, self._times.resolution_ns)
             self._times.report_doubts(self._problems)
@@ -106,7 +106,7 @@ class _Log:
         self._times.read_prefix(number, before)
         size_bytes = round(float(found["size"]) * _UNITS[found["unit"]])
         if size_bytes > LARGEST_PAYLOAD_BYTES:
-            raise UnknownName("a size that cannot be")
+            raise UnknownName("an impossible size")
         payload_bytes = _payload(op, size_bytes, ranks)
         length_ns = round(float(found["time"]) * 1e6)
         instance = self._instance(0 if rank is None else int(rank[1]))
@@ -144,7 +144,7 @@ def _payload(op: Op, size_bytes: int, ranks: int | None) -> int:
     if op not in (Op.ReduceScatter, Op.AllToAll):
         return size_bytes
     if ranks is None:
-        raise UnknownName(f"{op.name} among a number of ranks that the log does not tell")
+        raise UnknownName(f"{op.name} among a number of ranks that the log does not contain")
     return round(size_bytes / ranks)
 
 

@@ -71,7 +71,7 @@ def import_files(sources: Sequence[Source], target: ImportTarget, problems: Prob
     for source in sources:
         _Trace(source, target, problems, node or UNNAMED_NODE, base_ns).read()
     target.times_known = False
-    problems.add_note("times are made up, they only tell the order: execution traces have none")
+    problems.add_note("timestamps are synthetic and give only the order: execution traces have none")
     if node is None:
         problems.add_note(NO_HOST)
 
@@ -127,7 +127,7 @@ class _Trace:
     def _node_of(self, element: Element) -> None:
         node = element.value
         if not isinstance(node, dict):
-            self._skip(element.line, "a node that is none")
+            self._skip(element.line, "a malformed node")
             return
         if node.get("name") != _NODE:
             return
@@ -195,7 +195,7 @@ def _parse_attributes(node: Mapping[str, Any]) -> _Said:
         for side, tensors in (("in", values[:1]), ("out", outputs.get("values") if isinstance(outputs, dict) else []))
     ]
     if not all(0 <= count < 1 << 58 for count in counts):
-        raise UnknownName("sizes that cannot be")
+        raise UnknownName("impossible sizes")
     return _Said(
         name=name,
         sizes=Sizes(counts[0], counts[1], size, *splits),

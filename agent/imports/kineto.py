@@ -64,12 +64,12 @@ _MOST_LENGTH_NS: Final = 1 << 60
 _MOST_BASE_NS: Final = 1 << 61
 _MOST_WAITING: Final = 1 << 20
 NO_HOST: Final = (
-    "these files do not say on which host they were recorded: all ranks are taken to be on one, called 'imported' "
-    "(import each host's files with --node HOST)"
+    "these files do not name their host: all ranks are assigned to one host called 'imported' (import each host's "
+    "files with --node HOST)"
 )
 NO_ARGUMENTS: Final = (
-    "some kernels of NCCL have no arguments of their collective (an older PyTorch): their sizes and communicators "
-    "are not known"
+    "some NCCL kernels lack the arguments of their collective (an older PyTorch): their sizes and communicators are "
+    "unknown"
 )
 
 
@@ -153,7 +153,7 @@ class _Trace:
     def _event(self, element: Element) -> None:
         event = element.value
         if not isinstance(event, dict):
-            self._skip(element.line, "an event that is none")
+            self._skip(element.line, "a malformed event")
             return
         category, name = event.get("cat"), text(event.get("name"))
         if self._pid is None and category in _HOST_CATEGORIES:
@@ -236,7 +236,7 @@ class _Trace:
             self._problems.add_note(NO_ARGUMENTS)
             member = self._member({"Process Group Name": f"stream-{stream}"})
         if op is None and not said.op:
-            raise UnknownName(f"a kernel of NCCL that does not say what it does: {name[:60]!r}")
+            raise UnknownName(f"an NCCL kernel without a known operation: {name[:60]!r}")
         grid = parse_whole_numbers(arguments.get("grid"))
         self._target.add(
             self._node,
@@ -373,7 +373,7 @@ def _sizes(arguments: Mapping[str, Any]) -> Sizes:
         raise UnknownName("an operation without its sizes")
     splits = [parse_whole_numbers(arguments.get(f"{name} split size", [])) for name in ("In", "Out")]
     if None in splits:
-        raise UnknownName("an AllToAll whose parts are cut short in the trace")
+        raise UnknownName("an AllToAll whose split sizes are truncated in the trace")
     return Sizes(inputs, outputs, small_number(arguments.get("Group size")), splits[0] or (), splits[1] or ())
 
 

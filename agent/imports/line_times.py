@@ -73,11 +73,11 @@ class LineTimes:
     def report_doubts(self, problems: Problems) -> None:
         """Add notes on doubtful times."""
         if self.zone_assumed:
-            problems.add_note("times in these logs name no zone: taken as UTC")
+            problems.add_note("timestamps in these logs have no time zone: UTC is assumed")
         if self._stepped_back:
             problems.add_note(
-                "times in these logs step back (summer time that ends, a clock that was set, or files put together): "
-                "they are taken as they are"
+                "timestamps in these logs go backwards (end of daylight saving time, a clock that was set, or "
+                "concatenated files): they are used unchanged"
             )
 
     def _time_ns(self, found: re.Match[str]) -> int | None:

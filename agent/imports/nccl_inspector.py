@@ -43,7 +43,7 @@ def import_files(sources: Sequence[Source], target: ImportTarget, problems: Prob
     for source in sources:
         reader.read(source)
     reader.finish()
-    problems.add_note("the Inspector leaves out operations below NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES (8 KiB unless set)")
+    problems.add_note("NCCL Inspector omits operations below NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES (8 KiB unless set)")
 
 
 class _NotKnown(ValueError):
@@ -84,14 +84,14 @@ class _Reader:
     def _operation(self, element: Element) -> None:
         line = element.value
         if not isinstance(line, dict):
-            raise _NotKnown("a line that is no object")
+            raise _NotKnown("a line that is not a JSON object")
         kind = next((one for one in _KINDS if isinstance(line.get(f"{one}_perf"), dict)), None)
         if kind is None:
             raise _NotKnown("a line without coll_perf and p2p_perf")
         said: Mapping[str, Any] = line[f"{kind}_perf"]
         op = _OPS.get(text(said.get(kind)).lower())
         if op is None:
-            raise _NotKnown(f"an operation that is not known: {said.get(kind)!r}")
+            raise _NotKnown(f"an unknown operation: {said.get(kind)!r}")
         header, metadata = (_mapping(line, name) for name in ("header", "metadata"))
         key = _Key(
             host=text(metadata.get("hostname")) or "unknown",
@@ -111,7 +111,7 @@ class _Reader:
         instance, _ = self._instances[key]
         payload_bytes = _required(said, f"{kind}_msg_size_bytes")
         if payload_bytes > LARGEST_PAYLOAD_BYTES:
-            raise _NotKnown(f"a size that cannot be: {payload_bytes} bytes")
+            raise _NotKnown(f"an impossible size: {payload_bytes} bytes")
         length_ns = _required(said, f"{kind}_exec_time_us") * 1000
         called_ns, end_ns = self._times(kind, said, _required(metadata, "dump_timestamp_us") * 1000, length_ns)
         sequence = whole_number(said.get(f"{kind}_sn"))
@@ -145,7 +145,8 @@ class _Reader:
         events = said.get("event_trace_ts")
         if not isinstance(events, dict):
             self._problems.add_note(
-                "times are those of writing, somewhat after the operations: NCCL_INSPECTOR_DUMP_VERBOSE=1 adds better"
+                "timestamps are those of writing, somewhat after the operations: NCCL_INSPECTOR_DUMP_VERBOSE=1 adds "
+                "exact ones"
             )
             return written_ns - length_ns, written_ns
         kernels = events.get("kernel_events")

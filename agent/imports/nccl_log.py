@@ -147,7 +147,7 @@ class _Log:
         with self._source.open() as stream:
             for number, line in numbered_lines(stream):
                 if line is None:
-                    self._skip(number, "the line is too long to be one")
+                    self._skip(number, "the line is too long")
                 elif _MARK in line or "opCount" in line or self._fragments:
                     self._line(number, line)
             if stream.damage:
@@ -157,7 +157,7 @@ class _Log:
         if self._times.made_up:
             self._target.times_known = False
             self._problems.add_note(
-                "times are made up, they only tell the order: these logs have none "
+                "timestamps are synthetic and give only the order: these logs have none "
                 "(NCCL_DEBUG_TIMESTAMP_LEVELS=INFO adds them, from NCCL 2.26)"
             )
         elif self._times.resolution_ns is not None:
@@ -226,7 +226,7 @@ class _Log:
         if event is not None:
             pairs = dict(_PAIR.findall(event["rest"]))
             if parse_comm_id(pairs.get("commId", "0")) is None:
-                self._skip(number, f"a commId that cannot be: {pairs['commId']}")
+                self._skip(number, f"an impossible commId: {pairs['commId']}")
                 return
             rank, size = int(event["rank"]), int(event["nranks"])
             if not rank < size <= MOST_RANKS:
@@ -279,15 +279,15 @@ class _Log:
         name, count, type_number, root, address, nranks, stream_text, rank = call.groups()
         op = _OPS.get(name.lower())
         if op is None:
-            self._skip(number, f"an operation that is not known: {name}")
+            self._skip(number, f"an unknown operation: {name}")
             return
         kind = _DATA_TYPES.get(int(type_number))
         if kind is None:
-            self._skip(number, f"a data type that is not known: {type_number}")
+            self._skip(number, f"an unknown data type: {type_number}")
             return
         payload_bytes = int(count) * kind[1]
         if payload_bytes > LARGEST_PAYLOAD_BYTES:
-            self._skip(number, f"a count that cannot be: {count}")
+            self._skip(number, f"an impossible count: {count}")
             return
         size = int(nranks)
         if not 0 < size <= MOST_RANKS:
@@ -300,7 +300,7 @@ class _Log:
         own = int(rank) if rank is not None and int(rank) < size else None
         end = self._communicators.find_end(writer.process, address, size, own)
         if end is None:
-            self._skip(number, "more communicators than there can be")
+            self._skip(number, "more communicators than possible")
             return
         stream = int(stream_text, 16) if stream_text.startswith("0x") else 0
         self._target.add(
@@ -321,7 +321,7 @@ class _Log:
 
     def _incomplete(self, fragment: _Fragment) -> None:
         if fragment.text.strip():
-            self._skip(fragment.line, f"a call whose line was cut: {printable(fragment.text, 60)}")
+            self._skip(fragment.line, f"a call on a truncated line: {printable(fragment.text, 60)}")
 
     def _skip(self, number: int, reason: str) -> None:
         self._problems.count_skipped(self._source.name, number, reason)

@@ -121,9 +121,11 @@ def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: 
             before = problems.count
             content = find_content(own, name, _SAID_BY_NAMES.get(name, _nothing), folder)
             for copy in content.copies:
-                problems.add_note(f"{copy} holds the same as another of these files: it is left out")
+                problems.add_note(f"{copy} has the same content as another of these files: it is left out")
             for cut in content.cut_off:
-                problems.add_note(f"{cut} is the beginning of a file that was imported before: the longer one stays")
+                problems.add_note(
+                    f"{cut} is the beginning of a file that was imported before: the longer import is kept"
+                )
             kept |= bool(content.cut_off)
             if not content.sources:
                 continue
@@ -138,30 +140,29 @@ def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: 
                 raise
             if target.replaced:
                 problems.add_note(
-                    "these files, or their beginnings, were in the dataset already: what was there of them is replaced"
+                    "these files, or their beginnings, were already in the dataset: their earlier import is replaced"
                 )
             if target.another_job:
                 problems.add_note(
-                    "the dataset has another job whose communicators are called the same: "
-                    "those of this one have names of their own"
+                    "the dataset has another job with the same communicator names: this job's communicators are renamed"
                 )
             if target.several_jobs:
                 problems.add_note(
-                    "the dataset has several jobs that these hosts may be of: they are with the first of them; where "
-                    "that is wrong, import all hosts of each job with one command, into another folder"
+                    "these hosts may belong to any of several jobs in the dataset: they are assigned to the first; "
+                    "if that is wrong, import all hosts of each job with one command into another folder"
                 )
             if target.doubled:
                 problems.add_note(
-                    "a rank is twice in a communicator: where these files are of several jobs, import each job "
-                    "with a command of its own"
+                    "a rank occurs twice in a communicator: if these files are of several jobs, import each job with "
+                    "its own command"
                 )
     if not nodes and not recordings and not kept:
         reason = f" ({problems.first[0]})" if problems.first else ""
-        raise ImportFailure(f"{paths[0]}: no calls and no operations are in it{reason}")
+        raise ImportFailure(f"{paths[0]}: it contains no calls and no operations{reason}")
     others = len(there & _recorded(folder)) if nodes or recordings else 0
     if others:
         what = "another recording or import is" if others == 1 else f"{others} other recordings or imports are"
-        problems.add_note(f"{what} in the folder too: a report tells of all of it together")
+        problems.add_note(f"{what} in the folder too: a report covers all of them together")
     return Imported(
         folder=folder,
         files=tuple((source.name, name) for name, own in by_format.items() for source in own),
@@ -190,13 +191,13 @@ def _sorted_by_format(sources: Sequence[Source], chosen: str | None, problems: P
         if name is not None:
             by_format[name].append(source)
             continue
-        reason = f"of no format that is known: name one of {', '.join(FORMATS)} with --format"
+        reason = f"unknown format: choose one of {', '.join(FORMATS)} with --format"
         if len(sources) == 1:
             raise ImportFailure(f"{source.name}: {reason}")
         problems.count_skipped(source.name, 0, reason)
     if not by_format:
         known = ", ".join(FORMATS)
-        raise ImportFailure(f"none of the {len(sources)} files is of a known format: name one of {known} with --format")
+        raise ImportFailure(f"none of the {len(sources)} files has a known format: choose one of {known} with --format")
     return by_format
 
 

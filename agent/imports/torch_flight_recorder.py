@@ -93,7 +93,7 @@ class _Dump:
         with self._source.open() as stream:
             pickled = stream.peek(1)[:1] == _PICKLE
         if self._rank is None:
-            self._problems.add_note("a dump's file name does not end with its rank: which rank it is, is not known")
+            self._problems.add_note("a dump's file name does not end with its rank: the rank is unknown")
         if pickled:
             self._pickle()
         else:
@@ -108,7 +108,7 @@ class _Dump:
             content = read_whole(stream, _LARGEST_PICKLE_BYTES)
             damage = stream.damage
         if damage or content is None:
-            self._skip(0, damage or f"more than {_LARGEST_PICKLE_BYTES} bytes: too large for a dump")
+            self._skip(0, damage or f"larger than {_LARGEST_PICKLE_BYTES} bytes: too large for a dump")
             return
         try:
             dump = read_plain_pickle(content)
@@ -116,7 +116,7 @@ class _Dump:
             self._skip(0, str(error))
             return
         if not isinstance(dump, dict):
-            self._skip(0, "the pickle is no dump of the flight recorder")
+            self._skip(0, "the pickle is not a dump of the flight recorder")
             return
         for key, value in dump.items():
             self._header(key, value)
@@ -149,7 +149,7 @@ class _Dump:
 
     def _entry(self, line: int, entry: object) -> None:
         if not isinstance(entry, dict):
-            self._skip(line, "an entry that is none")
+            self._skip(line, "a malformed entry")
             return
         try:
             self._operation(entry)
@@ -256,10 +256,10 @@ def _transfers(op: Op, entry: Mapping[str, Any], group: Group, peer: int | None,
         if group.size and len(inputs) == len(outputs) == group.size > 1:
             splits = inputs, outputs
         elif sum(inputs) != sum(outputs):
-            raise UnknownName("an AllToAll of unequal parts, which the dump does not have")
+            raise UnknownName("an AllToAll of unequal split sizes, which the dump lacks")
         else:
             problems.add_note(
-                "the dumps do not have the parts of an AllToAll: taken as equal where it sends and receives "
+                "the dumps lack the split sizes of an AllToAll: equal splits are assumed if it sends and receives "
                 "the same number of elements"
             )
     return expand_transfers(op, Sizes(sum(inputs), sum(outputs), group.size, *splits), peer)
@@ -276,7 +276,7 @@ def _elements(sizes: object) -> tuple[int, ...]:
             raise UnknownName("an entry without its sizes")
         result.append(product(known))
     if not all(0 <= one < 1 << 58 for one in [*result, sum(result)]):
-        raise UnknownName("sizes that cannot be")
+        raise UnknownName("impossible sizes")
     return tuple(result)
 
 

@@ -179,7 +179,7 @@ def _lines(summary: RecordingSummary) -> Iterator[str]:
     yield ""
     yield f"lost by the kernel: {lost or 'nothing'}"
     for overwritten in describe_overwritten(summary.overwritten_seconds):
-        yield f"{overwritten}: more memory holds more (recordings.memory; --memory of railscope record)"
+        yield f"{overwritten}: raise recordings.memory (--memory of railscope record) to hold more"
 
 
 def _calls(calls: Records, communicators: dict[int, RecordedCommunicator]) -> Iterator[CallsSummary]:

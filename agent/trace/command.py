@@ -120,7 +120,7 @@ def _chosen(
 ) -> tuple[HostTimeline, ...]:
     windows = [window for window in (source.window() for source in sources) if window is not None]
     if not windows:
-        raise RecordingError("nothing was recorded: there are no hosts in what was named")
+        raise RecordingError("nothing was recorded: the given recordings contain no host")
     began_ns, ended_ns = min(began_ns for began_ns, _ in windows), max(ended_ns for _, ended_ns in windows)
     from_ns = (began_ns if from_seconds >= 0 else ended_ns) + round(from_seconds * 1e9)
     until_ns = ended_ns if seconds is None else from_ns + round(seconds * 1e9)
@@ -170,7 +170,7 @@ def describe_clock_agreement(hosts: Sequence[HostTimeline]) -> str:
         return f"{len(hosts)} recordings share one clock: their times compare exactly" if len(hosts) > 1 else ""
     unknown = _names(host.host for host in clocks.values() if host.error_ns is None)
     if unknown:
-        return f"nobody knows how far apart the clocks are: not known to be right is the one of {unknown}"
+        return f"the clock error is unknown on {unknown}: times of different hosts may not compare"
     worst = sorted(host.error_ns or 0 for host in clocks.values())[-2:]
     return f"times of different hosts compare within {sum(worst) / 1e6:.3g} ms"
 
@@ -193,7 +193,7 @@ def _lines(path: Path, hosts: Sequence[HostTimeline], summary: TraceSummary, sam
         for text in host.missing:
             yield f"{host.host}: {text}"
     if not unfinished:
-        yield "what was under way at the end is not known: folders hold operations once they are complete"
+        yield "operations in flight at the end are unknown: folders contain operations once they are complete"
     if agreed := describe_clock_agreement(hosts):
         yield agreed
     yield f"arrows join what ranks did for {same.joined:,} operations"

@@ -60,11 +60,11 @@ class AgentClient:
             url = urllib.parse.urlsplit(text)
             port = url.port
         except ValueError as error:
-            raise ClientError(f"--url: {address.url} is no URL: {error}") from None
+            raise ClientError(f"--url: {address.url} is not a URL: {error}") from None
         if url.scheme not in ("http", "https") or not url.hostname:
-            raise ClientError(f"--url: {address.url} is no URL of an agent: write {DEFAULT_URL}")
+            raise ClientError(f"--url: {address.url} is not a URL of an agent: write {DEFAULT_URL}")
         if url.username or url.password:
-            raise ClientError("--url: a URL with a password shows it to everybody: use --user and --password-file")
+            raise ClientError("--url: a password in the URL is visible to others: use --user and --password-file")
         self.display_name = f"{url.scheme}://{url.netloc}"
         """The agent as messages show it."""
         self._metrics_path = url.path if url.path.strip("/") else _METRICS_PATH
@@ -112,7 +112,7 @@ class AgentClient:
                 metrics.decode(errors="replace"), self._page(_STALLS_PATH), self._page(_COMMUNICATORS_PATH)
             )
         except ScrapeError as error:
-            raise ClientError(f"{self.display_name} is no railscope agent, or of another version: {error}") from None
+            raise ClientError(f"{self.display_name} is not a railscope agent, or of another version: {error}") from None
 
     def _page(self, path: str) -> bytes | None:
         """The page's bytes; None where there is none."""
@@ -155,7 +155,7 @@ class AgentClient:
             size += len(piece)
             if size > _MOST_BYTES:
                 raise ClientError(
-                    f"{self.display_name}{path} is longer than {_MOST_BYTES >> 20} MiB: it is no agent's page"
+                    f"{self.display_name}{path} is longer than {_MOST_BYTES >> 20} MiB: this is not a page of an agent"
                 )
             if time.monotonic() > deadline:
                 raise TimeoutError

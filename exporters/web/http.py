@@ -350,7 +350,7 @@ class _Connection(socketserver.BaseRequestHandler):
             # Where something raised: the client gets one line, `handle_error` logs the rest.
             if not self._answered:
                 self._finish(
-                    one_line_answer(HTTPStatus.INTERNAL_SERVER_ERROR, "railscope failed; see its log"), close=True
+                    one_line_answer(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; see the agent's log"), close=True
                 )
 
     def _answer(self, request: Request) -> Answer:

@@ -174,7 +174,7 @@ def test_what_is_exported_or_recorded_may_be_asked_for(committed: Path, expressi
 )
 def test_a_file_that_is_no_dashboard_is_named_in_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "odd.json").write_text(text)
-    with pytest.raises(documents.DocumentError, match=r"odd\.json: this is no dashboard") as refused:
+    with pytest.raises(documents.DocumentError, match=r"odd\.json: this is not a Grafana dashboard") as refused:
         documents.read_documents(tmp_path)
     assert "\n" not in str(refused.value)
 

@@ -72,7 +72,7 @@ def test_no_stall_is_one_line_and_the_time() -> None:
 
 def test_where_no_communicator_is_seen_nothing_is_called_no_stall() -> None:
     verdict = make_verdict(Fleets().made())
-    assert verdict.headline == "No host sees a communicator."
+    assert verdict.headline == "No agent observes a communicator."
     assert verdict.notes[0].startswith("if a job runs, `railscope doctor`")
     assert (verdict.problem, verdict.heard) == (False, True)
 

@@ -184,9 +184,9 @@ def test_an_error_of_the_store_is_passed_on_in_one_line(answers: Answers, url: s
 
 @pytest.mark.parametrize("data", [None, 7, {}, {"resultType": "vector"}, {"resultType": "string", "result": [1, "x"]}])
 def test_an_answer_of_another_kind_is_an_error(data: object) -> None:
-    with pytest.raises(PrometheusError, match="no Prometheus vector"):
+    with pytest.raises(PrometheusError, match="not a Prometheus vector"):
         parse_samples(data, "store")
-    with pytest.raises(PrometheusError, match="no Prometheus matrix"):
+    with pytest.raises(PrometheusError, match="not a Prometheus matrix"):
         parse_series(data, "store")
 
 
@@ -316,7 +316,7 @@ def test_a_token_with_letters_of_prose_names_its_file(tmp_path: Path) -> None:
 
 
 def test_a_question_that_is_no_text_is_one_line(url: str) -> None:
-    with pytest.raises(PrometheusError, match="no text"):
+    with pytest.raises(PrometheusError, match="not a valid label value"):
         PrometheusStore(Endpoint(url)).query("\udcff")
 
 
@@ -327,7 +327,7 @@ LONG_NAME = f"http://{'a' * 64}:9090"
     "url", ["ftp://host", "http://", "http://host:port", "http://[::1", "http://a..b", LONG_NAME, "http://h/\udcff"]
 )
 def test_what_is_no_url_is_called_so(url: str) -> None:
-    with pytest.raises(PrometheusError, match="is no URL"):
+    with pytest.raises(PrometheusError, match="is not a URL"):
         PrometheusStore(Endpoint(url))
 
 
@@ -389,7 +389,7 @@ def test_moments_and_lengths_of_time_as_people_write_them() -> None:
     "text", ["", "5", "m", "s", "5x", "-5m", "0s", "5m3", "1..5s", f"{'9' * 400}w", "99999999999w"]
 )
 def test_what_is_no_length_of_time_is_an_error(text: str) -> None:
-    with pytest.raises(ValueError, match="is no length of time: write 90s, 5m or 1h30m"):
+    with pytest.raises(ValueError, match="is not a duration: write 90s, 5m or 1h30m"):
         parse_duration(text)
 
 
@@ -409,12 +409,12 @@ def test_what_cannot_be_counted_is_no_value(value: str) -> None:
 
 @pytest.mark.parametrize("t", ["NaN", "inf", 1e18, -1, 10**400])
 def test_a_point_at_no_moment_is_an_error(t: object) -> None:
-    with pytest.raises(PrometheusError, match="no Prometheus matrix"):
+    with pytest.raises(PrometheusError, match="not a Prometheus matrix"):
         parse_series({"resultType": "matrix", "result": [{"metric": {}, "values": [[t, "7"]]}]}, "store")
 
 
 def test_a_label_that_cannot_be_written_is_an_error() -> None:
-    with pytest.raises(PrometheusError, match="no Prometheus vector"):
+    with pytest.raises(PrometheusError, match="not a Prometheus vector"):
         parse_samples({"resultType": "vector", "result": [{"metric": {"a": "\ud800"}, "value": [1, "7"]}]}, "store")
 
 

@@ -94,7 +94,7 @@ def test_a_recording_larger_than_all_may_be_is_not_kept_and_removes_nothing(
     assert write(RecordingStore(tmp_path, 1 << 20), at(0)) == [("stall", WriteResult.WRITTEN)]
     assert write(RecordingStore(tmp_path, 100), at(1)) == [("stall", WriteResult.FAILED)]
     assert names(tmp_path) == [file_name(at(0))]
-    assert "more than the 100 for all" in caplog.text
+    assert "above the limit of 100 for all" in caplog.text
 
 
 class FullDisk:
@@ -261,7 +261,7 @@ def test_a_disk_that_does_not_answer_does_not_keep_the_agent_from_ending(
     store = RecordingStore(tmp_path, 1 << 20, patience_seconds=0.1)
     assert write(store, recording()) == []
     assert [one.getMessage() for one in caplog.records] == [
-        f"{tmp_path}: the disk has not answered for 0.1 s: nobody waits for it, what was being recorded is lost"
+        f"{tmp_path}: the disk has not answered for 0.1 s: the recording is given up and lost"
     ]
     assert store.busy
     # Python waits at its end for threads that are none of a daemon's.
@@ -308,7 +308,7 @@ def test_a_folder_that_cannot_be_used_is_told_before_it_is_needed(
     store.prepare()
     store.close()
     (line,) = [one.getMessage() for one in caplog.records]
-    assert line.startswith(f"no recording will be kept: {folder}: {why}")
+    assert line.startswith(f"recordings cannot be written: {folder}: {why}")
     assert line.endswith("; see recordings.directory")
 
 
@@ -321,7 +321,7 @@ def test_a_folder_that_nobody_may_write_to_is_told_before_it_is_needed(
     store.prepare()
     store.close()
     assert [one.getMessage() for one in caplog.records] == [
-        f"no recording will be kept: {tmp_path}: it is not writable; see recordings.directory"
+        f"recordings cannot be written: {tmp_path}: it is not writable; see recordings.directory"
     ]
 
 
@@ -341,7 +341,7 @@ def test_it_is_said_how_far_back_calls_reach_whose_beginning_was_overwritten(
     short, whole = [one.getMessage() for one in caplog.records]
     assert short == (
         f"recorded 60 s (stall): {tmp_path / file_name(recording())}; "
-        "calls of the last 48.0 s only: more memory holds more (recordings.memory)"
+        "calls of the last 48.0 s only: raise recordings.memory to hold more"
     )
     assert whole == f"recorded 60 s (stall): {tmp_path / file_name(at(1))}"
 

@@ -46,9 +46,11 @@ _NS: Final = 1e9
 _APART: Final = 0.1
 """Part of the whole time by which nodes' recordings may begin or end apart, as those do that somebody starts."""
 _ELSEWHERE: Final = (
-    Unknown(8, "A prediction needs the job's shape: 'railscope matrix' puts it beside what was observed."),
+    Unknown(
+        8, "A prediction needs the job's shape: 'railscope matrix --estimate' shows it beside the observed matrix."
+    ),
     Unknown(15, "A comparison needs a second recording or an estimate: 'railscope compare A B'."),
-    Unknown(17, "Accuracy needs a prediction: 'railscope compare' holds a recording against an estimate."),
+    Unknown(17, "Accuracy needs a prediction: 'railscope compare' compares a recording with an estimate."),
 )
 """What one recording alone cannot say."""
 
@@ -80,7 +82,7 @@ class _Course:
     unknown: tuple[Unknown, ...]
 
 
-ONLY_AN_ORDER: Final = "What was imported has no times, only an order: import data with time stamps."
+ONLY_AN_ORDER: Final = "The imported data has no times, only an order: import data with timestamps."
 _NO_COURSE: Final = _Course(None, (), (), tuple(Unknown(row, ONLY_AN_ORDER) for row in (9, 10, 11, 12, 16)))
 
 
@@ -115,7 +117,8 @@ def make_runs(folders: Sequence[Path], options: ReportOptions = _USUAL) -> Repor
     others = {run.name: reason for run in runs if run.regularity and (reason := why_not_comparable(runs[0], run))}
     unknown += [
         Unknown(
-            14, f"{name} is not {runs[0].name} on another number of GPUs, so that its factors are of no job: {why}."
+            14,
+            f"{name} is not {runs[0].name} on another number of GPUs, so its scaling factors are meaningless: {why}.",
         )
         for name, why in others.items()
     ]
@@ -124,8 +127,8 @@ def make_runs(folders: Sequence[Path], options: ReportOptions = _USUAL) -> Repor
         unknown.append(
             Unknown(
                 14,
-                f"Whether the batch of {', '.join(untold)} grew with the GPUs is not in what was recorded, so that "
-                "both factors are shown: say which with --scaling weak or --scaling strong.",
+                f"Whether the batch of {', '.join(untold)} grew with the GPUs was not recorded, so both factors are "
+                "shown: choose one with --scaling weak or --scaling strong.",
             )
         )
     return replace(reports[0], scaling=scaling, unknown=_in_order(unknown))
@@ -206,7 +209,7 @@ def _course(dataset: Dataset, gpus: Gpus, classes: SizeClasses) -> _Course:
 
 def _unknown_of_one_run() -> Iterable[Unknown]:
     yield from _ELSEWHERE
-    yield Unknown(14, "Scaling needs several runs: give their folders, the smallest first, with --runs.")
+    yield Unknown(14, "Scaling needs several runs: give their folders with --runs, the smallest run first.")
 
 
 def _in_order(unknown: Iterable[Unknown]) -> tuple[Unknown, ...]:
@@ -225,10 +228,10 @@ def _span(recordings: Sequence[dict[str, Any]]) -> tuple[int, int]:
 def _losses(recordings: Sequence[dict[str, Any]], gpus: Gpus, several_jobs: str) -> Iterable[str]:
     """What is missing, and what makes figures less sure, one sentence each."""
     for column, what in (
-        ("calls_lost", "calls were seen and not recorded: counts and bytes are too small by them"),
-        ("operations_lost", "completed operations were seen and not recorded: latencies are of the rest"),
-        ("calls_removed", "calls were removed again by --max-size: counts and bytes are of the rest"),
-        ("operations_removed", "completed operations were removed again by --max-size: latencies are of the rest"),
+        ("calls_lost", "calls were observed and not recorded: counts and bytes are too small by them"),
+        ("operations_lost", "completed operations were observed and not recorded: latencies cover the others"),
+        ("calls_removed", "calls were removed by --max-size: counts and bytes cover the others"),
+        ("operations_removed", "completed operations were removed by --max-size: latencies cover the others"),
         ("lines_skipped", "lines or events of imported data were malformed and were skipped"),
     ):
         lost = sum(row[column] or 0 for row in recordings)
@@ -245,7 +248,7 @@ def _losses(recordings: Sequence[dict[str, Any]], gpus: Gpus, several_jobs: str)
     twice = gpus.twice_held_ranks()
     if twice:
         named = _some([f"rank {rank} of {comm}" for comm, rank in twice])
-        yield f"Two GPUs or more say that they are {named}: of their traffic with others only one's is shown."
+        yield f"Two or more GPUs claim to be {named}: only one's traffic with others is shown."
     if several_jobs:
         yield several_jobs
     if _times_are_known(recordings):
@@ -269,8 +272,7 @@ def _different_windows(recordings: Iterable[dict[str, Any]]) -> Iterable[str]:
     others = f" (the longest and the shortest of {len(lengths):,} nodes)" if len(lengths) > 2 else ""
     yield (
         f"{long} was recorded {format_seconds(longest)}, {short} {format_seconds(shortest)}{others}, up to "
-        f"{format_seconds(apart_ns / _NS)} apart: "
-        "figures that need several nodes are of different times."
+        f"{format_seconds(apart_ns / _NS)} apart: figures that need several nodes combine different times."
     )
 
 

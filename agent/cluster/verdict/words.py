@@ -129,15 +129,15 @@ def make_verdict(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet]
     elif writing:
         headline = f"No stall: {writing.pop(0)}"
     elif not heard:
-        headline = f"Cannot tell whether anything is stalled: none of {len(fleet.agents)} hosts says anything."
+        headline = f"Unknown whether anything is stalled: none of {len(fleet.agents)} agents answers."
     else:
         if comm or fleet.communicators:
             many = f"any of {fleet.communicators} communicators" if fleet.communicators > 1 else "the only communicator"
             headline = f"No stall: no host calls {f'communicator {comm}' if comm else many} stalled"
         else:
-            headline = "No host sees a communicator"
+            headline = "No agent observes a communicator"
             blind = ("if a job runs, `railscope doctor` on its host says why it is not seen",)
-        headline += f"; {len(silent)} of {len(fleet.agents)} hosts say nothing" if silent else ""
+        headline += f"; {len(silent)} of {len(fleet.agents)} agents do not answer" if silent else ""
         headline += "."
     asked = _describe_state([rank for rank in fleet.ranks if rank.comm == comm]) if comm and not findings else ()
     shown = [name for one in ended for name in _comms(one.cause)]
@@ -394,7 +394,10 @@ def _unknown(stalled: StalledCommunicator, fleet: Fleet, evidence: Iterable[str]
             yield f"{format_rank_numbers(numbers)} on {host}: {_silence(silent.get(host))}"
         never = [number for number in stalled.missing if number not in gone]
         if never:
-            yield f"{format_rank_numbers(never)}: no host told of them within the hour; {_silent_text(silent.values())}"
+            yield (
+                f"{format_rank_numbers(never)}: no agent reported them within the last hour; "
+                f"{_silent_text(silent.values())}"
+            )
     if stalled.nranks is None:
         yield "how many ranks the communicator has is not known, so some may be missing"
     if all(rank.completed is None for rank in present):
@@ -421,7 +424,7 @@ def _silence(agent: Agent | None) -> str:
         return "the agent answers, but sees this rank no more (it ended, or the agent was started after it stalled)"
     if agent.silent_seconds is None:
         return "its agent is silent"
-    return f"its agent has said nothing for {format_duration(agent.silent_seconds)}"
+    return f"its agent has not answered for {format_duration(agent.silent_seconds)}"
 
 
 def _silent_text(agents: Iterable[Agent]) -> str:
@@ -465,7 +468,7 @@ def _notes(fleet: Fleet) -> Iterable[str]:
     silent = [agent for agent in fleet.agents if not agent.up]
     if silent:
         for agent in silent[:_MOST_LINES]:
-            yield f"{agent.host}: {_silence(agent)}: what happens there cannot be known"
+            yield f"{agent.host}: {_silence(agent)}: its ranks are unknown"
         if len(silent) > _MOST_LINES:
             yield f"{len(silent) - _MOST_LINES} more hosts are silent"
     mixed = [agent for agent in fleet.agents if agent.mixed_by]
@@ -488,7 +491,7 @@ def _notes(fleet: Fleet) -> Iterable[str]:
         if agent.failing:
             yield f"{agent.host}: {', '.join(agent.failing)} cannot be read there: run railscope doctor"
     if fleet.scrape_seconds is not None and fleet.scrape_seconds > _SLOW_SCRAPE_SECONDS:
-        yield f"hosts are scraped every {format_duration(fleet.scrape_seconds)}: what is said here may be so old"
+        yield f"hosts are scraped every {format_duration(fleet.scrape_seconds)}: the verdict may be that old"
     for waiting in sorted(fleet.waiting, key=lambda one: -one.seconds)[:2]:
         yield (
             f"communicator {waiting.comm}: an operation of rank {waiting.rank} on {waiting.host} is under way for "

@@ -144,7 +144,7 @@ class Daemon:
         try:
             return Internals.load(self._programs, write_events=self._recorder is not None)
         except LoadError as error:
-            _log.warning("calls are counted, what completes is not seen: %s", error)
+            _log.warning("calls are counted, completions are not observed: %s", error)
             return None
 
     def _nccl_sources(self, programs: NcclPrograms, internals: Internals | None) -> NcclSources:
@@ -160,7 +160,7 @@ class Daemon:
 
     def _control(self, programs: NcclPrograms, completion: Completion | None) -> LevelControl:
         calibration = calibrate(programs.attach_kind)
-        _log.info("a probe costs %.0f ns here (%s)", calibration.trap_ns, calibration.source.value)
+        _log.info("a probe hit costs %.0f ns on this host (%s)", calibration.trap_ns, calibration.source.value)
         return LevelControl(
             programs,
             completion,
@@ -208,9 +208,9 @@ class Daemon:
 
     def _is_ready(self) -> tuple[bool, str]:
         if not self._ready.is_set():
-            return False, "looking for NCCL in running processes"
+            return False, "the first scan for NCCL in running processes has not finished"
         if not self.observer.attached():
-            return False, "probes could not be attached to a library; see the log"
+            return False, "probes could not be attached to an NCCL library; see the log"
         return True, "ready"
 
     def start(self) -> None:
@@ -230,7 +230,7 @@ class Daemon:
                 self._mmap_events = MmapEvents.open()
                 self._selector.register(self._mmap_events, selectors.EVENT_READ, self._read_mappings)
             except MmapEventsError as error:
-                _log.warning("new processes are found by scanning only: %s", error)
+                _log.warning("new processes are found by scans only: %s", error)
             rings: list[WakingRing] = [self._programs.call_events]
             if self._internals is not None:
                 self._selector.register(
@@ -336,9 +336,9 @@ class Daemon:
 
     def _say_pace(self) -> None:
         if self._schedule.resting:
-            _log.debug("a tick every %d s: all is as it was", CALM_NS // 10**9)
+            _log.debug("one tick every %d s: nothing changed", CALM_NS // 10**9)
         else:
-            _log.debug("a tick a second: %s", self._schedule.last_change)
+            _log.debug("one tick a second: %s", self._schedule.last_change)
 
     def _update(self, now_ns: int) -> None:
         """Run the periodic work: once a second, or every few seconds while nothing changes."""
@@ -385,7 +385,7 @@ class Daemon:
 
     def _recording_feed(self) -> RecorderFeed:
         if self._feed is None:
-            raise RuntimeError("nothing is recorded: the flight recorder is switched off")
+            raise RuntimeError("no recording: the flight recorder is switched off")
         return self._feed
 
     def close(self) -> None:
@@ -450,7 +450,7 @@ class Daemon:
         try:
             fd = open_pidfd(self._config.procfs, identity)
         except OSError as error:
-            _log.warning("the end of process %d will be seen by scanning only: %s", identity.pid, error)
+            _log.warning("the end of process %d will be noticed by scans only: %s", identity.pid, error)
             return
         if fd is None:
             self._ended.append((identity, None))
@@ -485,4 +485,4 @@ def notify(state: str) -> None:
             sender.connect("\0" + address[1:] if address.startswith("@") else address)
             sender.send(state.encode())
         except OSError as error:
-            _log.warning("systemd cannot be told: %s", error)
+            _log.warning("systemd cannot be notified: %s", error)

@@ -222,9 +222,9 @@ class NcclObserver:
     def unsettled(self) -> str | None:
         """What changed, by the last update and the last evaluation of stalls; None: nothing."""
         if self.stalls.suspicious:
-            return "a rank is suspected, or has come to rest"
+            return "a rank became suspect, or stopped calling"
         if self._control is not None and not self._control.is_stable:
-            return "the probes' budget may not be kept"
+            return "the probes may exceed their budget"
         return None
 
     @property

@@ -46,7 +46,7 @@ class Pace:
     def __init__(self, now_ns: int) -> None:
         self._disturbed_ns = self._followed_ns = now_ns
         self._asked_ns: deque[int] = deque(maxlen=_ASKED)
-        self.why = "the agent has just come"
+        self.why = "the agent has just started"
         """The last change, in words for the log."""
 
     def record_change(self, now_ns: int, what: str) -> None:
@@ -59,7 +59,7 @@ class Pace:
         self._asked_ns.append(now_ns)
         if len(self._asked_ns) == _ASKED and now_ns - self._asked_ns[0] <= FOLLOWED_NS:
             self._followed_ns = now_ns
-            self.why = "somebody asks again and again"
+            self.why = "a client scrapes repeatedly"
 
     def is_calm(self, now_ns: int) -> bool:
         """Whether nothing has changed for long enough, and no reader follows it."""
@@ -192,7 +192,7 @@ class Schedule:
 
     def evaluate_soon(self, now_ns: int) -> None:
         """A communicator or process has come or gone, which the last look for stalls did not foresee."""
-        self.record_change(now_ns, "a communicator or process has come or gone")
+        self.record_change(now_ns, "a communicator or process started or ended")
         self._next_look_ns = min(self._next_look_ns, now_ns + self._least_look_ns)
 
     def drain_now(self, now_ns: int, drained_ns: int) -> None:

@@ -246,7 +246,7 @@ class Governor:
             before = self.level
             self._start_anew()
             if self.level is not before:
-                self.reason = f"{level_name(before)} to {level_name(self.level)}: nothing is left of what was observed"
+                self.reason = f"{level_name(before)} to {level_name(self.level)}: no observed process is left"
 
     def _measure(self, measured: Measured) -> _Tick:
         costs = cost_ns(measured.interval.hits, self._calibration)
@@ -288,7 +288,7 @@ class Governor:
             load = max(load, retry.load * (now.call_rate / retry.call_rate if scalable else 1.0))
         if load > COMFORT * self._budget:
             return
-        what = "expected" if expected is not None else "so far, what it adds is to be seen"
+        what = "expected" if expected is not None else "so far; the cost of the next level is not measured yet"
         self._move(level, f"{load:.2%} of the observed threads' time {what}, budget {self._budget:.2%}")
 
     def _expected(self, level: Level, call_rate: float) -> _Load | None:

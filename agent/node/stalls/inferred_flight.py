@@ -32,7 +32,7 @@ _PERIOD_NS: Final = 800_000_000
 _LONGEST_PAUSE_NS: Final = 10_000_000_000
 _MOST_BEFORE_NS: Final = 1_000_000_000
 """Less than what is plainly broken may take: a process that is held for a moment after a pause is no stall."""
-_PROXY_WORKS: Final = "NCCL's proxy has operations under way"
+_PROXY_WORKS: Final = "NCCL's proxy has operations in flight"
 _POINT_TO_POINT: Final = frozenset({op_name(Op.Send), op_name(Op.Recv)})
 _HELD: Final = frozenset({"stopped", "frozen"})
 
@@ -384,7 +384,7 @@ class _Evaluation:
             return _Found(at_work[rank.instance], op)
         if several and not elsewhere and self._sleeps_unexcused(rank):
             missed = self._alone_missing(rank.pid)
-            found = self._awaited(rank, "its process does not read what peers sent it")
+            found = self._awaited(rank, "its process does not read data from its peers")
             if rank.instance in missed and found is not None:
                 return replace(found, missing=True)
             if missed:
@@ -398,7 +398,7 @@ class _Evaluation:
         one_of = len(self._of_process[rank.pid])
         unread = self._unread(rank)
         if unread:
-            sentence = f"{unread} bytes that its peers sent lie unread"
+            sentence = f"{unread} bytes from its peers are unread in its sockets"
             return _Found(sentence, op if one_of == 1 else UNKNOWN, one_of=one_of)
         if any(rail.unanswered for rail in self._rails(rank)):
             return _Found("bytes that it sent are not acknowledged", op)
@@ -443,7 +443,7 @@ class _Evaluation:
         return max(0, self._entered[rank.comm][1] - rank.entered)
 
     def _lead_sentence(self, rank: RankFacts) -> str:
-        return f"another rank of this host has made {self._lead(rank)} calls more"
+        return f"another rank of this host is {self._lead(rank)} calls ahead"
 
     def _op_of_lead(self, rank: RankFacts) -> str:
         """The operation that a rank did not enter: the last one of who is ahead by one, or what all they do."""
@@ -475,7 +475,7 @@ class _Evaluation:
 
     def _threads_wait(self, rank: RankFacts) -> str:
         waiting = self._inspector.waits_for_network(self.described.place(rank.instance).process)
-        return f"a thread that took part in collectives waits in {', '.join(waiting)}" if waiting else ""
+        return f"a thread that runs collectives waits in {', '.join(waiting)}" if waiting else ""
 
     def _lost_a_peer(self, rank: RankFacts) -> bool:
         """Whether a process at the other end of its process's connections has ended: it may never come on."""

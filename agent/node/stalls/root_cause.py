@@ -60,9 +60,9 @@ def find_root_cause(rank: RankFacts, evidence: Evidence, now_ns: int) -> Diagnos
 
 def _process(rank: RankFacts, process: ProcessFacts) -> Diagnosis | None:
     words = {
-        "stopped": "is stopped (state T): `kill -CONT` lets it go on",
+        "stopped": "is stopped (state T): `kill -CONT` resumes it",
         "traced": "is held by a debugger (state t)",
-        "frozen": "is frozen by its control group",
+        "frozen": "is frozen by its cgroup",
     }
     if process.condition == "gone":
         return Diagnosis(Cause.PROCESS_GONE, (f"process {rank.pid} has ended",), culprit=True, blamed_rank=rank.rank)
@@ -70,7 +70,7 @@ def _process(rank: RankFacts, process: ProcessFacts) -> Diagnosis | None:
         sentence = f"process {rank.pid} {words[process.condition]}"
         sentences = [sentence]
         if rank.in_flight is not None and rank.in_flight.one_of > 1:
-            sentences.append(f"which of its {rank.in_flight.one_of} communicators waits for it cannot be told")
+            sentences.append(f"which of its {rank.in_flight.one_of} communicators waits for it is unknown")
         return Diagnosis(Cause.PROCESS_STOPPED, tuple(sentences), culprit=True, blamed_rank=rank.rank)
     return None
 
@@ -89,11 +89,11 @@ def _rail(evidence: Evidence, now_ns: int) -> Diagnosis | None:
     if unanswered:
         worst = max(unanswered, key=lambda rail: rail.unanswered_ns)
         sentences = [
-            f"{worst.unanswered} of {worst.connections} connections on {_name(worst)} have had no answer for "
-            f"{worst.unanswered_ns / 1e9:.1f} s, however often they sent again; its link is up"
+            f"{worst.unanswered} of {worst.connections} connections on {_name(worst)} have received no "
+            f"acknowledgement for {worst.unanswered_ns / 1e9:.1f} s despite retransmissions; its link is up"
         ]
         if len(unanswered) == len(rails) > 1:
-            sentences.append("no rail is answered: the host at the other end may be down or unreachable")
+            sentences.append("no rail receives acknowledgements: the remote host may be down or unreachable")
         return _of_rail(Cause.RAIL_FILTERED, worst, *sentences)
     if evidence.process.condition != "running":
         return None
@@ -118,7 +118,7 @@ def _closed(evidence: Evidence) -> str:
     if not closed:
         return ""
     count = sum(rail.peer_closed for rail in closed)
-    return f"{count} of its connections on {_name(closed[0])} were closed by the other end"
+    return f"{count} of its connections on {_name(closed[0])} were closed by the remote end"
 
 
 def _matters(rail: RailSigns) -> bool:
@@ -159,7 +159,7 @@ def _lossy(rails: tuple[RailSigns, ...]) -> Diagnosis | None:
         sentences = []
         if rail.retransmitted_bytes >= max(_LOSSY_BYTES, _LOSSY_RATIO * rail.sent_bytes):
             share = 100 * rail.retransmitted_bytes / max(rail.sent_bytes, 1)
-            sentences.append(f"{share:.1f} % of what was sent on {_name(rail)} was sent again")
+            sentences.append(f"{share:.1f} % of the bytes sent on {_name(rail)} were retransmitted")
         if counted[rail]:
             names = ", ".join(f"{name} +{more}" for name, more in sorted(counted[rail], key=lambda loss: -loss[1])[:3])
             sentences.append(f"{_name(rail)} counted {names}")
@@ -252,7 +252,9 @@ def _busy(rail: RailSigns, others: list[RailSigns]) -> list[str]:
     if rail.busy_ratio < _BUSY_RATIO or not others or max(other.busy_ratio for other in others) > _IDLE_RATIO:
         return []
     usual = max(other.busy_ratio for other in others)
-    return [f"{_name(rail)} had data under way {rail.busy_ratio:.0%} of the time, its siblings at most {usual:.0%}"]
+    return [
+        f"{_name(rail)} had unacknowledged data {rail.busy_ratio:.0%} of the time, its siblings at most {usual:.0%}"
+    ]
 
 
 def _behind(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
@@ -278,7 +280,7 @@ def _behind(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
     process = evidence.process if last is rank else evidence.process_of_peer(last.pid)
     missing = most - last.entered
     calls = "1 call" if missing == 1 else f"{missing} calls"
-    sentences = [f"rank {last.name} has made {calls} fewer than the others of this host"]
+    sentences = [f"rank {last.name} is {calls} behind the other ranks of this host"]
     if last.pid in waits:
         return _stopped_peer(rank, evidence) or Diagnosis(
             Cause.RANK_BEHIND, (*sentences, waits[last.pid].sentence), culprit=False
@@ -303,8 +305,8 @@ def _missing(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
         process = evidence.process if one is rank else evidence.process_of_peer(one.pid)
         if one.in_flight is not None and one.in_flight.missing and process is not None:
             sentences = (
-                f"all other ranks wait for rank {one.name} of this host, which does not read what peers sent it",
-                "its process sleeps, and is in no other operation",
+                f"all other ranks wait for rank {one.name} of this host, which does not read data from its peers",
+                "its process sleeps and has no other operation in flight",
             )
             return Diagnosis(Cause.RANK_BEHIND, sentences, culprit=True, blamed_rank=one.rank)
     return None
@@ -332,8 +334,8 @@ def _stopped_peer(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
 
 def _starving(process: ProcessFacts) -> str:
     return (
-        f"wait for a processor: {process.waited_ratio:.1f} of them at any time, while {process.busy_ratio:.2f} "
-        "processors run them"
+        f"wait for a CPU: {process.waited_ratio:.1f} of them at any time, while {process.busy_ratio:.2f} processors "
+        "run them"
     )
 
 
@@ -343,8 +345,8 @@ def _gpu(rank: RankFacts) -> Diagnosis | None:
     return Diagnosis(
         Cause.GPU_NOT_PROGRESSING,
         (
-            "the call was handed over, and its first bytes never came from the GPU: its kernel has not begun",
-            "what the GPU was given before has not ended, or never will",
+            "the call was handed over, but the GPU never delivered its first bytes: its kernel has not started",
+            "earlier work on the GPU has not finished",
         ),
         # Calls are handed over while the GPU still computes: that is no fault before it takes very long.
         culprit=False,
@@ -359,12 +361,14 @@ def _waiting(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
         return None
     if flight.one_of > 1:
         sentence = f"{flight.sign}, in a process that sleeps or computes and has {flight.one_of} communicators"
-        which = "in which of them it is behind cannot be told"
+        which = "in which of them it is behind is unknown"
         return Diagnosis(Cause.UNKNOWN, (sentence, which, *_hidden(evidence)), culprit=False)
     if flight.strength == "weak" and evidence.unread_bytes and not evidence.others:
         process = evidence.process
-        sentences = [f"its peers have sent {evidence.unread_bytes} bytes that this rank does not read: they are ahead"]
-        sentences += ["it is busy with something else"] if process.computing else ["its process sleeps"]
+        sentences = [
+            f"its peers have sent {evidence.unread_bytes} bytes that this rank does not read: the peers are ahead"
+        ]
+        sentences += ["it is busy with other work"] if process.computing else ["its process sleeps"]
         return Diagnosis(
             Cause.RANK_BEHIND,
             tuple(sentences),
@@ -374,13 +378,13 @@ def _waiting(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
         )
     if rank.completed is not None and rank.completed >= rank.enqueued:
         return Diagnosis(
-            Cause.UNSEEN, ("every call that was seen is complete; something else is in flight",), culprit=False
+            Cause.UNSEEN, ("every observed call is complete; another operation is in flight",), culprit=False
         )
     unseen = _not_seen_to_enter(rank, evidence)
     for peer in unseen:
         writer = evidence.process_of_peer(peer.pid)
         if writer is not None and writer.writing:
-            sentence = f"rank {peer.name} of this host was not seen to make this call"
+            sentence = f"rank {peer.name} of this host was not observed making this call"
             return Diagnosis(
                 Cause.RANK_BEHIND, (sentence, _busy_with(writer)), culprit=False, blamed_rank=peer.rank, excused=True
             )
@@ -388,7 +392,7 @@ def _waiting(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
     if _all_here(rank, evidence):
         silent = next((peer for peer in evidence.peers if peer.in_flight and peer.in_flight.nothing_sent), None)
         if silent is not None:
-            sentence = f"it waits for rank {silent.name} of this host, whose GPU has not begun with the call"
+            sentence = f"it waits for rank {silent.name} of this host, whose GPU has not started the call"
             return Diagnosis(Cause.GPU_NOT_PROGRESSING, (sentence,), culprit=False, blamed_rank=silent.rank)
         if all(one.comparable for one in (rank, *evidence.peers)):
             sentence = f"all {rank.nranks} ranks are on this host and made this call: none of them is behind"
@@ -403,7 +407,7 @@ def _waiting(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
     sentences += [one.sentence for one in evidence.elsewhere]
     closed = _closed(evidence)
     if closed and not _all_here(rank, evidence):
-        sentences.append(f"{closed}: that process has ended, or has destroyed its end of one of several communicators")
+        sentences.append(f"{closed}: that process has ended, or has destroyed one of several communicators")
     if evidence.waits_for:
         sentences.append(f"it waits to receive from rank {', '.join(map(str, evidence.waits_for[:8]))}")
     return Diagnosis(Cause.RANK_BEHIND, tuple(sentences), culprit=False, blamed_rank=_only_peer(rank, evidence))
@@ -411,9 +415,9 @@ def _waiting(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
 
 def _how_rails_are(rails: tuple[RailSigns, ...]) -> str:
     if not rails:
-        return ", and no rail that it uses is seen"
+        return ", and none of its rails is observed"
     lose = any(more >= _LEAST_LOSSES for rail in rails for _, more in rail.losses)
-    return ", and none of its rails stands out" if lose else " and its rails work"
+    return ", and none of its rails differs from the others" if lose else " and its rails work"
 
 
 def _not_seen_to_enter(rank: RankFacts, evidence: Evidence) -> tuple[RankFacts, ...]:
@@ -434,7 +438,7 @@ def _all_here(rank: RankFacts, evidence: Evidence) -> bool:
 
 
 def _hidden(evidence: Evidence) -> tuple[str, ...]:
-    return (f"its connections cannot be seen: {evidence.hidden}",) if evidence.hidden else ()
+    return (f"its connections cannot be read: {evidence.hidden}",) if evidence.hidden else ()
 
 
 def _only_peer(rank: RankFacts, evidence: Evidence) -> int | None:
