@@ -92,18 +92,21 @@ def check_libraries(
             _unreadable(unreadable, allowed=bool(effective_capabilities(config.procfs) >> CAP_SYS_PTRACE & 1))
         )
     if errors:
-        what = f"{len(errors)} may not be opened: whether they hold NCCL is unknown; the first: {errors[0]}"
+        what = (
+            f"{len(errors)} cannot be opened (no permission): whether they contain NCCL is unknown; the first: "
+            f"{errors[0]}"
+        )
         findings.append(Finding("mapped files", "problem", what, privilege_remedy()))
     if not reports:
-        what = "no process that can be seen has NCCL mapped now: there is nothing to attach to"
-        findings.append(Finding("NCCL library", "note", what, "start a job and ask again"))
+        what = "no visible process maps NCCL now: there is nothing to attach to"
+        findings.append(Finding("NCCL library", "note", what, "start a job and run railscope doctor again"))
     if missed := pids_without_nccl(config.procfs, config.pids, {process.pid for process in processes}):
         findings.append(Finding("processes", "problem", f"--pid: {missed}", "name running processes that use NCCL"))
     return findings, reports, processes
 
 
 def _unreadable(processes: int, *, allowed: bool) -> Finding:
-    what = f"what {processes} of them have mapped may not be read: whether they use NCCL is unknown"
+    what = f"mappings of {processes} of them cannot be read (no permission): whether they use NCCL is unknown"
     if allowed:
         guard = "another user namespace or a security module guards them"
         return Finding("processes", "note", f"{what}; CAP_SYS_PTRACE is there, so {guard}")
@@ -164,7 +167,7 @@ def _internals(programs: NcclPrograms | None) -> list[Finding]:
         Internals.load(programs).close()
     except LoadError as error:
         return [Finding("completion", "note", f"only calls can be observed on this kernel: {error}", "Linux 5.17")]
-    return [Finding("completion", "ok", "the kernel takes the probes that see what completes")]
+    return [Finding("completion", "ok", "the kernel accepts the completion probes")]
 
 
 def _layout_words(source: str) -> str:
@@ -186,9 +189,9 @@ def _finding(report: LibraryReport) -> Finding:
     if report.layout_source == UNKNOWN:
         lost.append("calls are counted, but communicators have no identity")
     if report.refused_functions:
-        lost.append(f"not counted, for they would be single-stepped: {', '.join(report.refused_functions)}")
+        lost.append(f"not counted, because the kernel would single-step them: {', '.join(report.refused_functions)}")
     if report.completion_unseen:
-        lost.append(f"when operations are complete is not seen: {report.completion_unseen}")
+        lost.append(f"completion is not observed: {report.completion_unseen}")
     if lost:
         remedy = _LIST_IT if report.layout_source == UNKNOWN or report.completion_unseen == UNLISTED else ""
         return Finding("NCCL library", "note", f"{what}; {'; '.join(lost)}", remedy)

@@ -209,7 +209,7 @@ def parse_scrape(exposition: str, stalls: bytes | None, communicators: bytes | N
     build = samples.named(catalogue.BUILD_INFO.name)
     moment = samples.named(catalogue.SNAPSHOT_TIMESTAMP.name)
     if not build or not moment:
-        raise ScrapeError("what it serves are not railscope's metrics")
+        raise ScrapeError("it does not serve railscope's metrics")
     at_seconds = moment[0].value
     processes = samples.named(catalogue.PROCESSES_OBSERVED.name)
     current, ended = _stalls(stalls, at_seconds) if stalls is not None else ((), ())
@@ -387,7 +387,7 @@ def _stalls(page: bytes, at_seconds: float) -> tuple[tuple[ScrapedStall, ...], t
         current = tuple(_stall(one, at_seconds) for one in document["stalls"])
         return current, tuple(_stall(one, at_seconds) for one in document["ended"])
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ScrapeError("its page of stalls cannot be read: is it an agent of this version?") from None
+        raise ScrapeError("/stalls cannot be parsed: does the agent have this version?") from None
 
 
 def _stall(given: Mapping[str, Any], at_seconds: float) -> ScrapedStall:
@@ -464,4 +464,4 @@ def _communicators(page: bytes) -> _Communicators:
         processes = {_label(one["pid"]): _process(one) for one in document.get("processes", ())}
         return _Communicators(found, frozenset(living), processes)
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ScrapeError("its page of communicators cannot be read: is it an agent of this version?") from None
+        raise ScrapeError("/communicators cannot be parsed: does the agent have this version?") from None
