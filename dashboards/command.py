@@ -77,7 +77,7 @@ def _add_publish_arguments(parser: ArgumentParser) -> None:
     source.add_argument("--datasource", default="", metavar="UID", help="use this existing data source (its uid)")
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="a file with a service account's token")
     parser.add_argument("--basic-auth", default="", metavar="USER:FILE", help="a user, and a file with its password")
-    parser.add_argument("--ca-file", type=Path, metavar="FILE", help="certificates to trust instead of the system's")
+    parser.add_argument("--ca-file", type=Path, metavar="FILE", help="CA certificates to trust instead of the system's")
     parser.add_argument("--insecure", action="store_true", help="accept any certificate of Grafana")
     parser.add_argument(
         "--scrape-interval", default="15s", metavar="15s", help="how often that Prometheus scrapes (default: 15s)"

@@ -85,7 +85,7 @@ class AgentClient:
         try:
             context = ssl.create_default_context(cafile=self._address.ca_file)
         except (OSError, ssl.SSLError):
-            raise ClientError(f"--ca-file: {self._address.ca_file} holds no certificate that can be read") from None
+            raise ClientError(f"--ca-file: {self._address.ca_file} contains no readable certificate") from None
         if self._address.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
@@ -168,7 +168,7 @@ class AgentClient:
             )
         if 300 <= response.status < 400:
             where = response.headers.get("Location", "another place")
-            raise ClientError(f"{self.display_name} sends us to {where}: give that as --url, if you trust it")
+            raise ClientError(f"{self.display_name} redirects to {where}: give that as --url, if you trust it")
         if response.status != 200:
             raise ClientError(f"{self.display_name}{path} answers HTTP {response.status}: look at the agent's log")
         body = b"".join(pieces)

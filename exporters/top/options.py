@@ -18,8 +18,8 @@ def add_top_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--count", type=_count, metavar="N", help="with --plain: end after N times (default: never)")
     parser.add_argument("--user", default="", metavar="NAME", help="user name, if the agent requires a password")
     parser.add_argument("--password-file", type=Path, metavar="FILE", help="file with the user's password")
-    parser.add_argument("--ca-file", type=Path, metavar="FILE", help="certificates to trust instead of the system's")
-    parser.add_argument("--insecure", action="store_true", help="take any certificate of the agent")
+    parser.add_argument("--ca-file", type=Path, metavar="FILE", help="CA certificates to trust instead of the system's")
+    parser.add_argument("--insecure", action="store_true", help="accept any certificate of the agent")
 
 
 def _interval(text: str) -> float:

@@ -192,7 +192,7 @@ def test_an_answer_of_another_kind_is_an_error(data: object) -> None:
 
 def test_redirects_are_not_followed_so_that_credentials_stay(answers: Answers, url: str) -> None:
     answers.status, answers.headers = 302, {"Location": "https://elsewhere.example/login"}
-    assert "sends us to https://elsewhere.example/login" in refusal(PrometheusStore(Endpoint(url, "Bearer x")))
+    assert "redirects to https://elsewhere.example/login" in refusal(PrometheusStore(Endpoint(url, "Bearer x")))
     assert len(answers.asked) == 1
 
 
@@ -311,7 +311,7 @@ def test_a_path_and_a_user_may_hold_any_letters(answers: Answers, url: str, tmp_
 def test_a_token_with_letters_of_prose_names_its_file(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("abc\N{EN DASH}def")
-    with pytest.raises(PrometheusError, match=r"--bearer-token-file: .*token holds letters that are in no token"):
+    with pytest.raises(PrometheusError, match=r"--bearer-token-file: .*token contains characters that no token has"):
         bearer_header(file)
 
 
@@ -349,7 +349,7 @@ def test_missing_files_are_named_with_their_option(tmp_path: Path) -> None:
         bearer_header(tmp_path / "no")
     with pytest.raises(PrometheusError, match="USER:FILE"):
         basic_header("me")
-    with pytest.raises(PrometheusError, match=r"--ca-file: .*no holds no certificate"):
+    with pytest.raises(PrometheusError, match=r"--ca-file: .*no contains no readable certificate"):
         PrometheusStore(Endpoint("https://host", ca_file=tmp_path / "no"))
 
 

@@ -231,7 +231,7 @@ def test_plain_lines_hold_rates_stalls_and_evidence(serve: Serve) -> None:
         (["--user", "ada"], "--user and --password-file belong together"),
         (["--user", "ada", "--password-file", "/nonexistent"], "--password-file: /nonexistent: No such file"),
         (["--insecure"], "--ca-file and --insecure are for an agent behind TLS"),
-        (["--url", "https://x", "--ca-file", "/dev/null"], "--ca-file: /dev/null holds no certificate"),
+        (["--url", "https://x", "--ca-file", "/dev/null"], "--ca-file: /dev/null contains no readable certificate"),
     ],
 )
 def test_what_cannot_be_asked_is_one_line_and_status_2(arguments: list[str], said: str) -> None:
