@@ -120,7 +120,7 @@ class Watchdog:
         try:
             ranks = self._reader.read(now_ns, {stall.instance for stall in self.current}, self._detector.broken)
         except KernelRefusal as refusal:
-            _log.error("whether operations stall cannot be read: %s", refusal.strerror)
+            _log.error("stalls cannot be checked: %s", refusal.strerror)
             return EVALUATION_NS
         self._processes.clear()
         self._ranks = self._dependencies = None
@@ -176,7 +176,7 @@ class Watchdog:
         try:
             self._reader.read(now_ns, {stall.instance for stall in self.current}, self._detector.broken)
         except KernelRefusal as refusal:
-            _log.error("what ranks are at cannot be read: %s", refusal.strerror)
+            _log.error("the ranks' operations in flight cannot be read: %s", refusal.strerror)
         self._ranks = self._dependencies = None
 
     def record_times(self) -> None:
@@ -184,7 +184,7 @@ class Watchdog:
         try:
             self._reader.record_times()
         except KernelRefusal as refusal:
-            _log.error("how long operations took cannot be read: %s", refusal.strerror)
+            _log.error("durations of operations cannot be read: %s", refusal.strerror)
 
     def forget(self, instances: Iterable[int]) -> None:
         """Nobody can ask about these communicators any more."""
@@ -327,7 +327,7 @@ def _length_key(stall: Stall) -> tuple[str, str, str]:
 
 def _words(code: int | None) -> str:
     if code is None:
-        return "it was not seen how"
+        return "the exit status was not seen"
     return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
 
 
