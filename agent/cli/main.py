@@ -25,7 +25,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from railscope.agent.cli.log import set_up_logging
 from railscope.agent.cli.options import add_options
-from railscope.agent.config.options import CommandParser, config_from
+from railscope.agent.config.effective import config_from
+from railscope.agent.config.options import CommandParser
 from railscope.agent.node.daemon.signals import install_stop_handlers
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 
@@ -70,7 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FINE
     except _user_errors() as error:
-        print(f"railscope: {error.strerror if isinstance(error, KernelRefusal) else error}", file=sys.stderr)
+        problem = str(error.strerror if isinstance(error, KernelRefusal) else error)
+        for line in problem.split("\n"):
+            print(f"railscope: {line}", file=sys.stderr)
     except OSError as error:
         if error.errno not in _OF_NAMED_FILES or not isinstance(error.filename, str):
             raise
@@ -126,6 +129,13 @@ def _parser() -> CommandParser:
         help="run the daemon in the foreground",
         description="Observe the NCCL of running processes and serve /metrics.",
         epilog="example: railscope agent --web.listen-address 0.0.0.0:9779",
+    )
+    add(
+        "config",
+        _config,
+        help="what is wrong with a configuration, and which settings are in effect",
+        description="Check a configuration before an agent takes it, or show what an agent would run with.",
+        epilog="example: railscope config check /etc/railscope/railscope.yml",
     )
     add(
         "doctor",
@@ -237,7 +247,7 @@ def _parser() -> CommandParser:
 
 
 def _agent(parsed: Any) -> int:
-    config = config_from(parsed)
+    config = config_from(parsed, os.environ)
     set_up_logging(config.log_level, config.log_format)
     # Imported here so that `--help` and errors of the command line answer at once.
     from railscope.agent.config.keys import ConfigError
@@ -292,8 +302,14 @@ def _agent(parsed: Any) -> int:
         daemon.close()
 
 
+def _config(parsed: Any) -> int:
+    from railscope.agent.cli.config import run_config
+
+    return run_config(parsed, sys.stdout)
+
+
 def _doctor(parsed: Any) -> int:
-    config = config_from(parsed)
+    config = config_from(parsed, os.environ)
     set_up_logging("error", config.log_format)
     from railscope.agent.doctor.command import run_doctor, run_topology
 
@@ -323,7 +339,7 @@ def _record(parsed: Any) -> int:
         from railscope.agent.record.command import run_schema
 
         return run_schema(sys.stdout)
-    config = config_from(parsed)
+    config = config_from(parsed, os.environ)
     if parsed.describe is not None:
         from railscope.agent.record.command import run_describe
 

@@ -33,6 +33,10 @@ def add_options(name: str, parser: CommandParser) -> None:
     match name:
         case "agent":
             add_arguments(parser)
+        case "config":
+            from railscope.agent.cli.config import add_config_arguments
+
+            add_config_arguments(parser)
         case "doctor":
             _add_doctor_options(parser)
         case "top":

@@ -2,33 +2,33 @@
 
 The file is YAML: groups of keys, one level deep, each value a scalar or a list of scalars.  A typing error in a
 configuration that is silently ignored costs an operator more than a daemon that does not start, so an unknown or
-doubled key, a value of the wrong kind and a value out of range are errors of one line that say what is allowed.
-PyYAML's safe loader parses; its nodes carry the line numbers.
+doubled key, a value of the wrong kind and a value out of range are errors of one line that say what is allowed.  All
+errors of a file are told at once.  PyYAML's safe loader parses; its nodes carry the line numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import yaml
 
-from railscope.agent.config.keys import ConfigError, Key, Kind, suggest_nearest
+from railscope.agent.config.keys import TRUE_WORDS, ConfigError, Key, Kind, Written, one_line, suggest_nearest
 
 __all__ = ["ConfigError", "Key", "Kind", "read_config_file"]
 
 _LARGEST_FILE_BYTES: Final = 1 << 20
 _TAG: Final = "tag:yaml.org,2002:"
-_TRUE: Final = frozenset({"true", "yes", "on"})
 
 
-def read_config_file(path: Path, keys: Mapping[str, Key]) -> dict[str, object]:
+def read_config_file(path: Path, keys: Mapping[str, Key]) -> dict[str, Written]:
     """The values that a file sets, by `group.key`; lists are tuples.
 
     Raises:
-        ConfigError: the file cannot be read, is no YAML, or has something in it that `keys` does not allow.
+        ConfigError: the file cannot be read, is no YAML, or has something in it that `keys` does not allow: one line
+            for each such thing, in the order of the file.
     """
     try:
         with path.open("rb") as file:
@@ -37,7 +37,11 @@ def read_config_file(path: Path, keys: Mapping[str, Key]) -> dict[str, object]:
         raise ConfigError(f"{path}: cannot read the configuration file: {error.strerror}") from None
     if len(content) > _LARGEST_FILE_BYTES:
         raise ConfigError(f"{path}: this is not a configuration file: it has more than {_LARGEST_FILE_BYTES} bytes")
-    return _Reader(path, keys).values(_parse(path, content))
+    reader = _Reader(path, keys)
+    values = reader.values(_parse(path, content))
+    if reader.problems:
+        raise ConfigError(*(f"{path}: line {line}: {problem}" for line, problem in sorted(reader.problems)))
+    return values
 
 
 def _parse(path: Path, content: bytes) -> yaml.Node | None:
@@ -46,24 +50,23 @@ def _parse(path: Path, content: bytes) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ConfigError(f"{path}: {place}this is not YAML: {_one_line(error.problem or error.context)}") from None
+        raise ConfigError(f"{path}: {place}this is not YAML: {one_line(error.problem or error.context)}") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: this is not YAML: {_one_line(str(error))}") from None
+        raise ConfigError(f"{path}: this is not YAML: {one_line(str(error))}") from None
     except RecursionError:
         raise ConfigError(f"{path}: this is not a configuration file: it is nested too deeply") from None
-
-
-def _one_line(text: str | None) -> str:
-    return " ".join((text or "cannot be parsed").split())
 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
     path: Path
     keys: Mapping[str, Key]
+    problems: list[tuple[int, str]] = field(default_factory=list)
+    """With the line that each is in."""
 
-    def values(self, document: yaml.Node | None) -> dict[str, object]:
-        values: dict[str, object] = {}
+    def values(self, document: yaml.Node | None) -> dict[str, Written]:
+        """What the document sets; what it may not set is among the problems."""
+        values: dict[str, Written] = {}
         if document is None or _is_null(document):
             return values
         groups = sorted({name.partition(".")[0] for name in self.keys})
@@ -72,24 +75,33 @@ class _Reader:
                 members = [name.partition(".")[2] for name in self.keys if name.startswith(f"{group}.")]
                 for member, value in self._entries(node, f"{group}.", members):
                     key = self.keys[f"{group}.{member}"]
-                    values[key.name] = self._value(value, key)
+                    try:
+                        read = self._value(value, key)
+                    except _WrongValue as wrong:
+                        self._add_problem(wrong.node, str(wrong))
+                    else:
+                        values[key.name] = Written(read, f"{self.path} line {value.start_mark.line + 1}")
         return values
 
     def _entries(self, node: yaml.Node, prefix: str, allowed: list[str]) -> list[tuple[str, yaml.Node]]:
-        """The entries of a mapping, each name known and given once."""
+        """The entries of a mapping whose names are known, each once."""
         if not isinstance(node, yaml.MappingNode):
             where = f"{prefix[:-1]} must hold" if prefix else "the file must hold"
-            raise self._error(node, f"{where} keys with values ({', '.join(allowed)})")
+            self._add_problem(node, f"{where} keys with values ({', '.join(allowed)})")
+            return []
         lines: dict[str, int] = {}
         entries = []
         for name_node, value in node.value:
             name = name_node.value if isinstance(name_node, yaml.ScalarNode) else "?"
             if name not in allowed:
-                raise self._error(name_node, self._unknown(prefix, name, allowed))
-            if name in lines:
-                raise self._error(name_node, f"{prefix}{name} is set a second time; line {lines[name]} has it too")
-            lines[name] = name_node.start_mark.line + 1
-            entries.append((name, value))
+                self._add_problem(name_node, self._unknown(prefix, name, allowed))
+            elif name in lines:
+                self._add_problem(
+                    name_node, f"{prefix}{name} is set a second time; line {lines[name]} has it too: remove one"
+                )
+            else:
+                lines[name] = name_node.start_mark.line + 1
+                entries.append((name, value))
         return entries
 
     def _unknown(self, prefix: str, name: str, allowed: list[str]) -> str:
@@ -98,7 +110,7 @@ class _Reader:
             elsewhere = [key for key in self.keys if key.partition(".")[2] == name.rpartition(".")[2].replace("-", "_")]
             hint = f"; did you mean {elsewhere[0]}?" if elsewhere else ""
         kind = "key" if prefix else "group"
-        return f"{prefix}{_one_line(name)[:80]} is no {kind} of this file{hint} (allowed: {', '.join(allowed)})"
+        return f"{prefix}{one_line(name)[:80]} is no {kind} of this file{hint} (allowed: {', '.join(allowed)})"
 
     def _value(self, node: yaml.Node, key: Key) -> object:
         if key.kind is not Kind.LIST:
@@ -106,31 +118,49 @@ class _Reader:
         if not isinstance(node, yaml.SequenceNode):
             raise self._wrong_kind(node, key)
         entry = Key(key.name, Kind.TEXT, key.read)
-        return tuple(self._scalar(value, entry) for value in node.value)
+        read, wrong = [], []
+        for value in node.value:
+            try:
+                read.append(self._scalar(value, entry))
+            except _WrongValue as error:
+                wrong.append(error)
+        for one in wrong[:-1]:
+            self._add_problem(one.node, str(one))
+        if wrong:
+            raise wrong[-1]
+        return tuple(read)
 
     def _scalar(self, node: yaml.Node, key: Key) -> object:
         tag = node.tag.removeprefix(_TAG)
         if not isinstance(node, yaml.ScalarNode) or tag not in _TAGS[key.kind]:
             raise self._wrong_kind(node, key)
         if key.kind is Kind.BOOLEAN:
-            return node.value.lower() in _TRUE
+            return node.value.lower() in TRUE_WORDS
         try:
             return key.read(node.value)
         except ValueError as error:
-            raise self._error(node, f"{key.name}: {error}") from None
+            raise _WrongValue(node, f"{key.name}: {error}") from None
 
-    def _wrong_kind(self, node: yaml.Node, key: Key) -> ConfigError:
+    def _wrong_kind(self, node: yaml.Node, key: Key) -> _WrongValue:
         if _is_null(node):
-            return self._error(node, f"{key.name} has no value: write {key.kind.value}, or remove the line")
+            return _WrongValue(node, f"{key.name} has no value: write {key.kind.value}, or remove the line")
         if isinstance(node, yaml.ScalarNode):
             quoted = " in quotes" if node.style in ("'", '"') else ""
-            found = f"{_one_line(node.value)[:80]!r}{quoted}"
+            found = f"{one_line(node.value)[:80]!r}{quoted}"
         else:
             found = "a list" if isinstance(node, yaml.SequenceNode) else "a group of keys"
-        return self._error(node, f"{key.name}: {found} is not {key.kind.value}")
+        return _WrongValue(node, f"{key.name}: {found} is not {key.kind.value}")
 
-    def _error(self, node: yaml.Node, problem: str) -> ConfigError:
-        return ConfigError(f"{self.path}: line {node.start_mark.line + 1}: {problem}")
+    def _add_problem(self, node: yaml.Node, problem: str) -> None:
+        self.problems.append((node.start_mark.line + 1, problem))
+
+
+class _WrongValue(Exception):
+    """A value that its key does not take."""
+
+    def __init__(self, node: yaml.Node, problem: str) -> None:
+        super().__init__(problem)
+        self.node = node
 
 
 _TAGS: Final = {

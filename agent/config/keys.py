@@ -1,4 +1,4 @@
-"""The keys that a configuration file may hold, and the errors for everything else.
+"""The keys that a configuration file and the environment may set, and the errors for everything else.
 
 Apart from agent/config/file.py, which reads one, and takes a YAML parser that an agent without such a file does not
 need.
@@ -9,10 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used; one line that names the place and what is allowed."""
+    """The configuration cannot be used: one line for each error, which names the place and what to write."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__(*problems)
+        self.problems = problems
+
+    def __str__(self) -> str:
+        return "\n".join(self.problems)
 
 
 class Kind(Enum):
@@ -33,6 +41,26 @@ class Key:
     kind: Kind
     read: Callable[[str], object]
     """Makes the value of the text (of each entry, for a list); raises ValueError with one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A value that a file or the environment sets, and where."""
+
+    value: object
+    place: str
+    """`/etc/railscope/railscope.yml line 3`, `RAILSCOPE_WEB_LISTEN_ADDRESS`."""
+
+
+VARIABLE_PREFIX: Final = "RAILSCOPE_"
+"""Of every variable of the environment that sets a key."""
+TRUE_WORDS: Final = frozenset({"true", "yes", "on"})
+FALSE_WORDS: Final = frozenset({"false", "no", "off"})
+
+
+def one_line(text: str | None) -> str:
+    """The text on one line; of none, or an empty one: `cannot be parsed`."""
+    return " ".join((text or "cannot be parsed").split())
 
 
 def suggest_nearest(word: str, allowed: Iterable[str]) -> str:

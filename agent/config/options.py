@@ -1,19 +1,18 @@
 """The agent's configuration: every option, its default, its flag and its key in the configuration file.
 
-Defaults give way to the file (`--config.file`), the file to the command line.  `OPTIONS` is the one list of them all:
-flags, keys, help and checks come from it.  Flags that other Prometheus exporters have carry the same names.
+`OPTIONS` is the one list of them all: flags, keys, variables of the environment, help and checks come from it;
+agent/config/effective.py puts their values together.  Flags that other Prometheus exporters have carry the same names.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from itertools import chain
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from railscope.agent.config.keys import ConfigError, Key, Kind, suggest_nearest
+from railscope.agent.config.keys import VARIABLE_PREFIX, ConfigError, Key, Kind, suggest_nearest
 from railscope.agent.config.rail_patterns import RailPattern, parse_rail_pattern
 from railscope.agent.config.values import (
     ListenAddress,
@@ -34,7 +33,7 @@ from railscope.agent.config.values import (
     whole_number,
 )
 
-__all__ = ["COLLECTORS", "CommandParser", "Config", "ConfigError", "ListenAddress", "add_arguments", "config_from"]
+__all__ = ["COLLECTORS", "CommandParser", "Config", "ConfigError", "ListenAddress", "add_arguments"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,20 @@ class Collector:
     name: str
     help: str
     enabled: bool = True
+
+    @property
+    def field(self) -> str:
+        """Where parsed arguments hold whether it runs."""
+        return f"collector_{self.name}"
+
+    @property
+    def flag(self) -> str:
+        return f"--collector.{self.name}"
+
+    @property
+    def key(self) -> str:
+        """`group.key` in the file."""
+        return f"collectors.{self.name}"
 
 
 COLLECTORS: Final = (
@@ -134,6 +147,11 @@ class Option:
     default: str
     """As a person would write it; for the help."""
     help: str
+
+    @property
+    def name(self) -> str:
+        """`group.key`, or the flag of what has none."""
+        return self.key or self.flag.removeprefix("--")
 
 
 def _text(
@@ -247,10 +265,27 @@ FILE_KEYS: Final = {
     key.name: key
     for key in (
         *(Key(option.key, option.kind, option.read) for option in OPTIONS if option.key),
-        *(Key(f"collectors.{collector.name}", Kind.BOOLEAN, bool) for collector in COLLECTORS),
+        *(Key(collector.key, Kind.BOOLEAN, bool) for collector in COLLECTORS),
     )
 }
 """What the configuration file may hold."""
+
+ENVIRONMENT_KEYS: Final = {
+    f"{VARIABLE_PREFIX}{key.name.upper().replace('.', '_')}": key
+    for key in (
+        *FILE_KEYS.values(),
+        *(Key(option.name, option.kind, option.read) for option in OPTIONS if not option.key),
+    )
+}
+"""What the environment may hold, by variable."""
+
+RELOADABLE: Final = frozenset(
+    {
+        *("probes.scan_interval", "probes.level", "probes.budget", "limits.series", "series.detail"),
+        *("stalls.after", "stalls.factor", "stalls.floor", "recordings.max_bytes", "logging.level", "logging.format"),
+    }
+)
+"""Keys that take effect while the agent runs, on SIGHUP; all others take a restart."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -305,12 +340,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for collector in COLLECTORS:
         default = "on" if collector.enabled else "off"
         for flag, enabled, help_text in (
-            (f"--collector.{collector.name}", True, f"{collector.help} (default: {default})"),
+            (collector.flag, True, f"{collector.help} (default: {default})"),
             (f"--no-collector.{collector.name}", False, "switch this collector off"),
         ):
             parser.add_argument(
                 flag,
-                dest=_collector_field(collector),
+                dest=collector.field,
                 action="store_const",
                 const=enabled,
                 default=argparse.SUPPRESS,
@@ -322,35 +357,3 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         help="observe for --once.settle, print the metrics and exit",
     )
-
-
-def config_from(args: argparse.Namespace) -> Config:
-    """The configuration from parsed arguments and the file that they name.
-
-    Raises:
-        ConfigError: the file cannot be used.
-    """
-    given = vars(args)
-    path = given.get("config_file")
-    from_file: dict[str, object] = {}
-    if path:
-        from railscope.agent.config.file import read_config_file
-
-        from_file = read_config_file(path, FILE_KEYS)
-    values: dict[str, Any] = {option.field: from_file[option.key] for option in OPTIONS if option.key in from_file}
-    names = {field.name for field in fields(Config)}
-    values.update({name: value for name, value in given.items() if name in names})
-    for option in OPTIONS:
-        if option.kind is Kind.LIST and option.field in values:
-            words = values[option.field]
-            values[option.field] = tuple(chain.from_iterable(words) if option.field in given else words)
-    values["collectors"] = frozenset(
-        collector.name
-        for collector in COLLECTORS
-        if given.get(_collector_field(collector), from_file.get(f"collectors.{collector.name}", collector.enabled))
-    )
-    return Config(**values)
-
-
-def _collector_field(collector: Collector) -> str:
-    return f"collector_{collector.name}"
