@@ -177,14 +177,6 @@ class CommunicatorStall:
 
 
 @dataclass(frozen=True, slots=True)
-class WritingRank:
-    """A rank whose process writes to storage while none of its communicators is called."""
-
-    comm: str
-    rank: str
-
-
-@dataclass(frozen=True, slots=True)
 class StallTotal:
     """Stalls that began on this node; never falls."""
 
@@ -527,7 +519,8 @@ class NodeStalls:
     totals: tuple[StallTotal, ...] = ()
     ended: tuple[Stall, ...] = ()
     """The last ones, oldest first."""
-    writing: tuple[WritingRank, ...] = ()
+    writing: tuple[RankKey, ...] = ()
+    """Ranks whose processes write to storage while none of their communicators is called."""
 
     @property
     def current(self) -> tuple[Stall, ...]:

@@ -281,7 +281,7 @@ def _stalls(stalls: NodeStalls) -> Iterator[Draft]:
     yield Draft(
         catalogue.COMM_STALL_SECONDS, [((one.comm, one.rank, one.cause), one.seconds) for one in stalls.lengths]
     )
-    yield Draft(catalogue.COMM_WRITING, (((one.comm, one.rank), 1) for one in stalls.writing))
+    yield Draft(catalogue.COMM_WRITING, ((key, 1) for key in stalls.writing))
     yield Draft(catalogue.STALLS, [((one.op, one.cause), one.count) for one in stalls.totals])
 
 

@@ -41,7 +41,6 @@ from railscope.agent.facts.snapshot import (
     RankTimes,
     Snapshot,
     StallTotal,
-    WritingRank,
 )
 from railscope.agent.facts.stall import Diagnosis, Stall
 from tests.unit.identities import named
@@ -215,7 +214,7 @@ def full_snapshot() -> Snapshot:
             ),
             totals=(StallTotal("AllReduce", "rail_down", 1),),
             ended=(stall(ended_ns=7_000_000_000),),
-            writing=(WritingRank("00c0ffee00c0ffee", "0"),),
+            writing=(("00c0ffee00c0ffee", "0"),),
         ),
         health=AgentHealth(
             started_realtime_ns=1_749_999_000_500_000_000,

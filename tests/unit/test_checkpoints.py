@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.facts.snapshot import WritingRank
+from railscope.agent.facts.snapshot import RankKey
 from railscope.agent.node.stalls.checkpoints import PERIOD_NS, Checkpoints
 from railscope.probes.processes.state import written_bytes
 from tests.unit.stall_world import AFTER_S, COMM_HASH, LOOK_S, MIB, RUNNING, WRITING, Rank, World, steady
@@ -24,11 +24,11 @@ LOGS = replace(RUNNING, written_bytes=MIB)
 SECOND_LOOKS = int(1 / LOOK_S)
 
 
-def shown(world: World) -> tuple[WritingRank, ...]:
+def shown(world: World) -> tuple[RankKey, ...]:
     return world.watch.facts().writing
 
 
-WRITER = WritingRank(f"{COMM_HASH:016x}", "0")
+WRITER = (f"{COMM_HASH:016x}", "0")
 
 
 def writer() -> tuple[World, Rank]:

@@ -25,7 +25,7 @@ from railscope.agent.cluster.fleet.scrapes import (
     read_scrapes,
     recent_seconds_of,
 )
-from railscope.agent.cluster.fleet.sequences import RankKey, find_positions
+from railscope.agent.cluster.fleet.sequences import StoredRankKey, find_positions, stored_rank_key
 from railscope.agent.cluster.fleet.stalls import (
     brief_questions,
     brief_stalls,
@@ -147,15 +147,10 @@ def _fresh(samples: Iterable[Sample], scrapes: Scrapes) -> tuple[Sample, ...]:
     return tuple(one for one in samples if one.labels.get("instance", "") in scrapes.fresh or not one.labels)
 
 
-def _rank_key(sample: Sample | Series) -> RankKey:
-    labels = sample.labels
-    return labels.get("instance", ""), labels.get("comm", ""), labels.get("rank", "")
-
-
-def _by_rank(samples: Iterable[Sample]) -> dict[RankKey, float]:
-    found: dict[RankKey, float] = {}
+def _by_rank(samples: Iterable[Sample]) -> dict[StoredRankKey, float]:
+    found: dict[StoredRankKey, float] = {}
     for sample in samples:
-        key = _rank_key(sample)
+        key = stored_rank_key(sample)
         found[key] = max(found.get(key, sample.value), sample.value)
     return found
 
@@ -218,9 +213,9 @@ def _ranks(
     stalls = parse_stalls(said["stalled"], said["info"])
     lengths = _lengths(ask.store.scrapes(catalogue.COMM_STALL_SECONDS.where(of), points_seconds, ask.at), points)
     stalled_first = {one.comm: one.first for one in history}
-    infos = {_rank_key(sample): sample.labels for sample in found["info"]}
+    infos = {stored_rank_key(sample): sample.labels for sample in found["info"]}
 
-    def whole(name: str, key: RankKey) -> int | None:
+    def whole(name: str, key: StoredRankKey) -> int | None:
         value = numbers[name].get(key)
         return None if value is None else int(value)
 
@@ -259,21 +254,21 @@ def _ranks(
     return _with_history(ask, scrapes, ranks, of, window_seconds)
 
 
-def _points(series: Iterable[Series]) -> dict[RankKey, Points]:
+def _points(series: Iterable[Series]) -> dict[StoredRankKey, Points]:
     """History by rank; of replicas' the longest."""
-    found: dict[RankKey, Points] = {}
+    found: dict[StoredRankKey, Points] = {}
     for one in series:
-        key = _rank_key(one)
+        key = stored_rank_key(one)
         if len(one.points) > len(found.get(key, ())):
             found[key] = one.points
     return found
 
 
-def _lengths(series: Iterable[Series], calls: Mapping[RankKey, Points]) -> dict[RankKey, float]:
+def _lengths(series: Iterable[Series], calls: Mapping[StoredRankKey, Points]) -> dict[StoredRankKey, float]:
     """For how long each rank was stalled, over all causes."""
-    found: dict[RankKey, float] = defaultdict(float)
+    found: dict[StoredRankKey, float] = defaultdict(float)
     for one in series:
-        key = _rank_key(one)
+        key = stored_rank_key(one)
         of_rank = calls.get(key, ())
         found[key] += increase(one.points, of_rank[0][0] if of_rank else None)
     return found
@@ -289,10 +284,10 @@ def _with_history(
     on = match_any("instance", (instance for instance, name in scrapes.names.items() if name in gone))
     stalls = ask.store.scrapes(f"{catalogue.COMM_STALL_INFO}{{{of},{on}}}", window_seconds, ask.at)
     seen = ask.store.scrapes(f"{catalogue.COMM_ENQUEUED}{{{of},{on}}}", window_seconds, ask.at)
-    last_seen = {_rank_key(one): one.points[-1][0] for one in seen if one.points}
+    last_seen = {stored_rank_key(one): one.points[-1][0] for one in seen if one.points}
     said = {}
     for one in stalls:
-        key = _rank_key(one)
+        key = stored_rank_key(one)
         # Only what was still said when the rank was last seen: what had ended before is no matter.
         if one.points and one.points[-1][0] >= last_seen.get(key, 0.0) - 2 * scrapes.spacing_seconds:
             host = _host(one, scrapes.names)

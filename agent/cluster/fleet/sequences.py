@@ -24,12 +24,13 @@ from statistics import median
 from typing import Final
 
 from railscope.agent.cluster.fleet.history import Points
+from railscope.agent.cluster.fleet.prometheus import Sample, Series
 
 _FEWEST_MOMENTS: Final = 5
 """Fewer moments at which both ranks advanced say nothing of their difference."""
 
-RankKey = tuple[str, str, str]
-"""(instance, comm, rank)."""
+StoredRankKey = tuple[str, str, str]
+"""Scrape instance, communicator and rank: what a series of a rank's numbers carries in the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +44,19 @@ class Position:
     """By history, since the agent did not count from the first operation."""
 
 
+def stored_rank_key(one: Sample | Series) -> StoredRankKey:
+    """The key by which the store's samples and series of one rank belong together; empty where a label is missing."""
+    return one.labels.get("instance", ""), one.labels.get("comm", ""), one.labels.get("rank", "")
+
+
 def find_positions(
     *,
-    now: Mapping[RankKey, float],
-    from_start: Mapping[RankKey, float],
-    sequence: Mapping[RankKey, float],
-    resets: Mapping[RankKey, float],
-    history: Mapping[RankKey, Points],
-) -> dict[RankKey, Position]:
+    now: Mapping[StoredRankKey, float],
+    from_start: Mapping[StoredRankKey, float],
+    sequence: Mapping[StoredRankKey, float],
+    resets: Mapping[StoredRankKey, float],
+    history: Mapping[StoredRankKey, Points],
+) -> dict[StoredRankKey, Position]:
     """The position of every rank that can be compared with others of its communicator.
 
     `from_start` says 1 of ranks that were counted from their first operation on; where it says nothing, so does a
@@ -62,7 +68,7 @@ def find_positions(
     others = [key for key in now if key not in exact]
     if not others:
         return found
-    members: dict[str, list[RankKey]] = defaultdict(list)
+    members: dict[str, list[StoredRankKey]] = defaultdict(list)
     for key in now:
         members[key[1]].append(key)
     for keys in members.values():
@@ -94,7 +100,9 @@ def find_positions(
     return found
 
 
-def _numbered(keys: Sequence[RankKey], exact: Collection[RankKey], sequence: Mapping[RankKey, float]) -> list[RankKey]:
+def _numbered(
+    keys: Sequence[StoredRankKey], exact: Collection[StoredRankKey], sequence: Mapping[StoredRankKey, float]
+) -> list[StoredRankKey]:
     """The ranks of a communicator that are compared by NCCL's own numbers; none where that would compare fewer."""
     numbered = [key for key in keys if key in sequence]
     counted = [key for key in keys if key in exact]
@@ -102,12 +110,12 @@ def _numbered(keys: Sequence[RankKey], exact: Collection[RankKey], sequence: Map
 
 
 def _beside(
-    scale: RankKey,
-    sequence: Mapping[RankKey, float],
-    keys: Iterable[RankKey],
-    now: Mapping[RankKey, float],
-    history: Mapping[RankKey, Points],
-) -> Iterator[tuple[RankKey, Position]]:
+    scale: StoredRankKey,
+    sequence: Mapping[StoredRankKey, float],
+    keys: Iterable[StoredRankKey],
+    now: Mapping[StoredRankKey, float],
+    history: Mapping[StoredRankKey, Points],
+) -> Iterator[tuple[StoredRankKey, Position]]:
     """Ranks without such a number, by their usual distance to one that has it; those without history are left out."""
     for key in keys:
         learnt = usual_lead(history.get(scale, ()), history.get(key, ()))

@@ -15,7 +15,7 @@ from railscope.agent.cluster.fleet.facts import BriefStall, Stall, StallHistory
 from railscope.agent.cluster.fleet.history import spans
 from railscope.agent.cluster.fleet.prometheus import Sample, Series
 from railscope.agent.cluster.fleet.scrapes import MOST_POINTS, Asker, Scrapes
-from railscope.agent.cluster.fleet.sequences import RankKey
+from railscope.agent.cluster.fleet.sequences import StoredRankKey, stored_rank_key
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.causes import ONLY_WAITS, tier_of
 from railscope.agent.facts.snapshot import UNKNOWN
@@ -26,12 +26,12 @@ _MOST_CANDIDATES: Final = 100
 """For the telling moment: thousands of hosts have as many."""
 
 
-def parse_stalls(stalled: Iterable[Sample], info: Iterable[Sample]) -> dict[RankKey, Stall]:
+def parse_stalls(stalled: Iterable[Sample], info: Iterable[Sample]) -> dict[StoredRankKey, Stall]:
     """The stalls that hosts report, with their evidence."""
-    details = {(_rank_key(one), one.labels.get("cause", "")): one.labels for one in info}
-    found: dict[RankKey, Stall] = {}
+    details = {(stored_rank_key(one), one.labels.get("cause", "")): one.labels for one in info}
+    found: dict[StoredRankKey, Stall] = {}
     for sample in stalled:
-        key, cause = _rank_key(sample), sample.labels.get("cause", "unknown")
+        key, cause = stored_rank_key(sample), sample.labels.get("cause", "unknown")
         labels = details.get((key, cause))
         op = sample.labels.get("op", UNKNOWN)
         stall = Stall(op="" if op == UNKNOWN else op, cause=cause)
@@ -146,8 +146,3 @@ def brief_stalls(
         if comm not in shown:
             seconds[comm, host, sample.labels.get("cause", "unknown")] = sample.value
     return tuple(BriefStall(comm, host, cause, value) for (comm, host, cause), value in sorted(seconds.items()))
-
-
-def _rank_key(sample: Sample | Series) -> RankKey:
-    labels = sample.labels
-    return labels.get("instance", ""), labels.get("comm", ""), labels.get("rank", "")

@@ -20,7 +20,7 @@ from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.clocks import read_clocks
 from railscope.agent.facts.label_numbers import parse_number
 from railscope.agent.facts.rank_process import describe_process
-from railscope.agent.facts.snapshot import UNKNOWN, CommunicatorStall, NodeStalls, NodeTimes, StallTotal, WritingRank
+from railscope.agent.facts.snapshot import UNKNOWN, CommunicatorStall, NodeStalls, NodeTimes, RankKey, StallTotal
 from railscope.agent.facts.stall import InFlight, Stall, rail_name
 from railscope.agent.node.collectives.call_counts import Table
 from railscope.agent.node.collectives.stragglers import Stragglers
@@ -219,13 +219,13 @@ class Watchdog:
     def close(self) -> None:
         self._inspector.close()
 
-    def _writing(self) -> tuple[WritingRank, ...]:
+    def _writing(self) -> tuple[RankKey, ...]:
         """Ranks for which others may wait because their processes write.
 
         Not those that are in an operation themselves: they write beside it, and wait as others do.
         """
         return tuple(
-            WritingRank(rank.comm, rank.name)
+            (rank.comm, rank.name)
             for pid in self._checkpoints.writing_pids(self._clock.monotonic_ns())
             for rank in self._reader.ranks_of_process(pid)
             if rank.comm != UNKNOWN and (rank.in_flight is None or rank.in_flight.strength == "weak")
