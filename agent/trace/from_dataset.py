@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from railscope.agent.dataset.reader import Dataset
 from railscope.agent.recording.file import RecordingError
+from railscope.agent.recording.format import RecordedStall
 from railscope.agent.trace.timeline import (
     CALL,
     COMPUTE,
@@ -28,7 +29,6 @@ from railscope.agent.trace.timeline import (
     TimelineCommunicator,
     TimelineMark,
     TimelineRail,
-    TimelineStall,
     Words,
     cut_timeline,
     unnamed_communicator,
@@ -227,17 +227,18 @@ def _rail(row: _Row) -> TimelineRail:
     )
 
 
-def _stall(row: _Row) -> TimelineStall:
+def _stall(row: _Row) -> RecordedStall:
     def text(name: str) -> str:
         return "" if row[name] is None else str(row[name])
 
-    return TimelineStall(
+    return RecordedStall(
         comm=text("comm"),
         rank=text("rank"),
+        nranks="",
         op=text("op"),
         cause=text("cause"),
         strength=text("strength"),
-        since_ns=row["since_ns"],
+        since_realtime_ns=row["since_ns"],
         seconds=row["seconds"] or 0.0,
         blamed_rank=text("blamed_rank"),
         rail=text("rail"),

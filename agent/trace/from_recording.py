@@ -17,7 +17,7 @@ import numpy as np
 
 from railscope.agent.facts.clocks import ClockReading
 from railscope.agent.facts.snapshot import UNKNOWN
-from railscope.agent.recording.format import NOT_SEEN, RecordedStall, Recording
+from railscope.agent.recording.format import NOT_SEEN, Recording
 from railscope.agent.trace.timeline import (
     CALL,
     COMPUTE,
@@ -31,7 +31,6 @@ from railscope.agent.trace.timeline import (
     TimelineCommunicator,
     TimelineMark,
     TimelineRail,
-    TimelineStall,
     Words,
     unnamed_communicator,
 )
@@ -101,7 +100,7 @@ def _timeline(file: RecordingFile, clock: ClockReading, error_ns: int | None) ->
             for rail in one.rails
         ),
         marks=(*_marks(one, offset_ns), *_lifecycle(one, offset_ns)),
-        stalls=tuple(map(_stall, one.stalls)),
+        stalls=one.stalls,
         calls=_calls(one, offset_ns, words),
         operations=operations,
         tells_unfinished=True,
@@ -233,19 +232,3 @@ def _lifecycle(one: Recording, offset_ns: int) -> Iterable[TimelineMark]:
         name = LifecycleKind(kind).name.lower().replace("_", " ") if kind in _KINDS else f"lifecycle {kind}"
         text = name if result == 0 else f"{name} returned {result}"
         yield TimelineMark(int(event["time_ns"]) + offset_ns, text, int(event["instance"]) or None)
-
-
-def _stall(stall: RecordedStall) -> TimelineStall:
-    return TimelineStall(
-        comm=stall.comm,
-        rank=stall.rank,
-        op=stall.op,
-        cause=stall.cause,
-        strength=stall.strength,
-        since_ns=stall.since_realtime_ns,
-        seconds=stall.seconds,
-        blamed_rank=stall.blamed_rank,
-        rail=stall.rail,
-        device=stall.device,
-        evidence=stall.evidence,
-    )

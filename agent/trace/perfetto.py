@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from railscope.agent.recording.format import RecordedStall
 from railscope.agent.trace.same_operations import SameOperations
 from railscope.agent.trace.timeline import (
     NOT_ENDED,
@@ -24,7 +25,6 @@ from railscope.agent.trace.timeline import (
     HostTimeline,
     Rows,
     TimelineCommunicator,
-    TimelineStall,
 )
 
 if TYPE_CHECKING:
@@ -303,14 +303,16 @@ class _Host:
 
     def _write_stalls(self, top: int) -> None:
         others = 0
-        for stall in sorted(self._host.stalls, key=lambda one: one.since_ns):
+        for stall in sorted(self._host.stalls, key=lambda one: one.since_realtime_ns):
             parent = self._stall_tracks.get((stall.comm, stall.rank))
             if parent is None:
                 parent = others = others or self._packets.add_track("stalls", top)
             # A track for each: stalls of one rank may overlap, and are few.
             track = self._packets.add_track("stall", parent)
             shape = self._packets.make_shape(f"stall: {stall.cause}", "stall", _stall_details(stall))
-            self._packets.add_slice(track, shape, stall.since_ns, stall.since_ns + round(stall.seconds * 1e9))
+            self._packets.add_slice(
+                track, shape, stall.since_realtime_ns, stall.since_realtime_ns + round(stall.seconds * 1e9)
+            )
 
 
 class _Shapes(dict[Any, "Shape"]):
@@ -335,7 +337,7 @@ def _sequence(number: int) -> int | None:
     return None if number == NOT_KNOWN else number
 
 
-def _stall_details(stall: TimelineStall) -> dict[str, Value]:
+def _stall_details(stall: RecordedStall) -> dict[str, Value]:
     evidence = {f"evidence {number}": text for number, text in enumerate(stall.evidence, 1)}
     return _drop_empty(
         comm=stall.comm,

@@ -1,7 +1,7 @@
 """The events of some hosts on one time scale, from which a trace is drawn.
 
 Times are nanoseconds of the time of day.  A recording of ours and a dataset folder both become this; the writer of
-traces knows neither.  Words, such as the names of operations, stand in `words` once and in the arrays by place.
+traces opens neither.  Words, such as the names of operations, stand in `words` once and in the arrays by place.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+
+from railscope.agent.recording.format import RecordedStall
 
 Rows = npt.NDArray[Any]
 
@@ -49,7 +51,10 @@ LINK_EVENT: Final = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class TimelineCommunicator:
-    """One rank's end of one communicator; what is not known is empty."""
+    """One rank's end of one communicator, as a trace names it; what is not known is empty.
+
+    It holds no RankIdentity: a dataset folder has columns for a part of one only, and importers fill few of them.
+    """
 
     instance: int
     """What arrays call it by."""
@@ -74,6 +79,8 @@ def unnamed_communicator(instance: int, pid: int) -> TimelineCommunicator:
 
 @dataclass(frozen=True, slots=True)
 class TimelineRail:
+    """One rail of a host, as a trace names it; what is not known is empty or None."""
+
     rail_id: int
     """What arrays call it by."""
     rail: str
@@ -88,21 +95,6 @@ class TimelineMark:
     text: str
     instance: int | None
     """Whom it happened to; None: the host."""
-
-
-@dataclass(frozen=True, slots=True)
-class TimelineStall:
-    comm: str
-    rank: str
-    op: str
-    cause: str
-    strength: str
-    since_ns: int
-    seconds: float
-    blamed_rank: str
-    rail: str
-    device: str
-    evidence: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +122,7 @@ class HostTimeline:
     communicators: tuple[TimelineCommunicator, ...]
     rails: tuple[TimelineRail, ...]
     marks: tuple[TimelineMark, ...]
-    stalls: tuple[TimelineStall, ...]
+    stalls: tuple[RecordedStall, ...]
     words: tuple[str, ...]
     calls: Rows
     """Dtype CALL."""
@@ -191,7 +183,11 @@ def cut_timeline(host: HostTimeline, from_ns: int, until_ns: int, comms: Collect
         rail_samples=host.rail_samples[_within(host.rail_samples["time_ns"], from_ns, until_ns)],
         link_events=host.link_events[host.link_events["time_ns"] <= until_ns],
         marks=tuple(one for one in marks if from_ns <= one.time_ns <= until_ns),
-        stalls=tuple(one for one in stalls if one.since_ns <= until_ns and one.since_ns + one.seconds * 1e9 >= from_ns),
+        stalls=tuple(
+            one
+            for one in stalls
+            if one.since_realtime_ns <= until_ns and one.since_realtime_ns + one.seconds * 1e9 >= from_ns
+        ),
     )
 
 
