@@ -166,7 +166,10 @@ class CommunicatorFacts:
 
 @dataclass(frozen=True, slots=True)
 class CommunicatorStall:
-    """How long one rank's end of a communicator has stalled for one cause, all told."""
+    """How long one rank's end of a communicator has stalled for one cause, all told.
+
+    It holds no RankIdentity: its series carry the rank's key alone, and `comm_info` the rest.
+    """
 
     comm: str
     rank: str
@@ -187,7 +190,10 @@ class StallTotal:
 
 @dataclass(frozen=True, slots=True)
 class RankArrivals:
-    """How often a rank made a call last among the ranks of its communicator on this host, and how long after them."""
+    """How often a rank made a call last among the ranks of its communicator on this host, and how long after them.
+
+    It holds no RankIdentity: its series carry the rank's key alone, and `comm_info` the rest.
+    """
 
     comm: str
     rank: str
@@ -198,7 +204,10 @@ class RankArrivals:
 
 @dataclass(frozen=True, slots=True)
 class RankTimes:
-    """Operations of one rank's end of a communicator that completed, and how long they took in sum."""
+    """Operations of one rank's end of a communicator that completed, and how long they took in sum.
+
+    It holds no RankIdentity: its series carry the rank's key alone, and `comm_info` the rest.
+    """
 
     comm: str
     rank: str
@@ -306,7 +315,11 @@ class RailLedger:
 
 @dataclass(frozen=True, slots=True)
 class RailFacts:
-    """One network port that collectives use, and what it carried."""
+    """One network port that collectives use, and what it carried: the record that others of a rail are made from.
+
+    A rail has no identity record as a rank has: it would hold `rail`, `device` and `netns` alone, which two ports of an
+    RDMA device may share.
+    """
 
     rail: str
     device: str

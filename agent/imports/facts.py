@@ -85,7 +85,10 @@ class ImportedConnection(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ImportedEnd:
-    """One rank's end of one communicator: a row of `communicators`; what is not known is None."""
+    """One rank's end of one communicator: a row of `communicators`; what is not known is None.
+
+    It holds no RankIdentity: its fields are the columns, with `group_name`, which no agent sees, and numbers for text.
+    """
 
     instance: int
     comm: str

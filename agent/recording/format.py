@@ -99,11 +99,16 @@ class RecordedRail:
 
 @dataclass(frozen=True, slots=True)
 class RecordedStall:
-    """The stall that a recording was made for, as `/stalls` shows it."""
+    """The stall that a recording was made for, as `/stalls` shows it.
+
+    Not the node's Stall: a file holds text and the time of day, and a release that knows other causes may read it.  It
+    holds no RankIdentity: the recording's communicator of this name and rank does.
+    """
 
     comm: str
     rank: str
     nranks: str
+    """Empty: not known, as in a dataset folder."""
     op: str
     cause: str
     strength: str

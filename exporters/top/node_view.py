@@ -60,7 +60,7 @@ class RankView:
 
 @dataclass(frozen=True, slots=True)
 class RailView:
-    """One network port."""
+    """What one network port did between two moments."""
 
     rail: str
     device: str

@@ -87,7 +87,7 @@ class ScrapedProcess:
 
 @dataclass(frozen=True, slots=True)
 class ScrapedRail:
-    """One network port."""
+    """What one network port did until a scrape, by the series of its rail."""
 
     rail: str
     device: str
@@ -123,7 +123,11 @@ class ScrapedNvlink:
 
 @dataclass(frozen=True, slots=True)
 class ScrapedStall:
-    """One stall, as the agent reports it."""
+    """One stall, as `/stalls` reports it.
+
+    Not the node's Stall: an agent of another version may report causes that are not known here.  It holds no
+    RankIdentity: `/stalls` tells a part of one, also of a communicator that the metrics do not show any more.
+    """
 
     comm: str
     rank: str

@@ -18,7 +18,10 @@ LEAST_WRITTEN_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """One rank's end of one communicator."""
+    """How far one rank's end of one communicator came, and what it waits for: what ranks are compared by.
+
+    It holds no RankIdentity: judging computes with the rank's number and the process, and asks nothing of the rest.
+    """
 
     instance: int
     comm: str
@@ -89,7 +92,10 @@ class ProcessFacts:
 
 @dataclass(frozen=True, slots=True)
 class RailSigns:
-    """One rail, as one process's connections and the device's own counters show it over the last moments."""
+    """One rail, as one process's connections and the device's own counters show it over the last moments.
+
+    Not RailFacts, which hold the device's totals over all processes.
+    """
 
     rail: str
     device: str
