@@ -86,6 +86,7 @@ class Config:
     """Network namespaces, by inode, whose processes alone are observed; none: `scope` says.  No option sets it: the
     demo keeps to its own hosts by it."""
     scan_interval_ns: int = 10_000_000_000
+    probes_linger_ns: int = 60_000_000_000
     sysfs: Path = Path("/sys")
     procfs: Path = Path("/proc")
     rails: tuple[RailPattern, ...] = ()
@@ -184,6 +185,8 @@ OPTIONS: Final = (
           "observe these processes only"),
     _text("scan_interval_ns", "--probe.scan-interval", "probes.scan_interval", duration_ns("100ms", "1h"), "TIME",
           "10s", "interval between scans for processes that map NCCL"),
+    _text("probes_linger_ns", "--probe.linger", "probes.linger", duration_ns("0s", "1h"), "TIME", "60s",
+          "how long probes stay on a library after its last process ended, for the next job that maps it"),
     _text("loader", "--loader", "probes.loader", one_of("auto", "libbpf", "bcc"), "auto|libbpf|bcc", "auto",
           "BPF loader: libbpf, bcc (compiles the programs on this host at the agent's start), or bcc only if libbpf "
           "cannot load them (auto)"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -25,12 +26,13 @@ from railscope.agent.doctor.host import (
     check_privileges,
     check_settings,
 )
-from railscope.agent.doctor.libraries import check_libraries
+from railscope.agent.doctor.libraries import PATIENCE_SECONDS, QUESTIONS, TENANTS_PATIENCE_SECONDS, check_libraries
 from railscope.agent.doctor.nvlink import check_nvlink
 from railscope.agent.doctor.probes import check_probes
 from railscope.agent.doctor.processes import check_processes
 from railscope.agent.doctor.rails import check_rails
 from railscope.agent.doctor.topology import TopologyReport, check_topology, render_picture, topology_of_file
+from railscope.agent.node.inspection.inspection import InspectionProcesses
 from railscope.probes.clock import Clock, SystemClock
 from railscope.probes.processes.processes import ProcessIdentity
 
@@ -110,7 +112,12 @@ def examine(config: Config, clock: Clock, *, command_lines: bool = False) -> Exa
     processes: list[ProcessReport] = []
 
     def examine_libraries() -> list[Finding]:
-        found, reports, mappers = check_libraries(config)
+        with closing(
+            InspectionProcesses(
+                QUESTIONS, patience_seconds=PATIENCE_SECONDS, tenants_patience_seconds=TENANTS_PATIENCE_SECONDS
+            )
+        ) as inspection:
+            found, reports, mappers = check_libraries(config, inspection)
         libraries.extend(reports)
         identities.update(mappers)
         return found

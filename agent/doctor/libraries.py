@@ -18,20 +18,23 @@ from railscope.agent.doctor.findings import Finding, LibraryReport, capability_r
 from railscope.agent.doctor.host import CAP_SYS_PTRACE, effective_capabilities
 from railscope.agent.doctor.probes import configured_settings
 from railscope.agent.facts.snapshot import UNKNOWN
+from railscope.agent.node.completion.files import BelowCalls
 from railscope.agent.node.completion.levels import UNLISTED, completion_unseen, highest_level
+from railscope.agent.node.inspection.inspection import Inspection
+from railscope.agent.node.inspection.questions import NotYet, Refused
 from railscope.agent.node.overhead.governor import level_name
 from railscope.agent.node.targets.libraries import Libraries, Library
-from railscope.probes.libraries.elf import Elf, ElfError
+from railscope.probes.clock import SystemClock
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.libbpf import LoadError
 from railscope.probes.loading.links import AttachKind, Links
-from railscope.probes.nccl.functions.internals import Level, internal_points
+from railscope.probes.nccl.functions.internals import Level
 from railscope.probes.nccl.functions.probe_points import ProbePoints
 from railscope.probes.nccl.layouts.layout import CommLayout, Layouts
 from railscope.probes.nccl.programs.calls import NcclPrograms
 from railscope.probes.nccl.programs.internals import Internals
 from railscope.probes.nccl.records.internals import layout_record
-from railscope.probes.processes.processes import MappedFiles, ProcessIdentity
+from railscope.probes.processes.processes import ProcessIdentity, unreadable_processes
 
 _LIST_IT: Final = (
     "if the library has debug information, `python -m railscope.probes.nccl.layouts.dwarf LIBRARY` with railscope's "
@@ -65,8 +68,14 @@ class LeashedAttacher:
         return Links()
 
 
+QUESTIONS: Final = ("railscope.agent.node.completion.files", "railscope.agent.node.targets.sightings")
+PATIENCE_SECONDS: Final = 20.0
+TENANTS_PATIENCE_SECONDS: Final = 5.0
+"""How long what processes map is waited for: of all users together, and of one user."""
+
+
 def check_libraries(
-    config: Config,
+    config: Config, inspector: Inspection
 ) -> tuple[list[Finding], tuple[LibraryReport, ...], frozenset[ProcessIdentity]]:
     """Findings, one report for each library, and the processes that have one mapped.
 
@@ -75,18 +84,20 @@ def check_libraries(
     """
     with _programs(config) as programs:
         attacher = LeashedAttacher(programs)
-        discovery = Libraries(attacher, config.procfs, wanted=lambda _: True, found=lambda *_: None)
+        discovery = Libraries(
+            attacher, config.procfs, inspector, SystemClock(), wanted=lambda _: True, found=lambda *_: None
+        )
         try:
             discovery.scan()
             found = sorted(discovery.libraries, key=lambda library: library.path)
-            reports = tuple(_report(library, attacher) for library in found)
+            reports = tuple(_report(library, attacher, inspector) for library in found)
             processes = frozenset(identity for library in found for identity in library.mappers)
             errors = sorted(set(discovery.errors))
         finally:
             discovery.close()
         findings = _internals(programs)
     findings += [_finding(report) for report in reports]
-    unreadable = MappedFiles(config.procfs).scan().unreadable
+    unreadable = unreadable_processes(config.procfs)
     if unreadable:
         findings.append(
             _unreadable(unreadable, allowed=bool(effective_capabilities(config.procfs) >> CAP_SYS_PTRACE & 1))
@@ -128,10 +139,10 @@ def _programs(config: Config) -> Iterator[NcclPrograms | None]:
         programs.close()
 
 
-def _report(library: Library, attacher: LeashedAttacher) -> LibraryReport:
+def _report(library: Library, attacher: LeashedAttacher, inspector: Inspection) -> LibraryReport:
     points = library.points
     refusal = attacher.refusals.get(library.number, "")
-    level, completion_unseen = _below_calls(library)
+    level, completion_unseen = _below_calls(library, inspector)
     return LibraryReport(
         path=library.path,
         nccl_version=library.nccl_version,
@@ -147,14 +158,15 @@ def _report(library: Library, attacher: LeashedAttacher) -> LibraryReport:
     )
 
 
-def _below_calls(library: Library) -> tuple[Level, str]:
+def _below_calls(library: Library, inspector: Inspection) -> tuple[Level, str]:
     """The highest level that the library allows, and why completion is not seen, if it is not."""
+    question = BelowCalls(library.number, library.path, library.build_id)
     try:
-        with Elf.open(library.descriptor) as elf:
-            points = internal_points(elf, library.number)
-    except (ElfError, OSError) as error:
-        _log.debug("%s: %s", library.path, error)
-        return Level.COUNTS, f"it cannot be read: {error}"
+        points = inspector.ask(library.tenant, question, (library.descriptor,)).answer.internals
+    except NotYet:
+        return Level.COUNTS, "it could not be read in time"
+    except Refused as refused:
+        return Level.COUNTS, f"it cannot be read: {refused}"
     layout = layout_record(Layouts.load().structures(library.build_id))
     return highest_level(points, layout), completion_unseen(points, layout)
 

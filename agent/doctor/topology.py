@@ -12,6 +12,7 @@ from typing import Final
 from railscope.agent.config.options import Config
 from railscope.agent.config.rail_patterns import RailPattern
 from railscope.agent.doctor.findings import Finding, RailReport, one_line, privilege_remedy
+from railscope.agent.node.inspection.tenants import tenant_of
 from railscope.agent.node.rails.gpu_affinity import MappedNic, map_rails, rdma_ports
 from railscope.agent.node.rails.selection import NO_RDMA, RdmaPorts
 from railscope.probes.processes.processes import environ
@@ -174,7 +175,7 @@ def _nccl_settings(
         if topology is not None or name in refused:
             continue
         try:
-            topology = read_topology_of_process(config.procfs, pid, name)
+            topology = read_topology_of_process(config.procfs, pid, name, tenant_of(config.procfs, pid).uid)
         except (OSError, ValueError) as error:
             # The ranks of a job have the same settings: one is enough.
             refused.add(name)

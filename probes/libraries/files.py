@@ -22,11 +22,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from railscope.probes.loading.bpf_syscall import KernelRefusal
-from railscope.probes.processes.processes import on_overlayfs
+from railscope.probes.processes.processes import filesystem_magic, on_overlayfs
 
 _FS_IOC_FIEMAP: Final = 0xC020660B
 _FIEMAP: Final = struct.Struct("<QQIIII")
 _EXTENT: Final = struct.Struct("<QQQ16xI12x")
+_LOCAL_MAGICS: Final = frozenset(
+    {0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0x01021994, 0x858458F6, 0x73717368, 0xE0F5E1E2}
+)
+"""ext4, XFS, Btrfs, F2FS, ZFS, tmpfs, ramfs, squashfs, EROFS (linux/magic.h; ZFS's own)."""
 _IN_MODIFY: Final = 0x2
 _READ_BYTES: Final = 1 << 16
 
@@ -97,6 +101,14 @@ def same_library(one: LibraryKey, other: LibraryKey) -> bool:
         return False
     # Where nothing tells (and for a reflink copy, which shares its original's place) it is taken for the original.
     return mine.changed_ns == theirs.changed_ns or one.first_extent == other.first_extent
+
+
+def on_local_storage(fd: int) -> bool:
+    """Whether the kernel itself keeps a file's facts, so that asking for them waits for no server of files.
+
+    Not so through overlayfs, whose layers may be anything.
+    """
+    return filesystem_magic(fd) in _LOCAL_MAGICS
 
 
 def _first_extent(fd: int) -> tuple[int, int] | None:

@@ -13,9 +13,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -203,7 +201,8 @@ def open_mapped_file(procfs: Path, pid: int, mapping: Mapping) -> int:
             same_device = (os.major(status.st_dev), os.minor(status.st_dev)) == mapping.device
             same = status.st_ino == mapping.inode and (same_device or number > 0)
             if stat.S_ISREG(status.st_mode) and (same or (number == 2 and on_overlayfs(place))):
-                return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
+                # Who holds a write lease on it would make an open wait for up to /proc/sys/fs/lease-break-time.
+                return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             if error.errno in _REFUSED:
                 refusals.append("CAP_DAC_READ_SEARCH")
@@ -218,7 +217,8 @@ def open_mapped_file(procfs: Path, pid: int, mapping: Mapping) -> int:
     if identity_of(procfs, pid) is None:
         raise MappedFileError(f"{name}: process {pid}, which mapped it, has ended", gone=True)
     if trouble is not None:
-        raise MappedFileError(f"{name}, mapped by process {pid}, cannot be opened: {trouble.strerror}")
+        why = "a process holds a write lease on it" if trouble.errno == errno.EWOULDBLOCK else trouble.strerror
+        raise MappedFileError(f"{name}, mapped by process {pid}, cannot be opened: {why}")
     if refusals:
         missing = " and ".join(dict.fromkeys(refusals))
         raise MappedFileError(
@@ -227,51 +227,39 @@ def open_mapped_file(procfs: Path, pid: int, mapping: Mapping) -> int:
     raise MappedFileError(f"{name} is no longer mapped by process {pid}", gone=True)
 
 
-@dataclass(frozen=True)
-class Scan:
-    """The processes that had files mapped as code, at one time."""
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The processes of a host at one time."""
 
-    processes: dict[ProcessIdentity, dict[FileKey, Mapping]]
-    unreadable: int
-    """Processes whose mappings may not be read: CAP_SYS_PTRACE is missing."""
-
-    @cached_property
-    def files(self) -> dict[FileKey, tuple[int, Mapping]]:
-        """Every file, with the pid and mapping of one process that has it mapped."""
-        return {
-            key: (identity.pid, mapping)
-            for identity, mappings in self.processes.items()
-            for key, mapping in mappings.items()
-        }
-
-    def mappers(self, key: FileKey) -> Iterator[tuple[ProcessIdentity, Mapping]]:
-        """Every process that has this file mapped."""
-        return ((identity, found[key]) for identity, found in self.processes.items() if key in found)
+    living: frozenset[ProcessIdentity]
+    """All with an address space of their own: no kernel thread, no zombie."""
+    due: tuple[ProcessIdentity, ...]
+    """Those whose mappings may have changed, in order of their pids."""
 
 
 @dataclass(slots=True)
 class _Remembered:
     address_space_bytes: int
     scans: int
-    mappings: dict[FileKey, Mapping]
 
 
-class MappedFiles:
-    """Scans all processes for executable mappings, and remembers what the last scan saw.
+class AddressSpaces:
+    """Tells which processes may have mapped something since they were looked at last.
 
     Reading maps is what costs, so a process whose address space has kept its size is taken as unchanged for a few
     scans.  A library that replaced another one without changing that size is seen with delay, unless a stream of
-    mapping events (probes/libraries/mmap_events.py) told of it and a `fresh` scan was asked for.
+    mapping events (probes/libraries/mmap_events.py) told of it.  Nothing here reads a process's memory or mappings: the
+    kernel answers from what it keeps itself, whatever the process does.
     """
 
     def __init__(self, procfs: Path = PROCFS) -> None:
         self._procfs = procfs
         self._remembered: dict[ProcessIdentity, _Remembered] = {}
 
-    def scan(self, *, fresh: bool = False) -> Scan:
-        """Read all processes; `fresh` trusts nothing from before."""
+    def survey(self) -> Survey:
+        """Ask the kernel about all processes."""
         remembered: dict[ProcessIdentity, _Remembered] = {}
-        unreadable = 0
+        due = []
         for pid in process_ids(self._procfs):
             facts = _stat(self._procfs, pid)
             if facts is None or facts.kernel_thread or facts.address_space_bytes == 0:
@@ -280,22 +268,37 @@ class MappedFiles:
             before = self._remembered.get(identity)
             if (
                 before is not None
-                and not fresh
                 and before.address_space_bytes == facts.address_space_bytes
                 and before.scans < FULL_SCAN_EVERY
             ):
                 before.scans += 1
                 remembered[identity] = before
                 continue
-            try:
-                maps = _read(f"{self._procfs}/{pid}/maps", MAX_MAPS_BYTES)
-            except PermissionError:
-                unreadable += 1
-                continue
-            if maps:
-                remembered[identity] = _Remembered(facts.address_space_bytes, 1, parse_maps(maps))
+            due.append(identity)
+            remembered[identity] = _Remembered(facts.address_space_bytes, 1)
         self._remembered = remembered
-        return Scan({identity: kept.mappings for identity, kept in remembered.items()}, unreadable)
+        return Survey(frozenset(remembered), tuple(due))
+
+    def again(self, identity: ProcessIdentity) -> None:
+        """This one could not be looked at: it is due at the next survey."""
+        self._remembered.pop(identity, None)
+
+
+def unreadable_processes(procfs: Path = PROCFS) -> int:
+    """Processes whose mappings may not be read: CAP_SYS_PTRACE is missing.  Nothing is read of those that may be."""
+    unreadable = 0
+    for pid in process_ids(procfs):
+        facts = _stat(procfs, pid)
+        if facts is None or facts.kernel_thread or facts.address_space_bytes == 0:
+            continue
+        try:
+            os.close(os.open(f"{procfs}/{pid}/maps", os.O_RDONLY | os.O_CLOEXEC))
+        except PermissionError:
+            unreadable += 1
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+    return unreadable
 
 
 def environ(procfs: Path, pid: int) -> dict[str, str]:
@@ -427,9 +430,14 @@ def _read(path: str, budget_bytes: int) -> bytes | None:
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def on_overlayfs(fd: int) -> bool:
-    """Whether a file is seen through overlayfs: the first word of `struct statfs` is the filesystem's magic number."""
+def filesystem_magic(fd: int) -> int:
+    """The magic number of the file system that holds a file (statfs(2)); 0: it does not tell."""
     buffer = ctypes.create_string_buffer(256)
     if _libc.fstatfs(ctypes.c_int(fd), buffer) != 0:
-        return False
-    return int.from_bytes(buffer.raw[:8], "little") == _OVERLAYFS_MAGIC
+        return 0
+    return int.from_bytes(buffer.raw[:8], "little")
+
+
+def on_overlayfs(fd: int) -> bool:
+    """Whether a file is seen through overlayfs."""
+    return filesystem_magic(fd) == _OVERLAYFS_MAGIC

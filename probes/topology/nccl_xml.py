@@ -21,6 +21,7 @@ from typing import Final, NoReturn
 from xml.parsers import expat
 
 from railscope.probes.netdev.ethtool import BYTES_PER_MEGABIT
+from railscope.probes.processes.open_below import open_below
 from railscope.probes.topology.paths import Place
 from railscope.probes.topology.pci import is_display, is_network, normal_address
 
@@ -103,28 +104,56 @@ def read_topology(path: Path) -> XmlTopology:
         OSError: it cannot be read.
         TopologyError: it is no topology.
     """
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+    with open(path, "rb", opener=_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise TopologyError("is not a regular file")
         return parse_topology(file.read(MOST_BYTES + 1))
 
 
-def read_topology_of_process(procfs: Path, pid: int, given: str) -> XmlTopology | None:
+def read_topology_of_process(procfs: Path, pid: int, given: str, uid: int | None) -> XmlTopology | None:
     """The file that NCCL reads in a process, which may live in a container: `given` is its NCCL_TOPO_FILE.
 
-    None where that is empty and there is none in the usual place either.
+    None where that is empty and there is none in the usual place either.  `uid` is the process's real user ID: a file
+    that is neither his nor readable by everybody is not read; None: only what everybody may read.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: it cannot be read, or leads out of the process's root directory.
         TopologyError: it is no topology.
     """
     folder = procfs / str(pid)
     if given:
-        return read_topology(folder / ("root" if given.startswith("/") else "cwd") / given.lstrip("/"))
+        return _topology_below(folder / ("root" if given.startswith("/") else "cwd"), given, uid)
     for name in _WITHOUT_BEING_TOLD:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return read_topology(folder / "root" / name.lstrip("/"))
+            return _topology_below(folder / "root", name, uid)
     return None
+
+
+def _topology_below(folder: Path, path: str, uid: int | None) -> XmlTopology:
+    """A file below a folder, whatever links are on the way.
+
+    Raises:
+        OSError, TopologyError: it cannot be used.
+    """
+    root = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        place = open_below(root, path, os.O_PATH | os.O_CLOEXEC)
+    finally:
+        os.close(root)
+    try:
+        status = os.fstat(place)
+        if not stat.S_ISREG(status.st_mode):
+            raise TopologyError("is not a regular file")
+        if not (status.st_mode & stat.S_IROTH or (status.st_uid == uid and status.st_mode & stat.S_IRUSR)):
+            raise TopologyError("is not the process's own, and not readable by everybody")
+        with open(f"/proc/self/fd/{place}", "rb", opener=_without_waiting) as file:
+            return parse_topology(file.read(MOST_BYTES + 1))
+    finally:
+        os.close(place)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def parse_topology(data: bytes) -> XmlTopology:

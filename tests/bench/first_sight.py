@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Final
 
 from railscope.agent.node.completion.levels import Levels
+from railscope.agent.node.inspection.inspection import InProcess
 from railscope.agent.node.targets.libraries import Libraries
+from railscope.probes.clock import SystemClock
 from railscope.probes.nccl.functions.internals import Level
 from railscope.probes.nccl.layouts.layout import Layouts
 from railscope.probes.nccl.programs.calls import NcclPrograms, ProgramSettings
@@ -89,9 +91,11 @@ def look(pid: int) -> tuple[str, float]:
         stack.callback(programs.close)
         internals = Internals.load(programs)
         stack.callback(internals.close)
-        discovery = Libraries(programs, _PROCFS, wanted=lambda _: True, found=lambda *_: None)
+        discovery = Libraries(
+            programs, _PROCFS, wanted=lambda _: True, found=lambda *_: None, inspector=InProcess(), clock=SystemClock()
+        )
         stack.callback(discovery.close)
-        levels = Levels(internals, Layouts.load().structures, Level.RAILS)
+        levels = Levels(internals, Layouts.load().structures, Level.RAILS, inspector=InProcess())
         stack.callback(levels.close)
         began_ns = time.perf_counter_ns()
         errors = [*discovery.scan_process(pid), *levels.set_libraries(discovery.libraries)]

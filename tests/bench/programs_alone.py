@@ -16,6 +16,8 @@ from railscope.agent.config.options import Config
 from railscope.agent.config.probe_settings import program_settings
 from railscope.agent.node.completion.levels import Levels
 from railscope.agent.node.daemon.ring_pace import pause_ns
+from railscope.agent.node.inspection.inspection import InProcess
+from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.probes.libraries.elf import Elf
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.libbpf import LoadError
@@ -40,6 +42,7 @@ class _Library:
     descriptor: int
     build_id: str | None
     nccl_version: str
+    tenant: Tenant = UNKNOWN_TENANT
 
 
 _COUNTED: Final = {
@@ -89,7 +92,7 @@ class ProgramsAlone:
                     internals = Internals.load(programs, write_events=write_events)
                     stack.callback(internals.close)
                     rings.append(internals.completion_events)
-                    levels = Levels(internals, Layouts.load().structures, Level.COUNTS)
+                    levels = Levels(internals, Layouts.load().structures, Level.COUNTS, inspector=InProcess())
                     stack.callback(levels.close)
             except LoadError as error:
                 raise BenchError(str(error)) from None

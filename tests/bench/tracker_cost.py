@@ -27,6 +27,7 @@ from railscope.agent.node.attribution.explained import Correlator, PortTotals
 from railscope.agent.node.attribution.ledger import Sockets
 from railscope.agent.node.daemon.nccl_observer import NcclSources
 from railscope.agent.node.daemon.observer import Observer
+from railscope.agent.node.inspection.inspection import InProcess
 from railscope.agent.node.sampling.state import DeviceTotals
 from railscope.agent.node.stalls.watchdog import EVALUATION_NS
 from railscope.probes.loading.maps import Records
@@ -383,7 +384,9 @@ def followed_percent(load: Load, *, warm_seconds: int = _WARM_SECONDS, seconds: 
     clock = _Clock()
     observer = Observer(
         Config(collectors=frozenset({"collective"})),
-        NcclSources(cast(NcclPrograms, load), cast(Any, load), level=Level.RAILS, in_flight=load),
+        NcclSources(
+            cast(NcclPrograms, load), cast(Any, load), level=Level.RAILS, inspector=InProcess(), in_flight=load
+        ),
         clock,
         "bench",
     )

@@ -17,6 +17,8 @@ from typing import BinaryIO
 import pytest
 
 from railscope.agent.node.completion.cuda import CudaCompletion
+from railscope.agent.node.inspection.inspection import InProcess
+from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.probes.libraries.elf import Elf
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.functions.internals import Level, internal_points
@@ -45,6 +47,8 @@ class ObservedNccl:
     path: str
     number: int = NUMBER
     mappers: set[ProcessIdentity] = field(default_factory=set)
+    tenant: Tenant = UNKNOWN_TENANT
+    build_id: str | None = None
 
     @property
     def descriptor(self) -> int:
@@ -86,7 +90,7 @@ def watched(
         internals.describe(NUMBER, offsets)
         stack.callback(programs.attach(str(double.nccl), points, NUMBER, layout).close)
         stack.callback(internals.attach(str(double.nccl), below, Level.COMPLETION).close)
-        cuda = CudaCompletion(internals.cuda, PROCFS)
+        cuda = CudaCompletion(internals.cuda, PROCFS, inspector=InProcess())
         stack.callback(cuda.close)
         library = ObservedNccl(file, str(double.nccl))
         library.mappers.update(identity for pid in pids if (identity := identity_of(PROCFS, pid)) is not None)

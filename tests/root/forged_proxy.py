@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from railscope.agent.node.completion.completion import Completion
+from railscope.agent.node.inspection.inspection import InProcess
 from railscope.probes.libraries.elf import Elf
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op
@@ -199,6 +200,6 @@ def probed(programs: NcclPrograms, made: Forged) -> Iterator[Probed]:
         internals.describe(LIBRARY, layout_record(made.structures))
         for level in Level:
             stack.callback(internals.attach(str(made.target.path), made.points, level).close)
-        completion = Completion(internals, Level.ALL)
+        completion = Completion(internals, Level.ALL, inspector=InProcess())
         stack.callback(completion.levels.close)
         yield Probed(made, programs, internals, completion)

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from railscope.agent.node.inspection.inspection import InProcess
 from railscope.agent.node.targets import libraries as discovery
 from railscope.agent.node.targets.libraries import Libraries
+from railscope.probes.clock import Clock, SystemClock
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.links import Links
 from railscope.probes.nccl.functions.entry_points import ENQUEUE_CHECK
@@ -44,13 +46,18 @@ class RecordingAttacher:
 
 
 @contextmanager
-def discovering(*pids: int, attacher: RecordingAttacher | None = None) -> Iterator[Libraries]:
+def discovering(
+    *pids: int, attacher: RecordingAttacher | None = None, clock: Clock | None = None, linger_ns: int = 0
+) -> Iterator[Libraries]:
     """Discovery among these processes only."""
     made = Libraries(
         attacher or RecordingAttacher(),
         PROCFS,
         wanted=lambda identity: identity.pid in pids,
         found=lambda *_: None,
+        inspector=InProcess(),
+        clock=clock or SystemClock(),
+        linger_ns=linger_ns,
     )
     try:
         yield made
@@ -296,3 +303,59 @@ def test_nothing_stays_open(tmp_path: Path) -> None:
             found.scan()
             assert found.libraries
         assert open_files() == before
+
+
+class StandingClock(SystemClock):
+    """Moves only when told to."""
+
+    def __init__(self) -> None:
+        self.now_ns = 10**12
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+
+def test_probes_linger_for_the_next_process_and_come_off_when_none_comes(tmp_path: Path) -> None:
+    path, clock, attacher = library(tmp_path / "libnccl.so.2"), StandingClock(), RecordingAttacher()
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(LateCaller()) for _ in range(2))
+        found = stack.enter_context(
+            discovering(first.pid, second.pid, attacher=attacher, clock=clock, linger_ns=60 * 10**9)
+        )
+        first.load(path)
+        found.scan()
+        first.unload()
+        found.scan()
+        clock.now_ns += 59 * 10**9
+        found.expire()
+        assert mappers(found) == {str(path): set()}
+        second.load(path)
+        assert found.scan_process(second.pid) == []
+        assert len(attacher.asked) == 1, "the probes were there before the process"
+        second.unload()
+        found.scan()
+        clock.now_ns += 60 * 10**9
+        found.expire()
+        assert found.libraries == ()
+
+
+def test_a_tenant_has_a_share_of_the_places_and_what_lingers_makes_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery, "TENANTS_SHARE", 2)
+    files = [library(tmp_path / f"libnccl.so.{number}") for number in range(4)]
+    with ExitStack() as stack:
+        jobs = [stack.enter_context(LateCaller()) for _ in files]
+        found = stack.enter_context(discovering(*(job.pid for job in jobs), linger_ns=60 * 10**9))
+        for job, file in zip(jobs[:3], files, strict=False):
+            job.load(file)
+            found.scan_process(job.pid)
+        assert paths(found) == [str(file) for file in files[:2]]
+        found.scan()
+        (error,) = found.errors
+        assert error.startswith(f"{files[2]}: not observed, for uid 0 has 2 NCCL libraries mapped already")
+        assert list(found.left_out.values()) == [1], "counted once, however often it is tried"
+        jobs[0].unload()
+        found.scan()
+        assert paths(found) == [str(file) for file in files[1:3]]
+        assert found.errors == ()

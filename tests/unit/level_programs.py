@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from railscope.agent.node.completion.levels import Levels
-from railscope.probes.libraries.elf import Elf
+from railscope.agent.node.inspection.inspection import InProcess
+from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.probes.loading.bpf_syscall import KernelRefusal
-from railscope.probes.loading.links import Links
+from railscope.probes.loading.links import Links, ProbePoint
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.functions.internals import InternalPoints, Level
@@ -34,6 +35,7 @@ class SimulatedLibrary:
     build_id: str | None = BUILD_ID
     nccl_version: str = "2.32.3"
     mappers: frozenset[ProcessIdentity] = frozenset()
+    tenant: Tenant = UNKNOWN_TENANT
 
 
 def simulated_link() -> Links:
@@ -70,8 +72,8 @@ class SimulatedPrograms:
     def still_attached(self) -> list[str]:
         return [level.name for level, links in self.attached.items() if len(links)]
 
-    def watch_errors(self, path: str, elf: Elf, library: int, layout: ErrorLayout | None) -> Links:
-        assert elf.symbols(["no such function"]) == {}
+    def watch_errors(self, path: str, points: Sequence[ProbePoint], library: int, layout: ErrorLayout | None) -> Links:
+        del points
         self.watched[library] = (path, layout)
         self.error_links = simulated_link()
         return self.error_links
@@ -124,4 +126,4 @@ class SimulatedPrograms:
 def levels_of(
     programs: SimulatedPrograms, wanted: Level, before_forgetting: Callable[[], object] = lambda: None
 ) -> Levels:
-    return Levels(programs, Layouts.load().structures, wanted, before_forgetting)
+    return Levels(programs, Layouts.load().structures, wanted, InProcess(), before_forgetting)

@@ -13,6 +13,7 @@ import pytest
 from railscope.agent.facts.snapshot import CommunicatorFacts, NodeCollectives, NodeTimes
 from railscope.agent.node.collectives.collectives import Collectives
 from railscope.agent.node.completion.completion import Completion
+from railscope.agent.node.inspection.inspection import InProcess
 from railscope.agent.node.targets.jobs import JobFacts
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.nccl.comm_hash import two_lane_hash
@@ -132,7 +133,7 @@ def test_one_reading_of_the_communicators_serves_all_who_look_at_them(
     (tmp_path / "10").mkdir()
     (tmp_path / "10" / "mem").touch()
     node = Node()
-    completion = Completion(level_programs.SimulatedPrograms(), Level.COUNTS)
+    completion = Completion(level_programs.SimulatedPrograms(), Level.COUNTS, inspector=InProcess())
     libraries: list[int] = []
     monkeypatch.setattr(completion.levels, "error_layout_of", libraries.append)
     monkeypatch.setattr(completion.levels, "sequence_layout_of", libraries.append)
@@ -158,7 +159,7 @@ def test_before_the_kernel_forgets_what_a_communicator_did_somebody_may_learn_it
         node.kernel,
         node.processes,
         0,
-        Completion(programs, Level.COMPLETION),
+        Completion(programs, Level.COMPLETION, inspector=InProcess()),
         before_forgetting=lambda: done.append("learnt"),
     )
     node.begin(10)

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from railscope.agent.node.completion.cuda import LOOK_AGAIN_AFTER, CudaCompletion
+from railscope.agent.node.inspection.inspection import InProcess
+from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.links import Links, ProbePoint
 from railscope.probes.loading.maps import Records
@@ -100,6 +102,8 @@ class SimulatedLibrary:
     number: int = 3
     path: str = "/opt/libnccl.so.2"
     mappers: set[ProcessIdentity] = field(default_factory=set)
+    tenant: Tenant = UNKNOWN_TENANT
+    build_id: str | None = None
 
 
 class Mapped:
@@ -146,7 +150,7 @@ def programs() -> SimulatedPrograms:
 
 @pytest.fixture
 def cuda(programs: SimulatedPrograms) -> Iterator[CudaCompletion]:
-    completion = CudaCompletion(programs, PROCFS)
+    completion = CudaCompletion(programs, PROCFS, inspector=InProcess())
     yield completion
     completion.close()
 
@@ -257,4 +261,4 @@ def test_a_process_that_has_gone_is_no_error(
 
 
 def test_every_run_of_the_programs_is_a_hit_and_what_they_proved_is_none() -> None:
-    assert CudaCompletion(SimulatedPrograms(), PROCFS).hits() == 5
+    assert CudaCompletion(SimulatedPrograms(), PROCFS, inspector=InProcess()).hits() == 5

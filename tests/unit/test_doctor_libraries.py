@@ -9,6 +9,7 @@ import pytest
 from railscope.agent.config.options import Config
 from railscope.agent.doctor.findings import Finding
 from railscope.agent.doctor.libraries import check_libraries
+from railscope.agent.node.inspection.inspection import InProcess
 from railscope.probes.loading.libbpf import LoadError
 from railscope.probes.nccl.programs.calls import NcclPrograms
 from railscope.probes.processes.processes import MappedFileError, Mapping, open_mapped_file
@@ -37,7 +38,7 @@ def maps(path: Path) -> bytes:
 
 
 def check(procfs: SimulatedProcfs) -> dict[str, Finding]:
-    found, _, _ = check_libraries(Config(procfs=procfs.root))
+    found, _, _ = check_libraries(Config(procfs=procfs.root), InProcess())
     return {finding.check: finding for finding in found}
 
 
@@ -65,7 +66,7 @@ def test_files_that_cannot_be_opened_are_a_problem_for_they_may_hold_nccl(
             )
         return open_mapped_file(root, pid, mapping)
 
-    monkeypatch.setattr("railscope.agent.node.targets.libraries.open_mapped_file", within_rights)
+    monkeypatch.setattr("railscope.agent.node.targets.sightings.open_mapped_file", within_rights)
     library, secret = tmp_path / "libnccl.so.2", tmp_path / "secret.so"
     for path in (library, secret):
         path.write_bytes(write_elf(WantedElf([WantedSymbol("ncclAllReduce")], constants=CONSTANTS)).data)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from railscope.agent.node.completion.completion import Completion
+from railscope.agent.node.inspection.inspection import InProcess
 from railscope.agent.node.overhead.control import LevelControl
 from railscope.agent.node.overhead.governor import START
 from railscope.probes.loading.bpf_syscall import KernelRefusal
@@ -73,7 +74,7 @@ def control_of(
 
 def test_the_level_begins_where_the_governor_begins_or_where_it_is_fixed() -> None:
     for text, expected in (("auto", START), ("all", Level.ALL), ("completion", Level.COMPLETION)):
-        completion = Completion(SimulatedPrograms(), Level.COUNTS)
+        completion = Completion(SimulatedPrograms(), Level.COUNTS, inspector=InProcess())
         control_of(CountedCalls(), completion, SimulatedClock(), text)
         assert completion.levels.target_level is expected
 
@@ -92,7 +93,7 @@ def test_what_hits_cost_is_added_up_also_where_only_calls_are_counted() -> None:
 
 def test_counters_that_cannot_be_read_are_one_line_and_change_nothing() -> None:
     calls, clock = CountedCalls(refuses=True), SimulatedClock()
-    completion = Completion(SimulatedPrograms(), Level.COUNTS)
+    completion = Completion(SimulatedPrograms(), Level.COUNTS, inspector=InProcess())
     control = control_of(calls, completion, clock, "rails")
     (line,) = control.update(1)
     assert line.endswith("simulated refusal")
@@ -101,7 +102,7 @@ def test_counters_that_cannot_be_read_are_one_line_and_change_nothing() -> None:
 
 def test_without_communicators_and_calls_nothing_below_the_calls_is_read_and_nothing_is_missed() -> None:
     calls, clock, below = CountedCalls(), SimulatedClock(), CountingPrograms()
-    control = control_of(calls, Completion(below, Level.COUNTS), clock, "rails")
+    control = control_of(calls, Completion(below, Level.COUNTS, inspector=InProcess()), clock, "rails")
 
     def tick(processes: int) -> None:
         clock.now_ns += SECOND_NS
@@ -131,7 +132,7 @@ def level_after(
     caplog.set_level("INFO")
     caplog.clear()
     calls, clock, below = CountedCalls(), SimulatedClock(), CountingPrograms()
-    completion = Completion(below, Level.COUNTS)
+    completion = Completion(below, Level.COUNTS, inspector=InProcess())
     control = control_of(calls, completion, clock, level, budget_ratio, **host)
     for _ in range(15):
         clock.now_ns += SECOND_NS
@@ -165,7 +166,7 @@ def test_on_a_host_without_a_free_core_a_hit_costs_more(caplog: pytest.LogCaptur
 def real_library(monkeypatch: pytest.MonkeyPatch, build_id: str | None = BUILD_ID) -> Iterator[SimulatedLibrary]:
     """A file that can be opened, with every function that is probed."""
     points = {name: ProbePoint(name, 64, 0) for name in EVERYTHING}
-    monkeypatch.setattr("railscope.agent.node.completion.levels.internal_points", lambda *_: InternalPoints(points))
+    monkeypatch.setattr("railscope.agent.node.completion.files.internal_points", lambda *_: InternalPoints(points))
     descriptor = os.open("/proc/self/exe", os.O_RDONLY | os.O_CLOEXEC)
     try:
         yield SimulatedLibrary(descriptor=descriptor, build_id=build_id)
@@ -178,7 +179,7 @@ def test_the_level_never_goes_above_what_the_libraries_that_are_there_have(
 ) -> None:
     caplog.set_level("INFO", "railscope.levels")
     clock = SimulatedClock()
-    completion = Completion(CountingPrograms(), Level.COUNTS)
+    completion = Completion(CountingPrograms(), Level.COUNTS, inspector=InProcess())
     control = control_of(CountedCalls(), completion, clock, "auto")
     with real_library(monkeypatch, build_id="00" * 20) as library:
         completion.set_libraries([library])
@@ -192,7 +193,7 @@ def test_the_level_never_goes_above_what_the_libraries_that_are_there_have(
 
 def test_what_the_kernel_refused_once_is_tried_again_while_the_level_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, programs = SimulatedClock(), CountingPrograms(refuses=Level.RAILS)
-    completion = Completion(programs, Level.COUNTS)
+    completion = Completion(programs, Level.COUNTS, inspector=InProcess())
     control = control_of(CountedCalls(), completion, clock, "rails")
     with real_library(monkeypatch) as library:
         assert len(completion.set_libraries([library])) == 1

@@ -18,7 +18,7 @@ def all_functions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every library has these functions."""
     functions = list(EVERYTHING)
     monkeypatch.setattr(
-        "railscope.agent.node.completion.levels.internal_points",
+        "railscope.agent.node.completion.files.internal_points",
         lambda _, number: InternalPoints({name: ProbePoint(name, 64, number << 32) for name in functions}),
     )
     return functions

@@ -15,6 +15,7 @@ from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.daemon.nccl_observer import NcclSources
 from railscope.agent.node.daemon.observer import Observer
+from railscope.agent.node.inspection.inspection import InProcess
 from railscope.agent.node.overhead.control import LevelControl
 from railscope.agent.node.stalls.watchdog import Watchdog
 from railscope.probes.clock import SystemClock
@@ -37,7 +38,10 @@ def test_a_refused_reading_is_a_failed_collector_and_not_a_broken_scrape(what: s
     kernel = SimulatedPrograms()
     kernel.call(2**22 - 1, 0, 3)
     observer = Observer(
-        Config(collectors=frozenset({"collective"})), NcclSources(cast(NcclPrograms, kernel)), SystemClock(), "0"
+        Config(collectors=frozenset({"collective"})),
+        NcclSources(cast(NcclPrograms, kernel), inspector=InProcess()),
+        SystemClock(),
+        "0",
     )
     try:
         before = observer.snapshot()
@@ -69,7 +73,7 @@ def test_a_process_without_nccl_that_maps_something_leads_to_no_look_below_the_c
     monkeypatch.setattr(Completion, "set_libraries", follow)
     observer = Observer(
         Config(collectors=frozenset({"collective"}), pids=(os.getppid(),)),
-        NcclSources(cast(NcclPrograms, SimulatedPrograms()), level_programs.SimulatedPrograms()),
+        NcclSources(cast(NcclPrograms, SimulatedPrograms()), level_programs.SimulatedPrograms(), inspector=InProcess()),
         SystemClock(),
         "0",
     )
@@ -88,7 +92,7 @@ def test_stalls_are_judged_by_what_is_followed_and_times_are_taken_before_they_a
     taken: list[Watchdog] = []
     monkeypatch.setattr(Watchdog, "record_times", lambda stalls: taken.append(stalls))
     monkeypatch.setattr(
-        "railscope.agent.node.completion.levels.internal_points",
+        "railscope.agent.node.completion.files.internal_points",
         lambda _, number: InternalPoints(
             {name: ProbePoint(name, 64, number << 32) for name in level_programs.EVERYTHING}
         ),
@@ -103,7 +107,13 @@ def test_stalls_are_judged_by_what_is_followed_and_times_are_taken_before_they_a
 
     observer = Observer(
         Config(collectors=frozenset({"collective"})),
-        NcclSources(cast(NcclPrograms, SimulatedPrograms()), below, level=Level.COMPLETION, control=control),
+        NcclSources(
+            cast(NcclPrograms, SimulatedPrograms()),
+            below,
+            level=Level.COMPLETION,
+            control=control,
+            inspector=InProcess(),
+        ),
         SystemClock(),
         "0",
     )
@@ -135,7 +145,9 @@ def test_how_a_process_ended_is_asked_of_its_descriptor_before_a_scan_gives_it_u
         config = Config(collectors=frozenset({"collective"}), pids=(child.pid,))
         observer = Observer(
             config,
-            NcclSources(cast(NcclPrograms, kernel), new_process=lambda identity, _: new.append(identity)),
+            NcclSources(
+                cast(NcclPrograms, kernel), new_process=lambda identity, _: new.append(identity), inspector=InProcess()
+            ),
             SystemClock(),
             "0",
         )

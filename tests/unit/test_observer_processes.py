@@ -16,6 +16,7 @@ from railscope.agent.config.options import Config
 from railscope.agent.facts.snapshot import CommunicatorFacts
 from railscope.agent.node.daemon.nccl_observer import NcclSources
 from railscope.agent.node.daemon.observer import Observer
+from railscope.agent.node.inspection.inspection import InProcess
 from railscope.probes.clock import SystemClock
 from railscope.probes.loading.links import Links
 from railscope.probes.nccl.programs.calls import NcclPrograms, ProgramSettings
@@ -59,7 +60,11 @@ class Host:
         everything = Config(collectors=frozenset({"collective"}), procfs=self._procfs.root, **config)
         self.observer = Observer(
             everything,
-            NcclSources(cast(NcclPrograms, self.kernel), new_process=lambda identity, _: self.new.append(identity)),
+            NcclSources(
+                cast(NcclPrograms, self.kernel),
+                new_process=lambda identity, _: self.new.append(identity),
+                inspector=InProcess(),
+            ),
             self._clock,
             "0",
         )

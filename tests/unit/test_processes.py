@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from railscope.probes.processes import processes
 from railscope.probes.processes.processes import (
     PROCFS,
-    FileKey,
+    AddressSpaces,
     MappedFileError,
-    MappedFiles,
     Mapping,
     ProcessIdentity,
+    Survey,
     cgroup,
     environ,
     executable_mappings,
@@ -328,7 +328,7 @@ def test_without_privileges_the_missing_capability_is_named(child: subprocess.Po
         f"try: open_mapped_file(PROCFS, {child.pid}, {mapping!r})\n"
         "except MappedFileError as error: print(error, error.gone)\n"
         f"print(executable_mappings(PROCFS, {child.pid}), environ(PROCFS, {child.pid}))\n"
-        "print(MappedFiles().scan().unreadable > 0)\n"
+        "print(unreadable_processes() > 0)\n"
     )
     command = [sys.executable, "-c", script]
     output = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2]).stdout
@@ -337,52 +337,41 @@ def test_without_privileges_the_missing_capability_is_named(child: subprocess.Po
     assert rest == ["[] {}", "True"]
 
 
-def test_a_scan_skips_kernel_threads_and_tells_who_maps_what(procfs: SimulatedProcfs) -> None:
+def due(surveyed: Survey) -> list[int]:
+    return [identity.pid for identity in surveyed.due]
+
+
+def test_a_survey_passes_over_kernel_threads(procfs: SimulatedProcfs) -> None:
     procfs.add(2, flags=0x208040, maps=b"", size=0)
     procfs.add(7)
-    procfs.add(8, maps=MAPS.replace(b"fe:00 11 ", b"fe:00 21 "))
-    scan = MappedFiles(procfs.root).scan()
-    assert {identity.pid for identity in scan.processes} == {7, 8}
-    nccl = FileKey((0x103, 2), 12)
-    assert scan.files[nccl][1].path == "/usr/lib/libnccl.so.2"
-    assert {identity.pid for identity, _ in scan.mappers(nccl)} == {7, 8}
-    assert [identity.pid for identity, _ in scan.mappers(FileKey((0xFE, 0), 21))] == [8]
+    procfs.add(8)
+    survey = AddressSpaces(procfs.root).survey()
+    assert due(survey) == [7, 8]
+    assert {identity.pid for identity in survey.living} == {7, 8}
 
 
-def test_an_unchanged_process_is_not_read_again_until_its_turn_or_a_fresh_scan(procfs: SimulatedProcfs) -> None:
+def test_an_unchanged_process_is_not_due_until_its_turn_or_until_it_is_asked_for(procfs: SimulatedProcfs) -> None:
     procfs.add(7)
-    scanner = MappedFiles(procfs.root)
-    assert len(scanner.scan().files) == 4
-    procfs.add(7, maps=b"")
-    assert len(scanner.scan().files) == 4
-    assert len(scanner.scan(fresh=True).files) == 0
+    spaces = AddressSpaces(procfs.root)
+    identity = spaces.survey().due[0]
+    assert due(spaces.survey()) == []
+    spaces.again(identity)
+    turns = [due(spaces.survey()) for _ in range(processes.FULL_SCAN_EVERY + 1)]
+    assert turns == [[7], *[[]] * (processes.FULL_SCAN_EVERY - 1), [7]]
+
+
+def test_a_grown_a_new_and_a_replaced_process_are_due_at_once(procfs: SimulatedProcfs) -> None:
     procfs.add(7)
-    scanner.scan(fresh=True)
-    procfs.add(7, maps=MAPS.splitlines(keepends=True)[1])
-    sizes = [len(scanner.scan().files) for _ in range(processes.FULL_SCAN_EVERY)]
-    assert sizes == [4] * (processes.FULL_SCAN_EVERY - 1) + [1]
-
-
-def test_a_grown_a_new_and_a_replaced_process_are_read_at_once(procfs: SimulatedProcfs) -> None:
-    procfs.add(7, maps=b"")
-    scanner = MappedFiles(procfs.root)
-    assert not scanner.scan().processes
+    spaces = AddressSpaces(procfs.root)
+    spaces.survey()
     procfs.add(7, size=8192)
-    assert len(scanner.scan().files) == 4
-    procfs.add(7, size=8192, start=200, maps=MAPS.splitlines(keepends=True)[1])
-    assert len(scanner.scan().files) == 1
+    assert due(spaces.survey()) == [7]
+    procfs.add(7, size=8192, start=200)
+    assert due(spaces.survey()) == [7]
+    procfs.add(8)
+    assert due(spaces.survey()) == [8]
     shutil.rmtree(procfs.root / "7")
-    assert not scanner.scan().processes
-
-
-def test_a_file_that_a_real_process_maps_shows_in_a_scan(tmp_path: Path) -> None:
-    path = tmp_path / "library.so"
-    path.write_bytes(b"the library")
-    scanner = MappedFiles()
-    before = scanner.scan()
-    with mapped_executable(path) as mapping:
-        assert mapping.file not in before.files
-        assert scanner.scan(fresh=True).files[mapping.file][0] == os.getpid()
+    assert {identity.pid for identity in spaces.survey().living} == {8}
 
 
 @pytest.mark.root

@@ -166,9 +166,7 @@ def test_evidence_of_the_receiving_side_is_never_what_was_handed_over() -> None:
 def test_an_rdma_rail_s_ledger_is_of_what_its_port_counts(tmp_path: Path) -> None:
     payload, packets = 4096 * 1000, 1024
     tree = mlx5_roce_8rails(tmp_path / "sys")
-    rails = RdmaRails(
-        SystemClock(), sysfs=tree.sysfs, procfs=tmp_path, sample_interval_ns=20_000_000, window_ns=10**9, patterns=()
-    )
+    rails = RdmaRails(SystemClock(), sysfs=tree.sysfs, sample_interval_ns=20_000_000, window_ns=10**9, patterns=())
 
     def until(shown: Callable[[RailFacts], bool], handed: int = 0) -> RailFacts:
         deadline = time.monotonic() + 30

@@ -24,6 +24,7 @@ from railscope.agent.node.completion.cuda import CudaCompletion, CudaLibrary
 from railscope.agent.node.completion.exemplars import Exemplars
 from railscope.agent.node.completion.handed_over import RailBytes
 from railscope.agent.node.completion.levels import LevelPrograms, Levels, ObservedLibrary
+from railscope.agent.node.inspection.inspection import Inspection
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op, op_name
@@ -89,6 +90,7 @@ class Completion:
         level: Level,
         cuda: CudaCompletion | None = None,
         *,
+        inspector: Inspection,
         rail_bytes: RailBytes | None = None,
         before_forgetting: Callable[[], object] = lambda: None,
     ) -> None:
@@ -96,7 +98,7 @@ class Completion:
 
         `rail_bytes` keeps what is handed to each rail; None: not wanted.  `before_forgetting`: see `Levels`.
         """
-        self.levels = Levels(programs, Layouts.load().structures, level, before_forgetting)
+        self.levels = Levels(programs, Layouts.load().structures, level, inspector, before_forgetting)
         self._rail_bytes = rail_bytes
         self._unnamed_bytes = 0
         """Handed to rails without a name until `sees_all_handed_over` was asked last."""

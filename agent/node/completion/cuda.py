@@ -17,30 +17,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from railscope.probes.libraries.elf import Elf, ElfError, ElfUnreadable
-from railscope.probes.libraries.files import FileStamp, file_stamp, library_key, same_library
+from railscope.agent.node.completion.files import BelowCalls, CudaFile, FindCuda
+from railscope.agent.node.inspection.inspection import Inspection
+from railscope.agent.node.inspection.questions import NotYet, Refused
+from railscope.agent.node.inspection.tenants import Tenant, tenant_of
+from railscope.probes.libraries.files import file_stamp, same_library
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.links import Links, ProbePoint, close_together
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op
-from railscope.probes.nccl.functions.cuda import CudaInterface, CudaPoints, cuda_points, library_points
+from railscope.probes.nccl.functions.cuda import CudaInterface, CudaPoints
 from railscope.probes.nccl.functions.internals import Level
 from railscope.probes.nccl.programs.cuda import CudaProgress
 from railscope.probes.nccl.records.cuda import CudaStat
-from railscope.probes.processes.processes import (
-    FileKey,
-    MappedFileError,
-    ProcessIdentity,
-    executable_mappings,
-    open_mapped_file,
-)
-from railscope.probes.processes.processes import Mapping as MappedFile
+from railscope.probes.processes.processes import ProcessIdentity
 
 _log = logging.getLogger("railscope.cuda")
 
 LOOK_AGAIN_AFTER: Final = 8
 """A process without CUDA is looked at again at every eighth call of `follow`: it may load it late."""
-_MOST_PASSED: Final = 8192
 _HITS: Final = frozenset({CudaStat.NOTES, CudaStat.PLANS, CudaStat.FINISHES, CudaStat.CALLS, CudaStat.RETURNS})
 """What costs the job time: runs of the programs."""
 
@@ -56,6 +51,10 @@ class CudaLibrary(Protocol):
     def descriptor(self) -> int: ...
     @property
     def mappers(self) -> Set[ProcessIdentity]: ...
+    @property
+    def tenant(self) -> Tenant: ...
+    @property
+    def build_id(self) -> str | None: ...
 
 
 class CudaPrograms(Protocol):
@@ -77,10 +76,14 @@ class _CudaFile:
 
     path: str
     descriptor: int
-    build_id: str | None
-    stamp: FileStamp
-    points: CudaPoints
+    tenant: Tenant
+    """Who mapped it first."""
+    found: CudaFile
     links: Links | None = None
+
+    @property
+    def points(self) -> CudaPoints:
+        return self.found.points
 
 
 @dataclass(slots=True)
@@ -89,6 +92,8 @@ class _Process:
 
     files: list[_CudaFile] = field(default_factory=list)
     looks: int = 0
+    awaited: bool = False
+    """What it maps was asked for, and is not known yet."""
 
     def probed_files(self) -> list[_CudaFile]:
         """Where it is watched: never at both, for the runtime calls the driver."""
@@ -108,13 +113,12 @@ class _Nccl:
 class CudaCompletion:
     """Not thread-safe: the daemon's lock guards it."""
 
-    def __init__(self, programs: CudaPrograms, procfs: Path) -> None:
+    def __init__(self, programs: CudaPrograms, procfs: Path, inspector: Inspection) -> None:
         self._programs = programs
         self._procfs = procfs
+        self._inspector = inspector
         self._processes: dict[ProcessIdentity, _Process] = {}
         self._files: list[_CudaFile] = []
-        self._passed: dict[FileKey, str] = {}
-        """Files without CUDA, with their paths."""
         self._libraries: dict[int, _Nccl] = {}
         self._completed: dict[int, CudaProgress] = {}
 
@@ -195,7 +199,6 @@ class CudaCompletion:
             os.close(file.descriptor)
         self._files.clear()
         self._processes.clear()
-        self._passed.clear()
         if watching:
             self._programs.forget_handles()
 
@@ -203,69 +206,47 @@ class CudaCompletion:
         """Find the files of processes that are new or had none."""
         for gone in self._processes.keys() - present:
             del self._processes[gone]
-        if len(self._passed) > _MOST_PASSED:
-            self._passed.clear()
         for identity in present:
             process = self._processes.setdefault(identity, _Process())
             process.looks += 1
-            if not process.files and process.looks % LOOK_AGAIN_AFTER == 1:
-                process.files = self._files_of(identity, errors)
+            if process.awaited or (not process.files and process.looks % LOOK_AGAIN_AFTER == 1):
+                try:
+                    process.files = self._files_of(identity, process.looks // LOOK_AGAIN_AFTER, errors)
+                    process.awaited = False
+                except NotYet:
+                    process.awaited = True
+                except Refused as refused:
+                    process.awaited = False
+                    if not refused.gone:
+                        errors.append(str(refused))
 
-    def _files_of(self, identity: ProcessIdentity, errors: list[str]) -> list[_CudaFile]:
+    def _files_of(self, identity: ProcessIdentity, look: int, errors: list[str]) -> list[_CudaFile]:
+        """Raises NotYet, Refused where that is not known."""
+        tenant = tenant_of(self._procfs, identity.pid)
+        opened = self._inspector.ask(tenant, FindCuda(str(self._procfs), identity.pid, look))
+        errors += opened.answer.errors
         found: list[_CudaFile] = []
-        for mapping in executable_mappings(self._procfs, identity.pid):
-            if self._passed.get(mapping.file) == mapping.path:
-                continue
-            try:
-                file = self._open(identity, mapping)
-            except MappedFileError as error:
-                if not error.gone:
-                    errors.append(str(error))
-                continue
-            except (ElfUnreadable, OSError) as error:
-                errors.append(f"{mapping.path}: {error.strerror if isinstance(error, OSError) else error}")
-                continue
-            except ElfError as error:
-                _log.debug("%s: %s", mapping.path, error)
-                continue
-            if file is None:
-                self._passed[mapping.file] = mapping.path
-            elif file not in found:
-                found.append(file)
-        return found
-
-    def _open(self, identity: ProcessIdentity, mapping: MappedFile) -> _CudaFile | None:
-        """The file behind a mapping, known or new; None: it is none of CUDA's."""
-        descriptor = open_mapped_file(self._procfs, identity.pid, mapping)
-        kept = False
-        try:
-            with Elf.open(descriptor) as elf:
-                points = cuda_points(elf)
-                if points is None:
-                    return None
-                key = library_key(descriptor, elf.build_id)
-                build_id = elf.build_id
-            for known in self._files:
-                # Through another mount it is another device, and probes on both would see every call twice.
-                if same_library(library_key(known.descriptor, known.build_id), key):
-                    return known
-            file = _CudaFile(mapping.path, descriptor, build_id, file_stamp(descriptor), points)
-            kept = True
-        finally:
-            if not kept:
+        for file, descriptor in zip(opened.answer.files, opened.descriptors, strict=True):
+            # Through another mount it is another device, and probes on both would see every call twice.
+            known = next((one for one in self._files if same_library(one.found.key, file.key)), None)
+            if known is not None:
                 os.close(descriptor)
-        for symbol in points.refused:
-            _log.warning(
-                "%s: %s is not probed: the kernel would single-step its first instructions", mapping.path, symbol
-            )
-        self._files.append(file)
-        return file
+            else:
+                known = _CudaFile(file.path, descriptor, tenant, file)
+                self._files.append(known)
+                for symbol in file.points.refused:
+                    _log.warning(
+                        "%s: %s is not probed: its first instructions would be single-stepped", file.path, symbol
+                    )
+            if known not in found:
+                found.append(known)
+        return found
 
     def _drop_overwritten(self) -> None:
         """Take the probes off files that were written over in place, and look for CUDA anew."""
         for file in list(self._files):
-            if file_stamp(file.descriptor) != file.stamp:
-                self._drop(file, "it was modified while processes had it mapped")
+            if file.found.local and file_stamp(file.descriptor) != file.found.key.stamp:
+                self._drop(file, "it was changed while processes had it mapped")
                 for process in self._processes.values():
                     if file in process.files:
                         process.files.clear()
@@ -302,7 +283,9 @@ class CudaCompletion:
                 self._libraries[number] = known
                 if known.links is None and known.points:
                     known.links = self._programs.attach_library(f"/proc/self/fd/{library.descriptor}", known.points)
-            except (ElfError, OSError) as error:
+            except NotYet:
+                continue
+            except (Refused, OSError) as error:
                 errors.append(f"{library.path}: {error.strerror if isinstance(error, OSError) else error}")
 
     def _worth_it(self, library: CudaLibrary) -> bool:
@@ -314,8 +297,8 @@ class CudaCompletion:
         )
 
     def _examine(self, library: CudaLibrary) -> _Nccl:
-        with Elf.open(library.descriptor) as elf:
-            points = library_points(elf, library.number)
+        question = BelowCalls(library.number, library.path, library.build_id)
+        points = self._inspector.ask(library.tenant, question, (library.descriptor,)).answer.launches
         if not points:
             _log.info("%s: CUDA launches are not observed: it exports none of the launch functions", library.path)
         return _Nccl(library, points)

@@ -9,19 +9,22 @@ it is done aside; a level is not raised again before it is through.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from railscope.agent.facts.snapshot import ProbeLevel
-from railscope.probes.libraries.elf import Elf, ElfError
+from railscope.agent.node.completion.files import BelowCalls, PointsBelow
+from railscope.agent.node.inspection.inspection import Inspection
+from railscope.agent.node.inspection.questions import NotYet, Refused
+from railscope.agent.node.inspection.tenants import Tenant
 from railscope.probes.loading.bpf_syscall import KernelRefusal
-from railscope.probes.loading.links import Links, close_together
+from railscope.probes.loading.links import Links, ProbePoint, close_together
 from railscope.probes.loading.maps import Records
-from railscope.probes.nccl.functions.internals import InternalPoints, Level, internal_points
+from railscope.probes.nccl.functions.internals import InternalPoints, Level
 from railscope.probes.nccl.layouts.layout import Structure
-from railscope.probes.nccl.memory.net_devices import DeviceArrays, device_arrays
+from railscope.probes.nccl.memory.net_devices import DeviceArrays
 from railscope.probes.nccl.memory.proxy_work import ProxyWorkLayout, proxy_work_layout
 from railscope.probes.nccl.memory.sequence_numbers import SequenceLayout, sequence_layout
 from railscope.probes.nccl.records.errors import ErrorLayout, error_layout
@@ -41,6 +44,8 @@ class ObservedLibrary(Protocol):
     @property
     def descriptor(self) -> int: ...
     @property
+    def tenant(self) -> Tenant: ...
+    @property
     def build_id(self) -> str | None: ...
     @property
     def nccl_version(self) -> str: ...
@@ -51,7 +56,9 @@ class LevelPrograms(Protocol):
 
     def describe(self, library: int, layout: Records | None) -> None: ...
     def attach(self, path: str, points: InternalPoints, level: Level) -> Links: ...
-    def watch_errors(self, path: str, elf: Elf, library: int, layout: ErrorLayout | None) -> Links: ...
+    def watch_errors(
+        self, path: str, points: Sequence[ProbePoint], library: int, layout: ErrorLayout | None
+    ) -> Links: ...
     def forget_library(self, library: int) -> None: ...
 
 
@@ -91,6 +98,7 @@ class Levels:
         programs: LevelPrograms,
         structures_of: Callable[[str | None], Mapping[str, Structure]],
         wanted: Level,
+        inspector: Inspection,
         before_forgetting: Callable[[], object] = lambda: None,
     ) -> None:
         """`structures_of` knows struct layouts by build-id; `wanted` is the level to begin with.
@@ -99,6 +107,7 @@ class Levels:
         """
         self._programs = programs
         self._structures_of = structures_of
+        self._inspector = inspector
         self._wanted = wanted
         self._observed: dict[int, _Observed] = {}
         self._detaching: dict[int, _Detaching] = {}
@@ -133,7 +142,9 @@ class Levels:
                 if number not in self._observed:
                     self._observed[number] = self._decide_level(library)
                 self._raise(self._observed[number])
-            except (ElfError, OSError) as error:
+            except NotYet:
+                continue
+            except (Refused, OSError) as error:
                 errors.append(f"{library.path}: {error}")
         return errors
 
@@ -212,10 +223,10 @@ class Levels:
     def _decide_level(self, library: ObservedLibrary) -> _Observed:
         structures = self._structures_of(library.build_id)
         layout, errors = layout_record(structures), error_layout(structures)
-        with Elf.open(library.descriptor) as elf:
-            points = internal_points(elf, library.number)
-            devices = device_arrays(elf, structures)
-            error_links = self._programs.watch_errors(_path(library), elf, library.number, errors)
+        question = BelowCalls(library.number, library.path, library.build_id)
+        below: PointsBelow = self._inspector.ask(library.tenant, question, (library.descriptor,)).answer
+        points = below.internals
+        error_links = self._programs.watch_errors(_path(library), below.errors, library.number, errors)
         self._programs.describe(library.number, layout)
         highest = highest_level(points, layout)
         if why := completion_unseen(points, layout):
@@ -226,7 +237,7 @@ class Levels:
             highest,
             errors,
             error_links,
-            devices,
+            below.devices,
             proxy_work_layout(structures),
             sequence_layout(structures, library.nccl_version),
         )

@@ -33,6 +33,7 @@ from railscope.agent.node.daemon.observer import Observer
 from railscope.agent.node.daemon.own_process import OwnProcess
 from railscope.agent.node.daemon.ring_drain import RingDrain
 from railscope.agent.node.daemon.schedule import CALM_NS, Schedule
+from railscope.agent.node.inspection.inspection import InProcess, Inspection, InspectionProcesses
 from railscope.agent.node.overhead.control import LevelControl
 from railscope.agent.node.recorder.feed import RecorderFeed, Stream, make_recorder
 from railscope.agent.node.recorder.store import RecordingStore
@@ -55,6 +56,12 @@ from railscope.probes.rings.wakeups import RingWakeups, WakingRing
 
 _log = logging.getLogger("railscope.daemon")
 
+QUESTIONS: Final = (
+    "railscope.agent.node.completion.files",
+    "railscope.agent.node.targets.processes",
+    "railscope.agent.node.targets.sightings",
+)
+"""Modules whose questions inspection processes answer."""
 _TROUBLE_SECONDS: Final = 0.2
 _SETTLE_SECONDS: Final = 0.005
 """New mappings are looked at together after this long: a start maps dozens of libraries at once."""
@@ -107,12 +114,17 @@ class Daemon:
             store = RecordingStore(config.recordings_directory, config.recordings_max_bytes)
         settle_ns = settling_ns(config.sample_interval_ns)
         self.recordings = Recordings(clock, store, self.freeze, self._wake, settle_ns)
+        # Begins aside, while the programs are loaded.
+        self._inspection: Inspection = (
+            InspectionProcesses(QUESTIONS) if "collective" in config.collectors else InProcess()
+        )
         try:
             if serve:
                 self._server = self._bind()
             if "collective" in config.collectors:
                 self._programs = NcclPrograms.load(program_settings(config))
         except BaseException:
+            self._inspection.close()
             self._release()
             raise
         most_ended = sys.maxsize if keep_ended else MOST_ENDED
@@ -151,7 +163,8 @@ class Daemon:
         return NcclSources(
             programs,
             internals,
-            CudaCompletion(internals.cuda, self._config.procfs) if internals is not None else None,
+            CudaCompletion(internals.cuda, self._config.procfs, self._inspection) if internals is not None else None,
+            inspector=self._inspection,
             in_flight=internals,
             control=lambda completion: self._control(programs, completion),
             new_process=self._watch_process,
@@ -224,6 +237,10 @@ class Daemon:
             if self.observer.change_fd is not None:
                 self._selector.register(
                     self.observer.change_fd, selectors.EVENT_READ, self.observer.detach_changed_libraries
+                )
+            if self.observer.inspection_fd >= 0:
+                self._selector.register(
+                    self.observer.inspection_fd, selectors.EVENT_READ, self.observer.take_inspections
                 )
             # The stream is opened before the scan: what maps NCCL in between is seen twice rather than never.
             try:

@@ -6,7 +6,7 @@ Each of them may be switched off, and none knows of the others; what they have t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from railscope.agent.config.options import Config
@@ -18,6 +18,7 @@ from railscope.agent.node.rails.ethernet import EthernetWatch
 from railscope.agent.node.rails.netdev_rails import RailWatch
 from railscope.agent.node.rails.rdma_rails import RdmaRails
 from railscope.agent.node.sampling.sampler import OnReading, Sampler
+from railscope.agent.node.targets.processes import Description
 from railscope.probes.clock import Clock
 from railscope.probes.netdev.events import LinkEvents
 from railscope.probes.processes.namespaces import NamespaceError, NetworkNamespace, network_namespace
@@ -50,7 +51,6 @@ class Hardware:
             self._rdma = RdmaRails(
                 clock,
                 sysfs=config.sysfs,
-                procfs=config.procfs,
                 sample_interval_ns=config.sample_interval_ns,
                 window_ns=config.correlation_window_ns,
                 patterns=config.rails,
@@ -111,17 +111,23 @@ class Hardware:
         self.rails.start()
         return [events] if events is not None else []
 
-    def add_process(
-        self, pid: int, namespace: NetworkNamespace | None, environment: Mapping[str, str]
-    ) -> LinkEvents | None:
-        """A process uses the rails of its namespace; returns link events to poll when that is new."""
+    @property
+    def wants_topology(self) -> bool:
+        """Whether a process's topology file would say anything here: there are RDMA ports."""
+        return self._rdma is not None and self._rdma.has_ports
+
+    def add_process(self, pid: int, namespace: NetworkNamespace | None, description: Description) -> LinkEvents | None:
+        """A process uses the rails of its namespace; returns link events to poll when that is new.
+
+        Called again when more is known of the process.
+        """
         if self._rdma is not None:
-            self._rdma.add_process(pid, environment)
+            self._rdma.add_process(pid, description)
         if namespace is None or "netdev" not in self._config.collectors or self.simulated:
             return None
         if self._ethernet is not None:
             self._ethernet.add_process(pid, namespace)
-        return self.rails.add_process(pid, namespace, environment.get("NCCL_SOCKET_IFNAME", ""))
+        return self.rails.add_process(pid, namespace, description.setting("NCCL_SOCKET_IFNAME"))
 
     def remove_process(self, pid: int) -> None:
         self.rails.remove_process(pid)

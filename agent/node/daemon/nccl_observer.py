@@ -33,13 +33,16 @@ from railscope.agent.node.completion.completion import Completion, InternalProgr
 from railscope.agent.node.completion.cuda import CudaCompletion
 from railscope.agent.node.completion.handed_over import RailBytes
 from railscope.agent.node.daemon.hardware import Hardware
+from railscope.agent.node.inspection.inspection import Inspection
+from railscope.agent.node.inspection.questions import NotYet, Refused
+from railscope.agent.node.inspection.tenants import tenant_of
 from railscope.agent.node.overhead.control import LevelControl
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
 from railscope.agent.node.stalls.detector import StallLimits
 from railscope.agent.node.stalls.watchdog import InFlightTables, Watchdog
-from railscope.agent.node.targets.jobs import job_facts
+from railscope.agent.node.targets.jobs import JobFacts
 from railscope.agent.node.targets.libraries import Libraries, Library
-from railscope.agent.node.targets.processes import ObservedProcess
+from railscope.agent.node.targets.processes import NOT_DESCRIBED, Describe, Description, ObservedProcess
 from railscope.agent.node.targets.rank_processes import RankProcesses
 from railscope.probes.clock import Clock
 from railscope.probes.loading.maps import Records
@@ -50,7 +53,7 @@ from railscope.probes.nccl.programs.calls import NcclPrograms
 from railscope.probes.netdev.events import LinkEvents
 from railscope.probes.processes.namespaces import NamespaceError, network_namespace
 from railscope.probes.processes.owner import ProcessOwner
-from railscope.probes.processes.processes import ProcessIdentity, cgroup, environ, identity_of, is_alive, program_mark
+from railscope.probes.processes.processes import ProcessIdentity, identity_of, is_alive, program_mark
 
 _log = logging.getLogger("railscope.observer")
 
@@ -67,6 +70,8 @@ class NcclSources:
     """The sources of NCCL's calls on this host."""
 
     programs: NcclPrograms
+    inspector: Inspection = field(kw_only=True)
+    """Looks into what processes map and say; closed with the observer."""
     internals: InternalPrograms | None = None
     """None: calls are counted, and nothing below them is seen."""
     cuda: CudaCompletion | None = None
@@ -149,6 +154,7 @@ class NcclObserver:
         """`recorder` None: nothing is kept for recordings."""
         self._config = config
         self._programs = sources.programs
+        self._inspector = sources.inspector
         self._new_process = sources.new_process
         self._hardware = hardware
         self._clock = clock
@@ -158,6 +164,8 @@ class NcclObserver:
         """Those that run, and those that ended since the last tick."""
         self.rank_processes = RankProcesses(config.procfs, clock)
         """Who runs them, and what they take; safe from any thread."""
+        self._undescribed: set[int] = set()
+        """Pids of those whose environment could not be read yet."""
         self._silent: set[ProcessIdentity] = set()
         """Processes that had ended at the last scan, though no descriptor said so."""
         self._scanned = CollectorResult("collective", True, 0.0)
@@ -165,7 +173,15 @@ class NcclObserver:
         """Whether a collective was seen that runs in the switches."""
         self._troubles = Troubles(_log)
         self._pids_remark = Remark(_log, "--pid", "every process named is observed")
-        self._libraries = Libraries(self._programs, config.procfs, wanted=self._wanted, found=self._found)
+        self._libraries = Libraries(
+            self._programs,
+            config.procfs,
+            sources.inspector,
+            clock,
+            wanted=self._wanted,
+            found=self._found,
+            linger_ns=config.probes_linger_ns,
+        )
         rail_bytes = None
         self._completion: Completion | None = None
         if sources.internals is not None:
@@ -174,6 +190,7 @@ class NcclObserver:
                 sources.internals,
                 sources.level,
                 sources.cuda,
+                inspector=sources.inspector,
                 rail_bytes=rail_bytes,
                 before_forgetting=self._before_forgetting,
             )
@@ -297,6 +314,11 @@ class NcclObserver:
             errors += self._follow()
         self._troubles.say(errors, more=True)
 
+    @property
+    def inspection_fd(self) -> int:
+        """Becomes readable when `take_inspections` has something to learn; -1: never."""
+        return self._inspector.fileno()
+
     def _follow(self) -> list[str]:
         """Observe the probed libraries below their calls; returns errors."""
         if self._completion is None:
@@ -343,6 +365,8 @@ class NcclObserver:
         self._collectives.read_positions(now_ns)
         self._collectives.archive_ended(now_ns)
         self.stalls.forget(self._collectives.forget(now_ns - self._config.comm_lifetime_ns, self._most_ended))
+        self._libraries.expire()
+        self._look_again(self._inspector.sweep().union(self._undescribed))
         # After what ended was put away: with the last process goes the level at which it was observed.
         if self._control is not None:
             errors = self._control.update(self._collectives.processes_with_communicators)
@@ -392,21 +416,51 @@ class NcclObserver:
             # The pid is used again: what the process before did is put away first.
             self._end(identity.pid, self._clock.monotonic_ns())
             self._collectives.archive_ended_processes()
-        environment = environ(self._config.procfs, identity.pid)
-        job = job_facts(environment, cgroup(self._config.procfs, identity.pid) or "", self._node_name)
-        interfaces = environment.get("NCCL_SOCKET_IFNAME", "")
         try:
             namespace = network_namespace(self._config.procfs, identity.pid)
         except NamespaceError as error:
             _log.info("process %d: %s", identity.pid, error)
             namespace = None
-        program = program_mark(self._config.procfs, identity)
-        self._processes[identity.pid] = ObservedProcess(identity, namespace, job, interfaces, nccl_version, program)
-        self.rank_processes.add(identity)
+        program, tenant = program_mark(self._config.procfs, identity), tenant_of(self._config.procfs, identity.pid)
+        self._processes[identity.pid] = ObservedProcess(
+            identity, namespace, JobFacts(), "", nccl_version, program, tenant=tenant
+        )
         if self._programs.settings.only_observed_processes:
             self._programs.observe(identity.pid)
-        events = self._hardware.add_process(identity.pid, namespace, environment)
-        self._new_process(identity, events)
+        self._new_process(identity, self._hardware.add_process(identity.pid, namespace, NOT_DESCRIBED))
+        self.rank_processes.add(identity)
+        self._describe(identity.pid)
+
+    def _describe(self, pid: int) -> None:
+        """Learn whose job a process is, now or when that is known."""
+        process = self._processes.get(pid)
+        self._undescribed.discard(pid)
+        if process is None or process.ended_ns is not None:
+            return
+        question = Describe(str(self._config.procfs), process.identity, self._node_name, self._hardware.wants_topology)
+        try:
+            description: Description = self._inspector.ask(process.tenant, question).answer
+        except NotYet:
+            self._undescribed.add(pid)
+            return
+        except Refused as refused:
+            _log.info("process %d: %s", pid, refused)
+            return
+        interfaces = description.setting("NCCL_SOCKET_IFNAME")
+        self._processes[pid] = replace(process, job=description.job, socket_interfaces=interfaces)
+        events = self._hardware.add_process(pid, process.namespace, description)
+        if events is not None:
+            self._new_process(process.identity, events)
+
+    def take_inspections(self) -> None:
+        """Learn what was asked about processes and was not known at once."""
+        self._look_again(self._inspector.collect())
+
+    def _look_again(self, pids: Set[int]) -> None:
+        errors = [error for pid in pids for error in self._libraries.scan_process(pid)]
+        for pid in self._undescribed & pids:
+            self._describe(pid)
+        self._troubles.say([*errors, *self._follow()], more=True)
 
     def _end(self, tgid: int, now_ns: int, status: int | None = None) -> None:
         process = self._processes.get(tgid)
@@ -482,3 +536,4 @@ class NcclObserver:
     def close(self) -> None:
         """Close what was opened to inspect stalls, once everything is detached."""
         self.stalls.close()
+        self._inspector.close()

@@ -142,6 +142,17 @@ class Observer:
         """Becomes readable when a probed library is written to; `detach_changed_libraries` then."""
         return self._nccl.change_fd if self._nccl is not None else None
 
+    @property
+    def inspection_fd(self) -> int:
+        """Becomes readable when `take_inspections` has something to learn; -1: never."""
+        return self._nccl.inspection_fd if self._nccl is not None else -1
+
+    def take_inspections(self) -> None:
+        """Learn what was asked about processes and was not known at once."""
+        if self._nccl is not None:
+            with self._lock:
+                self._nccl.take_inspections()
+
     def detach_changed_libraries(self) -> None:
         """Take the probes off libraries that are being written to, before a process maps what they become."""
         if self._nccl is not None:

@@ -8,7 +8,7 @@ expected on them together.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -30,11 +30,12 @@ from railscope.agent.node.rails.selection import RdmaPorts
 from railscope.agent.node.sampling.sampler import OnReading, Sampler
 from railscope.agent.node.sampling.totals import RATE_BOUNDS
 from railscope.agent.node.sampling.utilization import Utilization
+from railscope.agent.node.targets.processes import Description
 from railscope.probes.clock import Clock
 from railscope.probes.rdma.inventory import RdmaPort
 from railscope.probes.topology.ib_hca import HcaList, parse_hca_list
 from railscope.probes.topology.machine import gpus_of_pci, nics_of_rdma
-from railscope.probes.topology.nccl_xml import XmlTopology, read_topology_of_process
+from railscope.probes.topology.nccl_xml import XmlTopology
 from railscope.probes.topology.pci import pci_devices
 
 _log = logging.getLogger("railscope.rdma")
@@ -59,14 +60,12 @@ class RdmaRails:
         clock: Clock,
         *,
         sysfs: Path,
-        procfs: Path,
         sample_interval_ns: int,
         window_ns: int,
         patterns: Sequence[RailPattern],
         on_reading: OnReading | None = None,
     ) -> None:
-        """`on_reading` is called with every reading."""
-        self._procfs = procfs
+        """`on_reading` is shown what the sampler reads; None: nobody asks."""
         self._topology: XmlTopology | None = None
         self._clock = clock
         self._sysfs = sysfs
@@ -95,19 +94,21 @@ class RdmaRails:
         self._sampler.start()
         self._decide()
 
-    def add_process(self, pid: int, environment: Mapping[str, str]) -> None:
+    @property
+    def has_ports(self) -> bool:
+        return bool(self._watch.ports)
+
+    def add_process(self, pid: int, description: Description) -> None:
         """A process maps NCCL; the first whose topology file can be read describes the machine."""
-        if self._topology is None and self._watch.ports:
-            try:
-                self._topology = read_topology_of_process(self._procfs, pid, environment.get("NCCL_TOPO_FILE", ""))
-            except (OSError, ValueError) as error:
-                _log.info("NCCL's topology file of process %d is not used: %s", pid, error)
-            if self._topology is not None:
-                self._mapped_from = None
-        sockets_only = environment.get("NCCL_IB_DISABLE", "0") not in ("", "0") or (
-            environment.get("NCCL_NET", "").lower() == "socket"
+        if description.topology_trouble:
+            _log.info("NCCL's topology file of process %d is not used: %s", pid, description.topology_trouble)
+        if self._topology is None and description.topology is not None:
+            self._topology = description.topology
+            self._mapped_from = None
+        sockets_only = description.setting("NCCL_IB_DISABLE") not in ("", "0") or (
+            description.setting("NCCL_NET").lower() == "socket"
         )
-        self._said[pid] = _Said(environment.get("NCCL_IB_HCA", ""), sockets_only)
+        self._said[pid] = _Said(description.setting("NCCL_IB_HCA"), sockets_only)
 
     def remove_process(self, pid: int) -> None:
         self._said.pop(pid, None)

@@ -1,52 +1,55 @@
 """Finds the NCCL libraries that processes map, and attaches the probes to them.
 
-A library is known by what it defines, not by its name: every file that a process maps executable is looked at once.
-Probes are attached when its first mapper appears and dropped when its last one has exited or unmapped it, because a
-link holds the file's mount.  Attaching goes through a descriptor (`/proc/self/fd/N`), which serves containers and
-deleted files alike.
+A library is known by what it defines, not by its name: every file that a process maps executable is looked at once, by
+the inspection process of whoever runs that process (agent/node/targets/sightings.py).  Probes are attached when its
+first mapper appears, and stay for a while after its last one has gone or let go of it: the next job maps it before
+anybody could tell.  They do not stay for ever, because a link holds the file's mount.  Attaching goes through a
+descriptor (`/proc/self/fd/N`), which serves containers and deleted files alike.
 
-A verdict holds as long as its file stays as it was.  A file may be written over in place while it is mapped: one that
-had no NCCL is looked at again when another process maps it, and a probed library loses its probes, whose places would
-now lie inside other instructions.  What could not be read is no verdict: the next scan tries again.
+A file may be written over in place while it is mapped: a probed library loses its probes then, whose places would now
+lie inside other instructions, and is found anew.
+
+The programs have room for so many libraries.  A tenant's share of it is what it is whatever others hold: who maps one
+library after the other comes to his own limit first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol
 
 from railscope.agent.facts.snapshot import UNKNOWN, AttachedProbe
-from railscope.probes.libraries.elf import Elf, ElfError, ElfUnreadable
-from railscope.probes.libraries.files import FileChanges, FileStamp, file_stamp, library_key, same_library
+from railscope.agent.node.inspection.inspection import Inspection
+from railscope.agent.node.inspection.questions import NotYet, Refused
+from railscope.agent.node.inspection.tenants import Tenant, tenant_of
+from railscope.agent.node.targets.sightings import LibraryFile, Look, OpenLibrary, Reexamine, Sighting, Stamped
+from railscope.probes.clock import Clock
+from railscope.probes.libraries.files import FileChanges, FileStamp, LibraryKey, file_stamp, same_library
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.links import Links, close_together
-from railscope.probes.nccl.functions.probe_points import ProbePoints, contains_nccl, probe_points
-from railscope.probes.nccl.layouts.layout import CommLayout, Layouts
+from railscope.probes.nccl.functions.probe_points import ProbePoints
+from railscope.probes.nccl.layouts.layout import CommLayout
 from railscope.probes.nccl.programs.calls import MOST_LIBRARIES
-from railscope.probes.processes.processes import (
-    FileKey,
-    MappedFileError,
-    MappedFiles,
-    ProcessIdentity,
-    executable_mappings,
-    identity_of,
-    mapping_paths,
-    open_mapped_file,
-)
-from railscope.probes.processes.processes import Mapping as MappedFile
+from railscope.probes.processes.processes import AddressSpaces, FileKey, Mapping, ProcessIdentity, identity_of
 
 _log = logging.getLogger("railscope.discovery")
 
+LINGER_NS: Final = 60_000_000_000
+"""How long probes stay on a library that nobody maps any more."""
+TENANTS_SHARE: Final = 64
+"""Of the libraries that the programs have room for, so many are one tenant's at most where others may want some."""
 _DELETED: Final = " (deleted)"
 _UNMAPPED: Final = "no process maps it any longer"
 
 
 class _NoNumberError(Exception):
-    """As many libraries are observed as the programs have room for."""
+    """As many libraries are observed as the programs have room for, or as this tenant may have; says which."""
 
 
 class Attacher(Protocol):
@@ -64,16 +67,36 @@ class Library:
     number: int
     path: str
     """As its first mapper's mount namespace names it; ends in ` (deleted)` once it was removed or replaced."""
-    stamp: FileStamp
-    build_id: str | None
+    tenant: Tenant
+    """Who mapped it first, and whose inspection process looks at it."""
     descriptor: int
-    nccl_version: str
-    layout: CommLayout | None
+    file: LibraryFile
     points: ProbePoints
+    """Those of `file`, for its number."""
+    stamp: FileStamp
     watch: int | None = None
     """The watch that reports writes to the file, if any."""
     links: Links | None = None
     mappers: set[ProcessIdentity] = field(default_factory=set)
+    unmapped_ns: int | None = None
+    """Since when nobody maps it."""
+
+    @property
+    def build_id(self) -> str | None:
+        return self.file.key.build_id
+
+    @property
+    def nccl_version(self) -> str:
+        return self.file.nccl_version
+
+    @property
+    def layout(self) -> CommLayout | None:
+        return self.file.layout
+
+    @property
+    def key(self) -> LibraryKey:
+        """As it is now: a change of name or rights changes the stamp."""
+        return replace(self.file.key, stamp=self.stamp)
 
     def probes(self) -> tuple[AttachedProbe, ...]:
         source = self.layout.source if self.layout else UNKNOWN
@@ -88,26 +111,6 @@ class Library:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Passed:
-    """A file without NCCL, and what must stay as it is for that to hold."""
-
-    mapper: ProcessIdentity
-    """A process that maps it: as long as it does, no other file gets this device and inode number."""
-    path: str
-    """Leads to the file; empty where only a right that we lack would lead there."""
-    stamp: FileStamp
-    damaged: bool
-    """It could not be understood; it may be a file that is being written."""
-
-    def is_unchanged(self) -> bool:
-        """Whether the file is unchanged."""
-        try:
-            return not self.path or file_stamp(self.path) == self.stamp
-        except OSError:
-            return False
-
-
 @dataclass(slots=True)
 class _Round:
     """One look at some processes."""
@@ -116,6 +119,8 @@ class _Round:
     """What went wrong, one line each."""
     failed: set[FileKey] = field(default_factory=set)
     """Files that another mapper need not be tried for in this round."""
+    checked: set[int] = field(default_factory=set)
+    """Numbers of libraries that are known to be as they were."""
 
 
 class Libraries:
@@ -125,17 +130,25 @@ class Libraries:
         self,
         programs: Attacher,
         procfs: Path,
+        inspector: Inspection,
+        clock: Clock,
         *,
         wanted: Callable[[ProcessIdentity], bool],
         found: Callable[[ProcessIdentity, Library], None],
+        linger_ns: int = LINGER_NS,
     ) -> None:
-        """`wanted` selects processes to observe; `found` is called with each new mapper, before its first attach."""
+        """`wanted` says which processes may be observed; `found` hears of each new mapper, before its first attach.
+
+        `linger_ns`: how long probes stay after the last mapper.
+        """
         self._programs = programs
         self._procfs = procfs
+        self._inspector = inspector
+        self._clock = clock
         self._wanted = wanted
         self._found = found
-        self._layouts = Layouts.load()
-        self._mapped_files = MappedFiles(procfs)
+        self._linger_ns = linger_ns
+        self._address_spaces = AddressSpaces(procfs)
         self._changes: FileChanges | None = None
         try:
             self._changes = FileChanges()
@@ -144,41 +157,44 @@ class Libraries:
         self._libraries: dict[int, Library] = {}
         self._by_file: dict[FileKey, int] = {}
         """Numbers of the libraries, by file."""
-        self._without: dict[FileKey, _Passed] = {}
-        self._looked: dict[ProcessIdentity, Mapping[FileKey, MappedFile]] = {}
-        """What each process had mapped when it was looked at last."""
+        self._looked: dict[ProcessIdentity, dict[FileKey, Mapping]] = {}
+        """What each process that maps NCCL had mapped of it when it was looked at last."""
         self.errors: tuple[str, ...] = ()
         """What went wrong in the last scan, one line each."""
         self.changes = 0
         """How often a library, a mapper of one, or whether it is probed has changed."""
+        self.left_out: Counter[Tenant] = Counter()
+        """Libraries that were not observed for want of room, by whose they are; never falls."""
+        self._left_out: set[tuple[Tenant, FileKey]] = set()
+        """Those of them that were counted."""
 
     @property
     def libraries(self) -> tuple[Library, ...]:
         return tuple(self._libraries.values())
 
     def scan(self) -> None:
-        """Scan every process."""
+        """Look at every process that may have mapped something since the last scan."""
         this = _Round()
-        scan = self._mapped_files.scan()
-        self._without = {
-            file: passed for file, passed in self._without.items() if file in scan.processes.get(passed.mapper, ())
-        }
-        self._drop_overwritten()
-        for identity, mappings in scan.processes.items():
-            self._examine_mappings(identity, mappings, this)
-        self._looked = dict(scan.processes)
-        self._forget_unmapped(scan.processes)
+        survey = self._address_spaces.survey()
+        for gone in self._looked.keys() - survey.living:
+            del self._looked[gone]
+        self._drop_overwritten(self.libraries, this)
+        for identity in survey.due:
+            if not self._look(identity, this):
+                self._address_spaces.again(identity)
+        # What could not be opened, or attached to, is tried again although its processes are as they were.
+        for identity in self._looked.keys() - set(survey.due):
+            self._take(identity, this)
+        self._forget_unmapped(survey.living)
         self.errors = tuple(this.errors)
 
     def scan_process(self, pid: int) -> list[str]:
         """Scan one process that has just mapped a file; returns errors, one line each."""
         identity = identity_of(self._procfs, pid)
         this = _Round()
-        if identity is not None:
-            mappings = {mapping.file: mapping for mapping in executable_mappings(self._procfs, pid)}
-            self._drop_overwritten()
-            self._examine_mappings(identity, mappings, this)
-            self._looked[identity] = mappings
+        # Whoever maps NCCL is looked at by the next scan too: its address space may have its old size again by then.
+        if identity is not None and (not self._look(identity, this) or identity in self._looked):
+            self._address_spaces.again(identity)
         return this.errors
 
     def file_of(self, library: int, mapper: ProcessIdentity) -> FileKey | None:
@@ -193,10 +209,11 @@ class Libraries:
     def detach_changed(self) -> None:
         """Take the probes off libraries that are being written to."""
         if self._changes is not None and self._changes.drain():
-            self._drop_overwritten()
+            self._drop_overwritten(self.libraries, _Round())
 
     def process_gone(self, identity: ProcessIdentity) -> None:
-        """Forget a mapper; the last one takes the probes with it."""
+        """Forget a mapper; the probes linger."""
+        self._looked.pop(identity, None)
         for library in list(self._libraries.values()):
             self._forget(library, identity)
 
@@ -204,7 +221,14 @@ class Libraries:
         """A mapper executes another program: what that maps is found anew, and until the next scan no probe is lost."""
         self._looked.pop(identity, None)
         for library in self._libraries.values():
-            library.mappers.discard(identity)
+            self._forget(library, identity)
+
+    def expire(self) -> None:
+        """Take the probes off libraries that nobody has mapped for long enough."""
+        now_ns = self._clock.monotonic_ns()
+        for library in self.libraries:
+            if library.unmapped_ns is not None and now_ns - library.unmapped_ns >= self._linger_ns:
+                self._drop(library, _UNMAPPED)
 
     def close(self) -> None:
         """Detach everywhere."""
@@ -215,27 +239,56 @@ class Libraries:
             self._changes.close()
             self._changes = None
 
-    def _examine_mappings(
-        self, identity: ProcessIdentity, mappings: Mapping[FileKey, MappedFile], this: _Round
-    ) -> None:
-        before = self._looked.get(identity, {})
-        for file, mapping in mappings.items():
-            passed = self._without.get(file)
-            if passed is not None:
-                # Only a new mapper makes a path worth following: it may lead to a file server that has gone away.
-                if (file in before and not passed.damaged) or passed.is_unchanged():
-                    continue
-                del self._without[file]
+    def _look(self, identity: ProcessIdentity, this: _Round) -> bool:
+        """See what a process maps; False: that is not known yet."""
+        if not self._wanted(identity):
+            return True
+        tenant = tenant_of(self._procfs, identity.pid)
+        try:
+            sighting: Sighting = self._inspector.ask(tenant, Look(str(self._procfs), identity.pid)).answer
+        except NotYet:
+            return False
+        except Refused:  # it has gone
+            return True
+        if sighting.identity != identity:
+            return False
+        this.errors += sighting.errors
+        if sighting.errors:  # what could not be read is no verdict
+            self._address_spaces.again(identity)
+        if sighting.more:
+            this.errors.append(
+                f"process {identity.pid} maps {sighting.more + len(sighting.nccl)} files with NCCL: "
+                f"{len(sighting.nccl)} of them are looked at"
+            )
+        before = self._looked.pop(identity, {})
+        if sighting.nccl:
+            self._looked[identity] = {mapping.file: mapping for mapping in sighting.nccl}
+        for file in before.keys() - self._looked.get(identity, {}).keys():
+            self._let_go(file, identity)
+        self._take(identity, this)
+        return True
+
+    def _take(self, identity: ProcessIdentity, this: _Round) -> None:
+        """Open and attach to what a process maps, as far as that was not done."""
+        for file, mapping in self._looked.get(identity, {}).items():
             number = self._by_file.get(file)
+            if number is not None:
+                self._drop_overwritten((self._libraries[number],), this)
+                number = self._by_file.get(file)
             if number is None and file in this.failed:
                 continue
-            if not self._wanted(identity):
-                return
             try:
                 library = self._libraries[number] if number is not None else self._open(identity, mapping, this)
-            except MappedFileError as error:
-                if not error.gone:
-                    this.errors.append(str(error))
+            except NotYet:
+                continue
+            except Refused as refused:
+                if not refused.gone:
+                    this.failed.add(file)
+                    this.errors.append(str(refused))
+                continue
+            except _NoNumberError as error:
+                this.failed.add(file)
+                this.errors.append(f"{mapping.path}: {error}")
                 continue
             if library is None:
                 continue
@@ -243,65 +296,72 @@ class Libraries:
                 library.path += _DELETED
             if identity not in library.mappers:
                 library.mappers.add(identity)
+                library.unmapped_ns = None
                 self.changes += 1
                 self._found(identity, library)
             if library.links is None and file not in this.failed:
                 self._attach(library, file, this)
 
-    def _open(self, identity: ProcessIdentity, mapping: MappedFile, this: _Round) -> Library | None:
-        """Examine a file; None if it has no NCCL, or if that cannot be determined now.
+    def _open(self, identity: ProcessIdentity, mapping: Mapping, this: _Round) -> Library | None:
+        """The library that a file is, known through another mount or new; None: it must be looked at anew.
 
         Raises:
-            MappedFileError: it cannot be opened.
+            NotYet, Refused: it is not known what is in it.
+            _NoNumberError: there is no room for it.
         """
-        descriptor = open_mapped_file(self._procfs, identity.pid, mapping)
-        library, damaged = None, False
+        tenant = tenant_of(self._procfs, identity.pid)
+        opened = self._inspector.ask(tenant, OpenLibrary(str(self._procfs), identity.pid, mapping))
+        file, (descriptor,) = opened.answer, opened.descriptors
+        library = None
         try:
-            stamp = file_stamp(descriptor)
-            library = self._inspect(descriptor, mapping, stamp)
-        except (ElfUnreadable, OSError, _NoNumberError) as error:
-            this.failed.add(mapping.file)
-            this.errors.append(f"{mapping.path}: {error.strerror if isinstance(error, OSError) else error}")
-            return None
-        except ElfError as error:
-            _log.debug("%s: %s", mapping.path, error)
-            damaged = True
+            # A library that was written over may be this very file: its probes come off first.
+            self._drop_overwritten(self.libraries, this)
+            library = next((one for one in self.libraries if same_library(one.key, file.key)), None)
+            if library is None:
+                number = self._free_number(tenant, mapping.file)
+                points = file.points.numbered(number)
+                library = Library(number, mapping.path, tenant, descriptor, file, points, file.stamp)
+                self._begin(library)
         finally:
             if library is None or library.descriptor != descriptor:
                 os.close(descriptor)
-        if library is None:
-            paths = mapping_paths(self._procfs, identity.pid, mapping)
-            path = next((path for path in paths if _leads_to(path, stamp)), "")
-            self._without[mapping.file] = _Passed(identity, path, stamp, damaged)
-        else:
-            self._by_file[mapping.file] = library.number
+        self._by_file[mapping.file] = library.number
         return library
 
-    def _inspect(self, descriptor: int, mapping: MappedFile, stamp: FileStamp) -> Library | None:
-        with Elf.open(descriptor) as elf:
-            if not contains_nccl(elf):
-                return None
-            key = library_key(descriptor, elf.build_id)
-            for known in self._libraries.values():
-                if same_library(library_key(known.descriptor, known.build_id), key):
-                    return known
-            number = next((n for n in range(MOST_LIBRARIES) if n not in self._libraries), None)
-            if number is None:
+    def _free_number(self, tenant: Tenant, file: FileKey) -> int:
+        """A number for one more library of a tenant.
+
+        Libraries that linger make room for those that are mapped.
+
+        Raises:
+            _NoNumberError: there is none.
+        """
+        own = [library for library in self.libraries if library.tenant == tenant]
+        full = len(self._libraries) >= MOST_LIBRARIES
+        if full or len(own) >= TENANTS_SHARE:
+            lingering = [one for one in (self.libraries if full else own) if one.unmapped_ns is not None]
+            if lingering:
+                self._drop(min(lingering, key=lambda one: one.unmapped_ns or 0), "its place is needed")
+                return self._free_number(tenant, file)
+            if (tenant, file) not in self._left_out:
+                self._left_out.add((tenant, file))
+                self.left_out[tenant] += 1
+            if full:
                 raise _NoNumberError(
                     f"not observed: {MOST_LIBRARIES} NCCL libraries are already mapped; end jobs that still map "
                     "replaced ones"
                 )
-            points = probe_points(elf, number)
-            layout = self._layouts.layout_of(elf)
-            version = self._layouts.nccl_version_of(elf)
-        library = Library(number, mapping.path, stamp, key.build_id, descriptor, version, layout, points)
-        for symbol in points.refused:
-            _log.warning(
-                "%s: %s is not probed: the kernel would single-step its first instructions", mapping.path, symbol
+            raise _NoNumberError(
+                f"not observed, for uid {tenant.label} has {TENANTS_SHARE} NCCL libraries mapped already, the most "
+                "that one user or container may have observed"
             )
+        return next(number for number in range(MOST_LIBRARIES) if number not in self._libraries)
+
+    def _begin(self, library: Library) -> None:
+        for symbol in library.points.refused:
+            _log.warning("%s: %s is not probed: its first instructions would be single-stepped", library.path, symbol)
         library.watch = self._watch(library)
-        self._libraries[number] = library
-        return library
+        self._libraries[library.number] = library
 
     def _watch(self, library: Library) -> int | None:
         try:
@@ -328,58 +388,70 @@ class Libraries:
             library.layout.source if library.layout else f"{UNKNOWN}: communicators have no identity",
         )
 
-    def _drop_overwritten(self) -> None:
+    def _drop_overwritten(self, libraries: Iterable[Library], this: _Round) -> None:
         """Take the probes off libraries that were written over in place; the new content is found like any other."""
-        for library in list(self._libraries.values()):
-            try:
-                if self._still_the_same(library):
-                    continue
-            except (ElfUnreadable, OSError) as error:
-                _log.debug("%s: %s", library.path, error)
+        for library in libraries:
+            if library.number in this.checked:
                 continue
-            self._drop(library, "it was overwritten while processes had it mapped")
+            this.checked.add(library.number)
+            with contextlib.suppress(NotYet):
+                if not self._still_the_same(library):
+                    self._drop(library, "it was written over while processes had it mapped")
 
     def _still_the_same(self, library: Library) -> bool:
-        stamp = file_stamp(library.descriptor)
-        if stamp == library.stamp:
-            return True
+        """Raises NotYet where that is not known."""
         try:
-            with Elf.open(library.descriptor) as elf:
-                # Without a build-id only its size and time tell of content that has its functions in the same places.
-                told = elf.build_id is not None or stamp.same_content(library.stamp)
-                same = told and elf.build_id == library.build_id
-                same = same and probe_points(elf, library.number) == library.points
-        except ElfUnreadable:
-            raise
-        except ElfError:
+            stamp = self._stamp(library)
+            if stamp == library.stamp:
+                return True
+            question = Reexamine(_any_pid(library), library.number, stamp.changed_ns)
+            content = self._inspector.ask(library.tenant, question, (library.descriptor,)).answer
+        except (Refused, OSError) as error:
+            _log.debug("%s: %s", library.path, error)
+            return True
+        if content.points is None:
             return False
+        # Without a build-id only its size and time tell of content that has its functions in the same places.
+        told = content.build_id is not None or content.stamp.same_content(library.stamp)
+        same = told and content.build_id == library.build_id and content.points == library.file.points
         # A change of name or rights, deletion too, changes the stamp and nothing else.
-        library.stamp = stamp
-        if os.fstat(library.descriptor).st_nlink == 0 and not library.path.endswith(_DELETED):
+        library.stamp = content.stamp
+        if not content.linked and not library.path.endswith(_DELETED):
             library.path += _DELETED
         return same
 
-    def _forget_unmapped(self, processes: Mapping[ProcessIdentity, Mapping[FileKey, MappedFile]]) -> None:
+    def _stamp(self, library: Library) -> FileStamp:
+        """Raises NotYet, Refused or OSError where it cannot be told."""
+        if library.file.local:
+            return file_stamp(library.descriptor)
+        # A server of files may be the tenant's own: it is asked by who may wait for it.
+        second = self._clock.monotonic_ns() // 1_000_000_000
+        question = Stamped(_any_pid(library), library.number, second)
+        return self._inspector.ask(library.tenant, question, (library.descriptor,)).answer
+
+    def _forget_unmapped(self, living: frozenset[ProcessIdentity]) -> None:
         """Forget mappers that have gone, or that live on without the library."""
-        for library in list(self._libraries.values()):
-            files = {file for file, number in self._by_file.items() if number == library.number}
+        for library in self.libraries:
             for identity in list(library.mappers):
-                seen = processes.get(identity, {})
-                if any(file in seen for file in files):
-                    continue
-                # A scan may rest on what it read some scans ago, before the library was mapped.
-                now = executable_mappings(self._procfs, identity.pid) if seen else []
-                if not any(mapping.file in files for mapping in now):
+                files = self._looked.get(identity, {})
+                if identity not in living or not any(self._by_file.get(file) == library.number for file in files):
                     self._forget(library, identity)
-            if not library.mappers and library.number in self._libraries:
-                self._drop(library, _UNMAPPED)
+        self.expire()
+
+    def _let_go(self, file: FileKey, identity: ProcessIdentity) -> None:
+        """A process maps a file no longer."""
+        number = self._by_file.get(file)
+        if number is not None and self.file_of(number, identity) is None:
+            self._forget(self._libraries[number], identity)
 
     def _forget(self, library: Library, identity: ProcessIdentity) -> None:
         if identity in library.mappers:
             library.mappers.remove(identity)
             self.changes += 1
-        if not library.mappers:
-            self._drop(library, _UNMAPPED)
+        if not library.mappers and library.unmapped_ns is None:
+            library.unmapped_ns = self._clock.monotonic_ns()
+            if not self._linger_ns:
+                self._drop(library, _UNMAPPED)
 
     def _drop(self, library: Library, why: str) -> None:
         if library.links is not None:
@@ -393,8 +465,5 @@ class Libraries:
         self._by_file = {key: number for key, number in self._by_file.items() if number != library.number}
 
 
-def _leads_to(path: str, stamp: FileStamp) -> bool:
-    try:
-        return file_stamp(path) == stamp
-    except (OSError, ValueError):  # A NUL in the path: not from a kernel.
-        return False
+def _any_pid(library: Library) -> int:
+    return next((identity.pid for identity in library.mappers), 0)

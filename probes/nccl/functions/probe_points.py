@@ -7,7 +7,7 @@ Each `ncclX` and its twin `pncclX` share one address, so looking up the first co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from railscope.probes.libraries.elf import Elf
 from railscope.probes.loading.links import ProbePoint
@@ -28,6 +28,20 @@ class ProbePoints:
     refused: tuple[str, ...]
     """Hot functions that are not probed because the kernel would single-step every call."""
     through_enqueue_check: bool
+
+    def numbered(self, library: int) -> ProbePoints:
+        """The same for a library of this number; these are for number 0."""
+
+        def all_of(points: tuple[ProbePoint, ...]) -> tuple[ProbePoint, ...]:
+            return tuple(replace(point, cookie=point.cookie | library << 32) for point in points)
+
+        return replace(
+            self,
+            calls=all_of(self.calls),
+            calls_entry_only=all_of(self.calls_entry_only),
+            inits=all_of(self.inits),
+            ends=all_of(self.ends),
+        )
 
 
 def contains_nccl(elf: Elf) -> bool:

@@ -8,24 +8,23 @@ tables of communicators and observed processes are shared, so that both speak of
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
-from railscope.probes.libraries.elf import Elf
 from railscope.probes.loading import libbpf
 from railscope.probes.loading.bpf_syscall import KernelRefusal, possible_cpus
 from railscope.probes.loading.libbpf import ARCHITECTURES, OBJECTS
-from railscope.probes.loading.links import Links, plain_attach_type
+from railscope.probes.loading.links import Links, ProbePoint, plain_attach_type
 from railscope.probes.loading.maps import Map, Records
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.functions.internals import FUNCTIONS, InternalPoints, Level
 from railscope.probes.nccl.programs.calls import NcclPrograms, constants
 from railscope.probes.nccl.programs.cuda import CudaEvents
 from railscope.probes.nccl.programs.cuda import attach_types as cuda_attach_types
-from railscope.probes.nccl.programs.errors import PROGRAMS, Errors, error_points
+from railscope.probes.nccl.programs.errors import PROGRAMS, Errors
 from railscope.probes.nccl.programs.readings import delete_where, distributions_by_op
 from railscope.probes.nccl.records import internals as layouts
 from railscope.probes.nccl.records.calls import SLOT, STAT
@@ -153,15 +152,16 @@ class Internals:
         record = np.zeros(1, layouts.LAYOUT) if layout is None else layout
         self._layouts.update(library.to_bytes(4, "little"), record.tobytes())
 
-    def watch_errors(self, path: str, elf: Elf, library: int, layout: ErrorLayout | None) -> Links:
+    def watch_errors(self, path: str, points: Sequence[ProbePoint], library: int, layout: ErrorLayout | None) -> Links:
         """Watch the calls that end communicators of a library for what they return, and for what NCCL had stored.
 
+        `points` are the library's `error_points`.
+
         Raises:
-            ElfError: the file is damaged.
             KernelRefusal: nothing of this call stays attached.
         """
         self.errors.describe(library, layout)
-        return self.errors.attach(path, error_points(elf, library))
+        return self.errors.attach(path, points)
 
     def error_events(self) -> Records:
         """Errors met since the last call: dtype ERROR_EVENT."""
