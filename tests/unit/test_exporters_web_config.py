@@ -441,7 +441,7 @@ def test_http2_is_accepted_with_a_note(site: Site) -> None:
         ("basic_auth_users: {'a:b': x}", "basic_auth_users.a:b: a user's name cannot hold a colon"),
         ("http_server_config: {headers: {Server: x}}", "headers.Server: this header cannot be set; use one of"),
         ("http_server_config: {headers: {X-Frame-Options: maybe}}", "X-Frame-Options: unknown value 'maybe'; use one"),
-        ('http_server_config: {headers: {X-XSS-Protection: "a\\r\\nb: c"}}', "X-XSS-Protection: holds a character"),
+        ('http_server_config: {headers: {X-XSS-Protection: "a\\r\\nb: c"}}', "X-XSS-Protection: contains a character"),
         ("http_server_config: {http2: maybe}", "http2: expected true or false, found str"),
         ("rate_limit: {burst: 1}", "rate_limit: railscope does not limit requests; remove it"),
         ("basic_auth_users: {}\nbasic_auth_users: {}", "line 2: the key 'basic_auth_users' is given twice"),
