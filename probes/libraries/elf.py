@@ -37,6 +37,9 @@ MAX_HASH_STEPS: Final = 1 << 16
 MAX_READ_BYTES: Final = 64 << 20
 MAX_OCCURRENCES: Final = 1 << 16
 """How often one name's bytes may stand in a string table; linkers write each name once."""
+MAX_NAMESAKES: Final = 1 << 12
+"""Functions of one table that may have one of the names asked for: some per name are usual (statics of several source
+files, copies of an inlined function), and each is an object in memory."""
 
 _CHUNK_BYTES: Final = 24 * (1 << 17)
 _ELF_HEADER: Final = struct.Struct("<16sHHIQQQIHHHHHH")
@@ -425,12 +428,17 @@ class Elf:
         row_type = np.dtype(_SYMBOL_FIELDS)
         offsets = np.sort(np.fromiter(name_of, np.uint32, len(name_of)))
         candidates: dict[str, list[tuple[bool, Symbol]]] = {}
+        namesakes = 0
         for _, block in self._blocks(symbols_at, count * _SYMBOL.size, 0, table):
             rows = np.frombuffer(block, row_type)
             kinds = rows["info"] & 15
             functions = rows[((kinds == _STT_FUNC) | (kinds == _STT_GNU_IFUNC)) & (rows["section"] != 0)]
             place = np.minimum(np.searchsorted(offsets, functions["name"]), len(offsets) - 1)
-            for row in functions[offsets[place] == functions["name"]][:MAX_OCCURRENCES]:
+            named = functions[offsets[place] == functions["name"]]
+            namesakes += len(named)
+            if namesakes > MAX_NAMESAKES:
+                raise ElfError(f"{table}: more than {MAX_NAMESAKES} functions have the names looked for")
+            for row in named:
                 name = name_of[int(row["name"])]
                 info = int(row["info"])
                 symbol = self._function(name, info, int(row["section"]), int(row["value"]), int(row["size"]), table)

@@ -19,6 +19,8 @@ from railscope.probes.libraries.elf import Elf, ElfError, Section
 
 MAX_TABLE_BYTES: Final = 32 << 20
 """Of `.symtab` and of its strings; the published NCCL libraries have less than 1 MiB of each."""
+MAX_NAMESAKES: Final = 1 << 12
+"""Variables that may have one of the names asked for, and places of these names in the strings."""
 
 _SYMBOL: Final = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
@@ -57,6 +59,8 @@ def find_variables(elf: Elf, names: Collection[str]) -> dict[str, Variable]:
     rows = np.frombuffer(_contents(elf, table), _SYMBOL, table.size_bytes // _SYMBOL.itemsize)
     defined = (rows["section"] != 0) & (rows["section"] < _SHN_LORESERVE)
     rows = rows[(rows["info"] & 15 == _STT_OBJECT) & defined & np.isin(rows["name"], list(name_of))]
+    if len(rows) > MAX_NAMESAKES:
+        raise ElfError(f"{table.name}: more than {MAX_NAMESAKES} variables have the names looked for")
     found: dict[str, set[Variable]] = {}
     for row in rows:
         name = name_of[int(row["name"])]
@@ -72,13 +76,19 @@ def _contents(elf: Elf, section: Section) -> bytes:
 
 
 def _name_offsets(strings: bytes, names: Collection[str]) -> dict[int, str]:
-    """Every offset at which one of the names stands whole; it may be the tail of a longer one."""
+    """Every offset at which one of the names stands whole; it may be the tail of a longer one.
+
+    Raises:
+        ElfError: there are more of them than a linker would write.
+    """
     name_of: dict[int, str] = {}
     for name in names:
         key = name.encode() + b"\0"
         at = strings.find(key)
         while at >= 0:
             name_of[at] = name
+            if len(name_of) > MAX_NAMESAKES:
+                raise ElfError(f"the names occur more than {MAX_NAMESAKES} times in the strings of .symtab")
             at = strings.find(key, at + 1)
     return name_of
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
@@ -273,6 +274,40 @@ def test_names_standing_everywhere_in_the_strings_are_refused(opened: Opener, mo
     data[at : at + 14 * 200] = b"ncclAllReduce\0" * 200
     with pytest.raises(ElfError, match="more than 100 times"):
         opened(bytes(data)).symbols(["ncclAllReduce"])
+
+
+def write_namesakes(path: Path, name: str, count: int) -> int:
+    """Write a library whose `.symtab` has `count` functions of one name; returns the address of the first."""
+    written = write_elf(WantedElf(internal=[WantedSymbol(name)]))
+    data = bytearray(written.data)
+    symbol_table = struct.unpack_from("<Q", data, 40)[0] + 3 * 64
+    (symbols_at,) = struct.unpack_from("<Q", data, symbol_table + 24)
+    only = np.frombuffer(bytes(data[symbols_at + 24 : symbols_at + 48]), elf_module._SYMBOL_FIELDS)
+    rows = np.repeat(only, count)
+    rows["value"] += np.arange(count, dtype=np.uint64) % 200
+    struct.pack_into("<QQ", data, symbol_table + 24, len(data), rows.nbytes)
+    path.write_bytes(bytes(data) + rows.tobytes())
+    return BASE_ADDRESS + written.code_at
+
+
+def test_a_name_that_millions_of_symbols_have_is_refused_in_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "namesakes.so"
+    write_namesakes(path, "ncclGetUniqueId", 1_000_000)
+    with path.open("rb") as file, Elf.open(file.fileno()) as elf:
+        tracemalloc.start()
+        try:
+            with pytest.raises(ElfError, match=r"more than 4096 functions have the names looked for"):
+                elf.symbols(["ncclGetUniqueId"])
+            assert tracemalloc.get_traced_memory()[1] < 32 << 20
+        finally:
+            tracemalloc.stop()
+
+
+def test_a_name_that_some_symbols_have_is_read_as_before(tmp_path: Path) -> None:
+    path = tmp_path / "namesakes.so"
+    first = write_namesakes(path, "ncclGetUniqueId", elf_module.MAX_NAMESAKES)
+    with path.open("rb") as file, Elf.open(file.fileno()) as elf:
+        assert elf.symbols(["ncclGetUniqueId"])["ncclGetUniqueId"].address == first
 
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -85,6 +85,12 @@ def test_a_table_over_its_budget_is_refused(opened: Opener, monkeypatch: pytest.
         found(opened, LIBRARY, "devices")
 
 
+def test_more_variables_of_one_name_than_a_linker_writes_are_refused(opened: Opener) -> None:
+    many = [WantedSymbol("devices", offset=8 * at, kind=STT_OBJECT) for at in range(elf_variables.MAX_NAMESAKES + 1)]
+    with pytest.raises(ElfError, match="more than 4096 variables"):
+        found(opened, replace(LIBRARY, internal=many), "devices")
+
+
 @given(at=st.integers(0, 1 << 12), byte=st.integers(0, 255))
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damage_anywhere_is_an_error_of_one_kind_or_an_answer_inside_the_file(
