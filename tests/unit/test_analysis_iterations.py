@@ -42,7 +42,7 @@ def test_calls_without_a_time_are_in_no_iteration_and_that_is_said(
     for _ in range(500):
         job.row(0, "calls", instance=3, op="Broadcast", payload_bytes=8, time_ns=None)
     assert found_in(job) == whole
-    assert "500 of the calls have no time: they are in no iteration" in caplog.text
+    assert "500 of the calls have no time: they belong to no iteration" in caplog.text
 
 
 def test_a_job_none_of_whose_calls_has_a_time_has_no_iterations(tmp_path: Path) -> None:

@@ -364,7 +364,7 @@ def test_the_command_prints_text_or_json_and_writes_a_page(tmp_path: Path) -> No
 def test_no_name_is_not_every_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run([tmp_path, "--only", " "])
-    assert "--only: write the hash of a communicator" in capsys.readouterr().err
+    assert "--only: write a communicator's hash" in capsys.readouterr().err
 
 
 def test_a_flight_recorders_file_is_reported_like_a_dataset(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_it_has_a_picture_of_each_kind_and_tables() -> None:
 def test_what_is_not_known_and_what_was_lost_is_said() -> None:
     text = Page(html_text(REPORT)).text
     assert "Not known: Spine traffic needs the leaf switch of each server: give --leaf-map FILE." in text
-    assert "12 calls were seen and not recorded" in text
+    assert "12 calls were observed and not recorded" in text
 
 
 def test_a_page_without_times_shows_no_span_and_no_moment() -> None:

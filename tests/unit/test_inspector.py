@@ -311,11 +311,11 @@ def test_connections_that_may_not_be_seen_are_said_to_be_hidden_until_they_can_b
         world.wait()
     assert world.look.why_hidden(process) == "simulated refusal"
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert warned == ["connections of network namespace 77 cannot be seen: simulated refusal"]
+    assert warned == ["connections of network namespace 77 cannot be read: simulated refusal"]
     world.refuses = False
     world.look.rails(process, frozenset({"rail0"}))
     assert world.look.why_hidden(process) == ""
 
 
 def test_connections_of_a_process_in_an_unknown_namespace_are_hidden(world: World) -> None:
-    assert "not known" in world.look.why_hidden(replace(world.process(), namespace=None))
+    assert "unknown" in world.look.why_hidden(replace(world.process(), namespace=None))

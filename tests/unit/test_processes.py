@@ -312,7 +312,7 @@ def test_too_many_open_files_are_said_and_do_not_look_like_a_file_that_has_gone(
 
 
 def test_a_gone_process_is_said_to_be_gone() -> None:
-    with pytest.raises(MappedFileError, match="has gone") as caught:
+    with pytest.raises(MappedFileError, match="has ended") as caught:
         open_mapped_file(PROCFS, 2**22 + 1, Mapping(0x1000, 0x2000, (9, 9), 1, "/none/li\nb.so", False))
     assert caught.value.gone
     assert "\n" not in str(caught.value)
@@ -333,7 +333,7 @@ def test_without_privileges_the_missing_capability_is_named(child: subprocess.Po
     command = [sys.executable, "-c", script]
     output = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2]).stdout
     first, *rest = output.splitlines()
-    assert "give railscope CAP_SYS_PTRACE and CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE False" in first
+    assert "grant railscope CAP_SYS_PTRACE and CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE False" in first
     assert rest == ["[] {}", "True"]
 
 

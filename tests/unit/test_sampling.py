@@ -453,7 +453,7 @@ def test_a_source_that_hangs_does_not_keep_the_agent_from_ending(caplog: pytest.
     sampler.add("other", 2, other)
     with caplog.at_level("WARNING", "railscope.sampling"):
         sampler.stop()
-    assert caplog.messages == ["hanging does not answer: the agent ends without it"]
+    assert caplog.messages == ["hanging does not answer: the agent exits without waiting for it"]
     assert other.closed
     assert not hanging.closed, "what is read must not be closed under the reader's hands"
     let_go.set()
