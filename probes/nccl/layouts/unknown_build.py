@@ -113,9 +113,15 @@ def loaded_offsets(code: bytes, width_bytes: int = 4) -> set[int]:
 def main(arguments: Sequence[str]) -> int:
     """Print what was found; 0, or 1 when the file cannot be used."""
     source, fd, nccl_version = arguments[0], int(arguments[1]), arguments[2]
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for limit, value in (
+        (resource.RLIMIT_AS, _MEMORY_BYTES),
+        (resource.RLIMIT_CPU, _CPU_SECONDS),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        # Whoever started this process may allow it less.
+        hard = resource.getrlimit(limit)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(limit, (value, value))
     try:
         if source == "dwarf":
             # The descriptor shares its position with the parent's; a new one does not.

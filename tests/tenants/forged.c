@@ -1,0 +1,51 @@
+/* A library that looks like NCCL, with communicators that look like NCCL's (layout in its debug information). */
+#include <stdint.h>
+
+struct ncclComm {
+	uint64_t startMagic;
+	char before[64];
+	uint64_t commHash;
+	int rank, nRanks, cudaDev, nvmlDev;
+	int64_t busId;
+	int node, nNodes, localRank, localRanks;
+	uint64_t opCount;
+	int asyncResult;
+	uint64_t endMagic;
+};
+
+__attribute__((noinline)) int ncclAllReduce(const void *from, void *to, unsigned long count, int type, int op,
+					    struct ncclComm *comm, void *stream)
+{
+	__asm__ volatile("" ::: "memory");
+	return 0;
+}
+
+#ifdef PROGRAM
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+/* forged NUMBER HASH: so many communicators, a call on each every second until it is ended */
+int main(int count, char **arguments)
+{
+	long number = atol(arguments[1]);
+	uint64_t hash = strtoull(arguments[2], 0, 16);
+	struct ncclComm *comms = calloc(number, sizeof *comms);
+
+	(void)count;
+	for (long at = 0; at < number; at++) {
+		comms[at].startMagic = comms[at].endMagic = 0x0280028002800280ull;
+		comms[at].commHash = hash + at;
+		comms[at].nRanks = comms[at].nNodes = 2;
+		comms[at].localRanks = 1;
+	}
+	puts("ready");
+	fflush(stdout);
+	sleep(2);
+	for (;;) {
+		for (long at = 0; at < number; at++)
+			ncclAllReduce(0, 0, 4, 7, 0, &comms[at], 0);
+		sleep(1);
+	}
+}
+#endif

@@ -1,0 +1,154 @@
+"""One user attacks the agent while another user's job runs: the job is counted to the last call, its rails are shown.
+
+The agent stays small and answers; it ends at once when it is told to.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from railscope.testbed.hosts import Fabric
+from railscope.testbed.job import LIBRARY, Job, JobOptions
+from tests.fabric.agent_process import AgentProcess
+from tests.tenants.attacks import (
+    as_user,
+    compiled,
+    copies_of,
+    costly_debug_information,
+    endless_symbols,
+    own,
+    watching,
+)
+
+pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.slow]
+
+Attack = Callable[[Path], AbstractContextManager[object]]
+MOST_SCRAPE_S, MOST_HEALTH_S, MOST_END_S = 1.0, 0.2, 5.0
+MOST_BYTES = 200 << 20
+SLACK = 2.0
+"""Times the bounds above: the machine that tests run on does other things at the same time."""
+
+
+@pytest.fixture(scope="module")
+def fabric() -> Iterator[Fabric]:
+    with Fabric(hosts=2, rails=2) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def open_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the attacker can reach."""
+    folder = tmp_path_factory.mktemp("attacks")
+    for one in (folder, *folder.parents[:-2]):
+        one.chmod(0o755)
+    return folder
+
+
+@contextmanager
+def a_write_lease(folder: Path) -> Iterator[None]:
+    mapper = compiled("mapper.c", folder / "mapper")
+    files = [folder / f"leased{at}" for at in range(4)]
+    for file in files:
+        file.write_bytes(bytes(8192))
+    with as_user(mapper, "--lease", *own(*files)):
+        yield
+
+
+@contextmanager
+def twelve_million_symbols(folder: Path) -> Iterator[None]:
+    mapper = compiled("mapper.c", folder / "mapper")
+    library = endless_symbols(folder / "endless.so", 12_000_000)
+    try:
+        with as_user(mapper, library):
+            yield
+    finally:
+        library.unlink()
+
+
+@contextmanager
+def more_libraries_than_there_are_places(folder: Path) -> Iterator[None]:
+    mapper = compiled("mapper.c", folder / "mapper")
+    copies = copies_of(compiled("forged.c", folder / "forged.so", "-shared", "-fPIC"), folder, 300)
+    with as_user(mapper, *copies):
+        yield
+
+
+@contextmanager
+def libraries_that_are_dear_to_read(folder: Path) -> Iterator[None]:
+    mapper = compiled("mapper.c", folder / "mapper")
+    with as_user(mapper, *costly_debug_information(folder, 30)):
+        yield
+
+
+def forged_communicators(number: int) -> Attack:
+    @contextmanager
+    def attack(folder: Path) -> Iterator[None]:
+        library = compiled("forged.c", folder / "libforged.so", "-shared", "-fPIC", "-Wl,--build-id")
+        program = compiled(
+            "forged.c", folder / "forged", "-DPROGRAM", f"-L{folder}", "-l:libforged.so", f"-Wl,-rpath,{folder}"
+        )
+        assert library.exists()
+        with as_user(program, str(number), "bad0000000000000"):
+            yield
+
+    return attack
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        pytest.param(a_write_lease, id="holds a write lease on what it maps"),
+        pytest.param(twelve_million_symbols, id="maps a library with twelve million symbols"),
+        pytest.param(more_libraries_than_there_are_places, id="maps more libraries than there are places"),
+        pytest.param(libraries_that_are_dear_to_read, id="maps libraries that are dear to read"),
+        pytest.param(forged_communicators(3000), id="makes three thousand communicators"),
+    ],
+)
+def test_a_job_is_observed_whatever_another_user_does(fabric: Fabric, open_folder: Path, attack: Attack) -> None:
+    with ExitStack() as stack:
+        agent = stack.enter_context(AgentProcess("--level", "counts", log=open_folder / "agent.log"))
+        watched = stack.enter_context(watching(agent))
+        stack.enter_context(attack(open_folder))
+        time.sleep(3)
+        job = stack.enter_context(Job(fabric.hosts, JobOptions(seconds=4, pattern="ddp", hold=True)))
+        agent.until(
+            lambda: any(value for _, value in agent.samples("railscope_probe_attached", library=str(LIBRARY))), 10
+        )
+        job.release()
+        reports = job.wait(60)
+        counted = Counter[tuple[str, str]]()
+
+        def all_counted() -> bool:
+            counted.clear()
+            for labels, value in agent.samples("railscope_comm_enqueued_total"):
+                if labels["comm"] in ours:
+                    counted[labels["comm"], labels["rank"]] = int(value)
+            return counted == did
+
+        ours = {one.hash for report in reports for one in report.communicators if one.operations}
+        did = Counter(
+            {
+                (one.hash, str(one.rank)): sum(count.calls for count in one.operations)
+                for report in reports
+                for one in report.communicators
+                if one.operations
+            }
+        )
+        assert agent.comes_true(all_counted, 15), f"{counted} of {did}"
+        rails = {labels["device"] for labels, _ in agent.samples("railscope_rail_info")}
+        assert {device for device in rails if device.startswith("rail")}
+        began = time.monotonic()
+        agent.process.send_signal(signal.SIGTERM)
+        assert agent.process.wait(60) == 0
+        ended_s = time.monotonic() - began
+    assert ended_s < MOST_END_S * SLACK
+    assert watched.longest_health_s < MOST_HEALTH_S * SLACK
+    assert watched.longest_scrape_s < MOST_SCRAPE_S * SLACK
+    assert watched.most_bytes < MOST_BYTES
