@@ -111,8 +111,8 @@ def costly_debug_information(folder: Path, copies: int, structures: int = 9000) 
         "-fPIC",
         "-Wl,--build-id=none",
         "-o",
-        library,
-        source,
+        str(library),
+        str(source),
     ]
     subprocess.run(command, check=True, capture_output=True)
     return copies_of(library, folder, copies)
