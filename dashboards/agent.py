@@ -93,7 +93,14 @@ def _agents() -> list[AnyPanel]:
             "Uptime of each agent. After a restart (drop to 0), ranks that already ran are counted from that moment.",
             "s",
             query(f"time() - {catalogue.AGENT_START_TIME.where(HOST)}", "{{instance}}"),
-            width=24,
+        ),
+        timeseries(
+            "Loop late",
+            "Longest time by which each agent's loop woke late, or that one of its turns took: within five minutes, "
+            "and since the agent's start. Above 30 s the agent fails its health check.",
+            "s",
+            query(catalogue.LOOP_LATE_RECENT.where(HOST), "{{instance}}: 5 min"),
+            query(catalogue.LOOP_LATE.where(HOST), "{{instance}}: since start"),
         ),
     ]
 

@@ -24,6 +24,7 @@ from railscope.agent.facts.snapshot import (
     GpuFacts,
     Histogram,
     LaunchTotal,
+    LoopFacts,
     NodeCollectives,
     NodeCompletion,
     NodeGpus,
@@ -174,6 +175,7 @@ def _health() -> AgentHealth:
             most_descriptors=1 << 20,
             start_seconds=1_700_000_000.5,
         ),
+        loop=LoopFacts(0.02, 0.01),
         collectors=tuple(
             CollectorResult(name, True, 0.001, 0)
             for name in (

@@ -1,11 +1,32 @@
-"""The daemon's log lines: logfmt or JSON on standard error, as Prometheus exporters write them."""
+"""The daemon's log lines: logfmt or JSON on standard error, as Prometheus exporters write them.
+
+Names in messages come from tenants: of paths, processes, devices.  Here is the one place where they become a line, and
+nothing in it is obeyed by a terminal: what is no printable ASCII is escaped, and what is long is cut.
+
+In the journal (systemd's, if standard error leads there) a line begins with its priority, `<4>` of a warning, so that
+`journalctl -p warning` finds it; source: sd-daemon(3).
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Final, TextIO
+
+_MOST_CHARACTERS: Final = 4096
+"""Of a message: a name can have thousands, and a line of the journal is for people."""
+_PRIORITIES: Final = (
+    (logging.CRITICAL, 2),
+    (logging.ERROR, 3),
+    (logging.WARNING, 4),
+    (logging.INFO, 6),
+    (logging.NOTSET, 7),
+)
+"""Least level of each priority; source: syslog(3)."""
 
 
 class LogfmtFormatter(logging.Formatter):
@@ -23,22 +44,53 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(_fields(record))
 
 
+class JournalFormatter(logging.Formatter):
+    """A line of another formatter behind its priority."""
+
+    def __init__(self, line: logging.Formatter) -> None:
+        super().__init__()
+        self._line = line
+
+    def format(self, record: logging.LogRecord) -> str:
+        priority = next(number for level, number in _PRIORITIES if record.levelno >= level)
+        return f"<{priority}>{self._line.format(record)}"
+
+
 def _fields(record: logging.LogRecord) -> dict[str, str]:
     message = record.getMessage()
     if record.exc_info and record.exc_info[1] is not None:
         message += f": {type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
+    if len(message) > _MOST_CHARACTERS:
+        message = f"{message[:_MOST_CHARACTERS]}... ({len(message)} characters)"
+    # DEL alone is ASCII, obeyed by terminals, and not escaped by JSON.
     return {
         "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
         "level": record.levelname.lower(),
         "component": record.name.removeprefix("railscope."),
-        "msg": message,
+        "msg": message.replace("\x7f", "\\x7f"),
     }
 
 
 def set_up_logging(level: str, log_format: str) -> None:
     """Send the log to standard error; `level` is debug, info, warn or error, `log_format` logfmt or json."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if log_format == "json" else LogfmtFormatter())
+    formatter: logging.Formatter = JsonFormatter() if log_format == "json" else LogfmtFormatter()
+    handler.setFormatter(JournalFormatter(formatter) if _is_journal(sys.stderr, os.environ) else formatter)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel({"warn": logging.WARNING}.get(level, logging.getLevelNamesMapping().get(level.upper(), logging.INFO)))
+
+
+def _is_journal(stream: TextIO, environment: Mapping[str, str]) -> bool:
+    """Whether the stream leads to the journal itself, not to a file or pipe that a child of a service was given.
+
+    Source: JOURNAL_STREAM in systemd.exec(5), device and inode.
+    """
+    named = environment.get("JOURNAL_STREAM")
+    if not named:
+        return False
+    try:
+        state = os.fstat(stream.fileno())
+    except (OSError, ValueError):  # a test's own stream has no descriptor
+        return False
+    return named == f"{state.st_dev}:{state.st_ino}"

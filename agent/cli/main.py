@@ -13,7 +13,6 @@ import errno
 import io
 import os
 import resource
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,7 +26,6 @@ from railscope.agent.cli.log import set_up_logging
 from railscope.agent.cli.options import add_options
 from railscope.agent.config.effective import config_from
 from railscope.agent.config.options import CommandParser
-from railscope.agent.node.daemon.signals import install_stop_handlers
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 
 _M_ARENA_MAX: Final = -8
@@ -249,10 +247,15 @@ def _parser() -> CommandParser:
 def _agent(parsed: Any) -> int:
     config = config_from(parsed, os.environ)
     set_up_logging(config.log_level, config.log_format)
+    from railscope.agent.node.daemon.signals import AgentSignals
+
+    # Before all else, and to the very end: no signal ends the agent halfway.
+    signals = AgentSignals() if not config.once else None
     # Imported here so that `--help` and errors of the command line answer at once.
     from railscope.agent.config.keys import ConfigError
     from railscope.agent.config.unmatched import require_processes
     from railscope.agent.node.daemon.daemon import Daemon
+    from railscope.agent.node.daemon.reload import Reloader
     from railscope.agent.node.daemon.warm_up import await_first_readings
     from railscope.exporters.series.families import make_families
     from railscope.exporters.series.selection import Selection
@@ -274,9 +277,12 @@ def _agent(parsed: Any) -> int:
     if config.textfile is not None and not config.once:
         raise ConfigError("--textfile requires --once: without --once the agent serves the metrics over HTTP")
     clock = SystemClock()
-    daemon = Daemon(config, clock, version(), serve=not config.once)
+    reloader = Reloader(
+        lambda: config_from(parsed, os.environ), lambda now: set_up_logging(now.log_level, now.log_format)
+    )
+    daemon = Daemon(config, clock, version(), serve=not config.once, reloader=reloader)
     try:
-        if config.once:
+        if signals is None:
             daemon.start()
             await_first_readings(daemon.observer, clock, config.once_settle_ns)
             daemon.observer.update()
@@ -292,14 +298,14 @@ def _agent(parsed: Any) -> int:
                     why = f"--textfile: {config.textfile}: {error.strerror}"
                     raise ConfigError(f"{why}; name a file in a writable folder") from None
             return FINE
-        signal.signal(signal.SIGUSR2, lambda *_: daemon.recordings.request_from_signal())
-        # To the very end: a second signal ends nothing halfway.
-        install_stop_handlers(daemon.stop)
+        signals.connect(stop=daemon.stop, reload=daemon.request_reload, record=daemon.recordings.request_from_signal)
         daemon.start()
         daemon.run()
         return FINE
     finally:
         daemon.close()
+        if signals is not None:
+            signals.disconnect()
 
 
 def _config(parsed: Any) -> int:

@@ -63,6 +63,17 @@ BUILD_INFO: Final = _gauge(
 AGENT_START_TIME: Final = _gauge(
     "agent_start_time_seconds", "", "Start time of the agent since the Unix epoch in seconds. Counts restart from it."
 )
+LOOP_LATE: Final = _gauge(
+    "loop_late_seconds",
+    "",
+    "Longest time in seconds by which the agent's loop woke late, or that one turn of it took, since the agent began.",
+)
+LOOP_LATE_RECENT: Final = _gauge(
+    "loop_late_recent_seconds",
+    "",
+    "Longest time in seconds by which the agent's loop woke late, or that one turn of it took, within the last five "
+    "minutes.",
+)
 SNAPSHOT_TIMESTAMP: Final = _gauge(
     "snapshot_timestamp_seconds", "", "Time at which the agent assembled these values, in seconds since the Unix epoch."
 )

@@ -555,6 +555,16 @@ class ProbeHealth:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopFacts:
+    """How late the agent's loop was: after the moment that its schedule wanted, or in a turn that took long."""
+
+    late_seconds: float
+    """The longest, since the agent began."""
+    late_recent_seconds: float
+    """The longest within the last five minutes."""
+
+
+@dataclass(frozen=True, slots=True)
 class AgentHealth:
     """How the agent itself does; built by agent/node/daemon."""
 
@@ -562,6 +572,8 @@ class AgentHealth:
     """When the agent began; 0: unknown."""
     own_process: OwnProcessFacts | None = None
     """None: it is not read."""
+    loop: LoopFacts | None = None
+    """None: there is no loop."""
     collectors: tuple[CollectorResult, ...] = ()
     probes: ProbeHealth = field(default_factory=ProbeHealth)
     recordings: Mapping[tuple[str, str], int] = field(default_factory=dict)

@@ -159,6 +159,9 @@ def _about_railscope(snapshot: Snapshot) -> Iterator[Draft]:
     health = snapshot.health
     if health.started_realtime_ns:
         yield Draft(catalogue.AGENT_START_TIME, [((), health.started_realtime_ns / 1_000_000_000)])
+    if health.loop is not None:
+        yield Draft(catalogue.LOOP_LATE, [((), health.loop.late_seconds)])
+        yield Draft(catalogue.LOOP_LATE_RECENT, [((), health.loop.late_recent_seconds)])
     yield Draft(catalogue.SNAPSHOT_TIMESTAMP, [((), snapshot.realtime_ns / 1_000_000_000)])
     yield Draft(catalogue.PROCESSES_OBSERVED, [((), health.probes.processes_observed)])
     if (own := health.own_process) is not None:

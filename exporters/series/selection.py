@@ -47,6 +47,18 @@ class Selection:
     """What is shown, and what all counters rose by.  One lives as long as the agent; for one thread at a time."""
 
     def __init__(self, detail: Collection[str] = ()) -> None:
+        self.set_detail(detail)
+        self._sums: dict[LabelValues, _Sum] = {}
+        """By owner, the one that was asked for last at the end."""
+        self._with_rates: dict[LabelValues, None] = {}
+        """Network devices whose rates were shown, the one that was met last at the end."""
+
+    def set_detail(self, detail: Collection[str]) -> None:
+        """Select what is shown beyond the usual, from the next exposition on; from any thread.
+
+        Raises:
+            ValueError: there is no such detail.
+        """
         wanted = frozenset(DETAILS if ALL in detail else detail)
         if not wanted <= set(DETAILS):
             raise ValueError(f"no such detail: {', '.join(sorted(wanted - set(DETAILS)))}")
@@ -54,10 +66,6 @@ class Selection:
         self.nvlinks = "nvlinks" in wanted
         self.devices = "devices" in wanted
         self.buckets = "buckets" in wanted
-        self._sums: dict[LabelValues, _Sum] = {}
-        """By owner, the one that was asked for last at the end."""
-        self._with_rates: dict[LabelValues, None] = {}
-        """Network devices whose rates were shown, the one that was met last at the end."""
 
     def select_counters(self, rail: RailFacts) -> Iterable[tuple[str, str, int]]:
         """(counter, severity, value) of those counters that are shown."""

@@ -278,18 +278,26 @@ def log_until_stopped(agent: AgentProcess, number: signal.Signals = signal.SIGTE
     return agent.process.stderr.read().splitlines()
 
 
-def test_an_agent_whose_terminal_has_gone_takes_its_leave() -> None:
-    # Where the tests themselves run under nohup it would be ignored.
-    with AgentProcess(prefix=("env", "--default-signal=HUP")) as agent:
-        agent.process.send_signal(signal.SIGHUP)
-        assert [line for line in log_until_stopped(agent, signal.SIGHUP) if "stopping: " in line]
-
-
-def test_an_agent_under_nohup_outlives_its_terminal() -> None:
-    with AgentProcess(prefix=("nohup",)) as agent:
+@pytest.mark.parametrize("prefix", [("env", "--default-signal=HUP"), ("nohup",)])
+def test_an_agent_outlives_its_terminal_and_reads_its_configuration_again(prefix: tuple[str, ...]) -> None:
+    with AgentProcess(prefix=prefix) as agent:
         agent.process.send_signal(signal.SIGHUP)
         assert agent.samples("railscope_build_info")
         assert agent.process.poll() is None
+        log = log_until_stopped(agent)
+    assert [line for line in log if "configuration reloaded: " in line]
+    assert [line for line in log if "stopping: " in line]
+
+
+def test_details_that_are_reloaded_show_in_the_metrics(tmp_path: Path) -> None:
+    file = tmp_path / "railscope.yml"
+    file.write_text("")
+    with AgentProcess("--config.file", str(file)) as agent:
+        assert len(agent.samples("railscope_loop_late_seconds")) == 1
+        before = len(agent.samples("railscope_rail_events_total"))
+        file.write_text("series: {detail: [all]}\n")
+        agent.process.send_signal(signal.SIGHUP)
+        agent.until(lambda: len(agent.samples("railscope_rail_events_total")) > before)
 
 
 def test_the_log_says_how_calls_are_counted_and_at_the_end_what_was_seen(fabric: Fabric) -> None:

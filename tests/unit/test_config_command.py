@@ -258,3 +258,18 @@ def test_times_and_sizes_are_written_as_they_are_read(nanoseconds: int, size_byt
 )
 def test_values_are_written_as_a_person_would(field: str, value: object, text: str) -> None:
     assert format_value(field, value) == text
+
+
+@pytest.mark.parametrize("page", ["README.md", "deploy/railscope.yml"])
+def test_what_a_reload_takes_over_is_told_where_settings_are(page: str) -> None:
+    (told,) = re.findall(r"(?:Taken over are|takes? over) ([^;:]*?recordings\.max_bytes)", _text_of(page))
+    groups = {"logging", "stalls"}
+    assert (
+        set(re.findall(r"[a-z_]+\.[a-z_]+", told)) | {key for key in RELOADABLE if key.partition(".")[0] in groups}
+        == RELOADABLE
+    )
+
+
+def _text_of(page: str) -> str:
+    text = (Path(__file__).parents[2] / page).read_text()
+    return re.sub(r"\n(?:# )?", " ", text)

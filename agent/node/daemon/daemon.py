@@ -16,7 +16,6 @@ import gc
 import logging
 import os
 import selectors
-import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -28,11 +27,14 @@ from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.facts.stall import Stall
 from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.completion.cuda import CudaCompletion
+from railscope.agent.node.daemon.loop_lateness import LoopLateness
 from railscope.agent.node.daemon.nccl_observer import MOST_ENDED, NcclSources
 from railscope.agent.node.daemon.observer import Observer
 from railscope.agent.node.daemon.own_process import OwnProcess
+from railscope.agent.node.daemon.reload import Reloader
 from railscope.agent.node.daemon.ring_drain import RingDrain
 from railscope.agent.node.daemon.schedule import CALM_NS, Schedule
+from railscope.agent.node.daemon.service_manager import ServiceManager
 from railscope.agent.node.inspection.inspection import InProcess, Inspection, InspectionProcesses
 from railscope.agent.node.overhead.control import LevelControl
 from railscope.agent.node.recorder.feed import RecorderFeed, Stream, make_recorder
@@ -80,12 +82,14 @@ class Daemon:
         keep_ended: bool = False,
         shown: bool = True,
         stall_began: Callable[[Stall], object] | None = None,
+        reloader: Reloader | None = None,
     ) -> None:
         """Load the programs and bind the server's address.
 
         `keep_ended`: there is no limit on ended communicators that stay readable.  `shown` False: nobody waits for what
         this agent finds out, so it looks for stalls once a second, and relates rails to collectives when it is asked.
         `stall_began` is also told of each stall, besides the recorder; None: nobody else.
+        `reloader` None: `request_reload` asks for nothing.
 
         Raises:
             LoadError: the kernel does not take the programs.
@@ -96,18 +100,23 @@ class Daemon:
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._stopping = False
+        self._reloader = reloader
+        self._reload_wanted = False
+        self._service = ServiceManager(clock, os.environ, os.getpid())
         self._ready = threading.Event()
-        self._beat_ns = clock.monotonic_ns()
+        self._lateness = LoopLateness(clock)
         self._ended: list[tuple[ProcessIdentity, int | None]] = []
         """With the wait status, where it is known."""
         self._pidfds: dict[int, ProcessIdentity] = {}
         self._shown = shown
         self._also_told = stall_began
-        self._schedule = Schedule(self._beat_ns, scan_interval_ns=config.scan_interval_ns, shown=shown)
+        self._schedule = Schedule(clock.monotonic_ns(), scan_interval_ns=config.scan_interval_ns, shown=shown)
         self._mmap_events: MmapEvents | None = None
         self._ring_wakeups: RingWakeups | None = None
         self._server: MetricsServer | None = None
         self._programs: NcclPrograms | None = None
+        self._budget = SeriesBudget(config.series_limit)
+        self._selection = Selection(config.series_detail)
         self._recorder = make_recorder(config, clock)
         store = None
         if self._recorder is not None and config.recordings_directory is not None:
@@ -136,6 +145,7 @@ class Daemon:
             version,
             recorder=self._recorder,
             own_process=OwnProcess() if serve else None,
+            lateness=self._lateness if serve else None,
             recordings=self.recordings if serve else None,
             most_ended=most_ended,
         )
@@ -198,8 +208,8 @@ class Daemon:
             processes=lambda wanted: self.observer.rank_processes(wanted),
             healthy=self._healthy,
             ready=self._is_ready,
-            budget=SeriesBudget(self._config.series_limit),
-            selection=Selection(self._config.series_detail),
+            budget=self._budget,
+            selection=self._selection,
             web=web,
         )
 
@@ -212,7 +222,7 @@ class Daemon:
         return self._server.url if self._server else ""
 
     def _healthy(self) -> tuple[bool, str]:
-        late_seconds = (self._clock.monotonic_ns() - self._beat_ns) / 1e9
+        late_seconds = self._lateness.now_ns / 1e9
         if late_seconds > 30:
             return False, f"the agent's loop has not run for {late_seconds:.0f} s"
         if "netdev" in self._config.collectors and self._ready.is_set() and not self.observer.rails_alive:
@@ -271,7 +281,7 @@ class Daemon:
         if hasattr(libc, "malloc_trim"):
             libc.malloc_trim(0)
         self._say_how()
-        notify("READY=1\nSTATUS=attached")
+        self._service.ready("attached")
 
     def run(self, *, tell_calls: bool = True) -> None:
         """React until `stop` is called.  What the kernel refuses once is logged and tried again, never the end.
@@ -279,9 +289,11 @@ class Daemon:
         `tell_calls`: log at the end how many calls were counted; not for who takes what came since, and tells of that.
         """
         self._schedule.begin(self._clock.monotonic_ns())
+        self._lateness.begin()
         while not self._stopping:
             try:
                 self._turn()
+                self._service.feed(self._clock.monotonic_ns())
             except OSError as error:
                 _log.error("%s", error.strerror or error)
                 self._clock.sleep(_TROUBLE_SECONDS)
@@ -319,13 +331,17 @@ class Daemon:
         """Wait for the next thing to happen, and do it."""
         schedule = self._schedule
         plan = schedule.plan(self._rings.drained_ns)
-        next_ns = plan.wake_ns
+        next_ns = min(plan.wake_ns, self._service.feed_due_ns)
         if self.recordings.due_ns is not None:
             next_ns = min(next_ns, self.recordings.due_ns)
-        for key, _ in self._selector.select(max(0.0, (next_ns - self._clock.monotonic_ns()) / 1e9)):
+        ready = self._selector.select(max(0.0, (next_ns - self._lateness.wait(next_ns)) / 1e9))
+        self._lateness.wake()
+        for key, _ in ready:
             handler: Callable[[], None] = key.data
             handler()
-        now_ns = self._beat_ns = self._clock.monotonic_ns()
+        now_ns = self._clock.monotonic_ns()
+        if self._reload_wanted:
+            self._reload()
         ended, self._ended = self._ended, []
         if ended:  # what they were called for last
             schedule.drained(now_ns, self._drain())
@@ -371,6 +387,24 @@ class Daemon:
         self._stopping = True
         self._wake()
 
+    def request_reload(self) -> None:
+        """Have the configuration read again at the loop's next turn; safe from signal handlers."""
+        self._reload_wanted = True
+        self._wake()
+
+    def _reload(self) -> None:
+        self._reload_wanted = False
+        if self._reloader is None:
+            return
+        self._service.reloading()
+        self._config, status = self._reloader.reload(self._config)
+        self._schedule.set_scan_interval(self._config.scan_interval_ns)
+        self.observer.reconfigure(self._config)
+        self.recordings.set_most_bytes(self._config.recordings_max_bytes)
+        self._budget.limit = self._config.series_limit
+        self._selection.set_detail(self._config.series_detail)
+        self._service.ready(status)
+
     def freeze(self, reason: str, stalls: tuple[RecordedStall, ...] = ()) -> Recording:
         """What the flight recorder holds, up to this moment; on the loop's thread, or when the loop has ended.
 
@@ -407,7 +441,7 @@ class Daemon:
 
     def close(self) -> None:
         """Stop serving, detach, and free everything."""
-        notify("STOPPING=1")
+        self._service.stopping()
         with contextlib.ExitStack() as everything:
             # Backwards; whatever fails, the probes come off.
             everything.callback(self._release)
@@ -424,9 +458,13 @@ class Daemon:
         self._pidfds.clear()
         self._selector.close()
         os.close(self._wake_read)
-        os.close(self._wake_write)
+        # A signal may come between any two of these lines.
+        written, self._wake_write = self._wake_write, -1
+        os.close(written)
 
     def _wake(self) -> None:
+        if self._wake_write < 0:
+            return
         with contextlib.suppress(BlockingIOError):  # the pipe is full: the loop is about to wake
             os.write(self._wake_write, b".")
 
@@ -490,16 +528,3 @@ class Daemon:
 
     def _unpoll(self, events: LinkEvents) -> None:
         self._selector.unregister(events.fileno())
-
-
-def notify(state: str) -> None:
-    """Notify the service manager, if there is one (sd_notify(3))."""
-    address = os.environ.get("NOTIFY_SOCKET")
-    if not address:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-        try:
-            sender.connect("\0" + address[1:] if address.startswith("@") else address)
-            sender.send(state.encode())
-        except OSError as error:
-            _log.warning("systemd cannot be notified: %s", error)

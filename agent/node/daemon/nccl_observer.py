@@ -209,7 +209,7 @@ class NcclObserver:
             sources.in_flight,
             _KnownToStalls(self._processes, self._collectives, self._completion, rail_bytes, self.rank_processes),
             clock,
-            StallLimits(config.stall_after_ns, config.stall_factor, config.stall_floor_ns),
+            _stall_limits(config),
             procfs=config.procfs,
             rails_of=hardware.rails_of_namespace,
             began=sources.stall_began,
@@ -372,6 +372,13 @@ class NcclObserver:
             errors = self._control.update(self._collectives.processes_with_communicators)
             self._troubles.say(errors, more=True)
         return closed
+
+    def reconfigure(self, config: Config) -> None:
+        """Take over the level, the budget and the limits of stalls."""
+        self._config = config
+        self.stalls.set_limits(_stall_limits(config))
+        if self._control is not None:
+            self._control.reconfigure(budget_ratio=config.budget_ratio, level=config.level)
 
     def _handed_over(self) -> HandedBytes:
         if self._completion is None:
@@ -537,3 +544,7 @@ class NcclObserver:
         """Close what was opened to inspect stalls, once everything is detached."""
         self.stalls.close()
         self._inspector.close()
+
+
+def _stall_limits(config: Config) -> StallLimits:
+    return StallLimits(config.stall_after_ns, config.stall_factor, config.stall_floor_ns)

@@ -17,6 +17,7 @@ from railscope.agent.facts.rank_process import RankProcess
 from railscope.agent.facts.snapshot import AgentHealth, Snapshot
 from railscope.agent.node.attribution.evidence import NOT_OBSERVED
 from railscope.agent.node.daemon.hardware import Hardware
+from railscope.agent.node.daemon.loop_lateness import LoopLateness
 from railscope.agent.node.daemon.nccl_observer import MOST_ENDED, NcclFacts, NcclObserver, NcclSources
 from railscope.agent.node.daemon.own_process import OwnProcess
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
@@ -40,6 +41,7 @@ class Observer:
         *,
         recorder: FlightRecorder | None = None,
         own_process: OwnProcess | None = None,
+        lateness: LoopLateness | None = None,
         recordings: Recordings | None = None,
         most_ended: int = MOST_ENDED,
     ) -> None:
@@ -49,6 +51,7 @@ class Observer:
         `recordings` None: how many were made is not told.
         """
         self._own_process = own_process
+        self._lateness = lateness
         self._recordings = recordings
         self._clock = clock
         self._version = version
@@ -211,11 +214,18 @@ class Observer:
                 health=AgentHealth(
                     started_realtime_ns=self._started_realtime_ns,
                     own_process=own_process,
+                    loop=self._lateness.facts() if self._lateness is not None else None,
                     collectors=(*self._hardware.collectors(), *nccl.collectors),
                     probes=nccl.probes,
                     recordings=self._recordings.counts() if self._recordings is not None else {},
                 ),
             )
+
+    def reconfigure(self, config: Config) -> None:
+        """Take over the settings of a configuration that can change while the agent runs."""
+        with self._lock:
+            if self._nccl is not None:
+                self._nccl.reconfigure(config)
 
     def rank_processes(self, wanted: Collection[ProcessIdentity] | None = None) -> tuple[RankProcess, ...]:
         """The owners and resource use of the processes that map NCCL; read now, on the calling thread."""

@@ -113,6 +113,10 @@ class Schedule:
         """From now on updates never pause: a stream receives what is recorded at once."""
         self._streams = True
 
+    def set_scan_interval(self, interval_ns: int) -> None:
+        """Scan at this interval from the next scan on."""
+        self._scan_interval_ns = interval_ns
+
     def begin(self, now_ns: int) -> None:
         """The loop begins; all processes have just been scanned."""
         self._next_tick_ns = self._next_drain_ns = self._next_look_ns = now_ns

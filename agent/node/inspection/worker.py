@@ -50,7 +50,9 @@ def main(arguments: Sequence[str]) -> int:
     """Make an inspection process for each channel that comes, until the daemon is gone."""
     control = socket.socket(fileno=int(arguments[0]))
     _end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A terminal sends these to all of its processes: the daemon, which heeds them, decides when this one ends.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     # Nobody waits for the processes: the daemon holds a descriptor of each.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for module in arguments[1:]:

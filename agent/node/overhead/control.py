@@ -57,6 +57,10 @@ class LevelControl:
         if completion is not None:
             completion.set_level(self._governor.level)
 
+    def reconfigure(self, *, budget_ratio: float, level: str) -> None:
+        """Keep to another budget, or another key of `LEVELS`, from the next tick on."""
+        self._governor.reconfigure(budget_ratio, LEVELS[level])
+
     @property
     def seconds(self) -> Mapping[str, float]:
         """By program: what its hits have cost the observed processes so far; never falls."""

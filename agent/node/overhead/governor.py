@@ -142,6 +142,12 @@ class _Retry:
     taken_back_ns: int
 
 
+def _checked_budget(ratio: float) -> float:
+    if not 0 < ratio <= 1:
+        raise ValueError(f"a budget of {ratio:.3%} makes no sense: choose above 0 and at most 100 %")
+    return ratio
+
+
 class Governor:
     """Not thread-safe: the daemon's lock guards it."""
 
@@ -156,10 +162,8 @@ class Governor:
         Raises:
             ValueError: the budget is not above 0 and at most 1.
         """
-        if not 0 < budget_ratio <= 1:
-            raise ValueError(f"a budget of {budget_ratio:.3%} makes no sense: choose above 0 and at most 100 %")
         self._calibration = calibration
-        self._budget = budget_ratio
+        self._budget = _checked_budget(budget_ratio)
         self._fixed = fixed
         self._available = Level.ALL
         self._now_ns = 0
@@ -170,6 +174,19 @@ class Governor:
         """Why the level is what it is, one line for the log; changes whenever the level does."""
         self._level = Level.COUNTS
         self._start_anew()
+
+    def reconfigure(self, budget_ratio: float, fixed: Level | None) -> None:
+        """Take another budget, or another fixed level; where the level was or becomes fixed all begins anew.
+
+        Raises:
+            ValueError: the budget is not above 0 and at most 1.
+        """
+        self._budget = _checked_budget(budget_ratio)
+        if fixed is self._fixed:
+            return
+        self._fixed = fixed
+        self._start_anew()
+        self.reason = "" if fixed is None else f"{level_name(fixed)}: set by hand"
 
     def _start_anew(self) -> None:
         self._level = START if self._fixed is None else self._fixed

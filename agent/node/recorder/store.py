@@ -89,7 +89,7 @@ class RecordingStore:
     def __init__(self, folder: Path, most_bytes: int, patience_seconds: float = _PATIENCE_SECONDS) -> None:
         """`most_bytes` for all recordings together; `close` waits `patience_seconds` for a sign of life of the disk."""
         self._folder = folder
-        self._most_bytes = most_bytes
+        self.most_bytes = most_bytes
         self._patience_seconds = patience_seconds
         self._thread: threading.Thread | None = None
         self._pieces = 0
@@ -173,12 +173,12 @@ class RecordingStore:
     def _save(self, recording: Recording) -> tuple[Path, int]:
         path = self._folder / file_name(recording)
         try:
-            return save(recording, path, self._most_bytes, self._wrote)
+            return save(recording, path, self.most_bytes, self._wrote)
         except OSError as error:
             if error.errno not in _FULL:
                 raise
             removed = self._make_room_on_disk(recording, error)
-        path, more = save(recording, path, self._most_bytes, self._wrote)
+        path, more = save(recording, path, self.most_bytes, self._wrote)
         return path, removed + more
 
     def _make_room_on_disk(self, recording: Recording, error: OSError) -> int:

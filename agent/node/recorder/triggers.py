@@ -98,6 +98,11 @@ class Recordings:
         if self._store is not None:
             self._store.prepare()
 
+    def set_most_bytes(self, most_bytes: int) -> None:
+        """Limit all recordings on disk to this from the next one on."""
+        if self._store is not None:
+            self._store.most_bytes = most_bytes
+
     def request(self, stall: RecordedStall) -> bool:
         """Ask for a recording of a stall; False: there will be none (its communicator had one within a minute)."""
         if self._store is None:

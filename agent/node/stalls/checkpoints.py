@@ -45,6 +45,11 @@ class Checkpoints:
         self._looked_ns = 0
         self._silent: dict[int, _Silence] = {}
 
+    def set_times(self, silence_ns: int, excuse_ns: int) -> None:
+        """Take other times, as the constructor does."""
+        self._silence_ns = silence_ns
+        self._excuse_ns = excuse_ns
+
     def update(self, now_ns: int, last_calls: Mapping[int, int]) -> None:
         """Ask those that are silent, about once a second.
 

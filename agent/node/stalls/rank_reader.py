@@ -97,7 +97,7 @@ class RankReader:
         self._tables = tables
         self._known = known
         self._inspector = inspector
-        self._suspicion_ns = suspicion_ns
+        self.suspicion_ns = suspicion_ns
         self._baselines = Baselines()
         self.times = OperationTimes()
         self._history_ns = 0
@@ -172,7 +172,7 @@ class RankReader:
             self._record_histories(now_ns, unusual, dict(zip(instances, tgids, strict=True)))
         rows = {}
         suspects = []
-        quiet_until_ns = now_ns + self._suspicion_ns
+        quiet_until_ns = now_ns + self.suspicion_ns
         # By column: a look at one field of one row of an array takes as long as the rest of the loop.
         columns = (values["sequence"], values["last_ns"], values["first_ns"], keys["comm"], values["library"])
         for instance, pid, enqueued, last_ns, first_ns, address, library in zip(
@@ -191,7 +191,7 @@ class RankReader:
                     self._inspector.remember_threads(process)
             if not self._is_well(now_ns, row) or instance in self._slow or instance in stalled:
                 suspects.append(instance)
-            elif (suspect_ns := row.since_ns + self._suspicion_ns) > now_ns:
+            elif (suspect_ns := row.since_ns + self.suspicion_ns) > now_ns:
                 quiet_until_ns = min(quiet_until_ns, suspect_ns)
         if self._rows.keys() - rows.keys():
             # The kernel keeps what they did for half a second more.
@@ -243,9 +243,9 @@ class RankReader:
     def _is_well(self, now_ns: int, row: _Row) -> bool:
         """Whether nothing can be wrong with a rank yet, as far as the tables tell."""
         if row.operation is not None:
-            return now_ns - row.operation.posted_ns < self._suspicion_ns
+            return now_ns - row.operation.posted_ns < self.suspicion_ns
         standing_ns = now_ns - row.last_call_ns
-        if row.enqueued and self._suspicion_ns <= standing_ns <= IDLE_NS:
+        if row.enqueued and self.suspicion_ns <= standing_ns <= IDLE_NS:
             return False
         self._inferred_flights.forget(row.communicator.instance)
         return True

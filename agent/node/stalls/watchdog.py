@@ -91,6 +91,12 @@ class Watchdog:
         self._ended: deque[Stall] = deque(maxlen=_MOST_ENDED)
         self._began = began
 
+    def set_limits(self, limits: StallLimits) -> None:
+        """Judge by these limits from the next look on."""
+        self._detector.limits = limits
+        self._reader.suspicion_ns = limits.suspicion_ns()
+        self._checkpoints.set_times(limits.suspicion_ns(), limits.after_ns)
+
     @property
     def current(self) -> tuple[Stall, ...]:
         return self._detector.current
