@@ -81,6 +81,14 @@ def set_up_logging(level: str, log_format: str) -> None:
     root.setLevel({"warn": logging.WARNING}.get(level, logging.getLevelNamesMapping().get(level.upper(), logging.INFO)))
 
 
+def print_error(line: str) -> None:
+    """Print one line on standard error, an error's in the journal; what a terminal would obey is replaced."""
+    from railscope.agent.facts.text_tables import printable  # only ever for an error
+
+    priority = "<3>" if _is_journal(sys.stderr, os.environ) else ""
+    print(f"{priority}{printable(line)}", file=sys.stderr)
+
+
 def _is_journal(stream: TextIO, environment: Mapping[str, str]) -> bool:
     """Whether the stream leads to the journal itself, not to a file or pipe that a child of a service was given.
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 # numpy's linear algebra is not used here, and its threads would cost memory: said before numpy is first imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from railscope.agent.cli.log import set_up_logging
+from railscope.agent.cli.log import print_error, set_up_logging
 from railscope.agent.cli.options import add_options
 from railscope.agent.config.effective import config_from
 from railscope.agent.config.options import CommandParser
@@ -71,11 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except _user_errors() as error:
         problem = str(error.strerror if isinstance(error, KernelRefusal) else error)
         for line in problem.split("\n"):
-            print(f"railscope: {line}", file=sys.stderr)
+            print_error(f"railscope: {line}")
     except OSError as error:
         if error.errno not in _OF_NAMED_FILES or not isinstance(error.filename, str):
             raise
-        print(f"railscope: {error.filename}: {error.strerror}", file=sys.stderr)
+        print_error(f"railscope: {error.filename}: {error.strerror}")
     return COULD_NOT_RUN
 
 
@@ -271,7 +271,7 @@ def _agent(parsed: Any) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     for flag, folder in (("--path.procfs", config.procfs), ("--path.sysfs", config.sysfs)):
         if not folder.is_dir():
-            print(f"railscope agent: {flag}: {folder} is not a folder; name its mount point", file=sys.stderr)
+            print_error(f"railscope agent: {flag}: {folder} is not a folder; name its mount point")
             return COULD_NOT_RUN
     require_processes(config.procfs, config.pids)
     if config.textfile is not None and not config.once:

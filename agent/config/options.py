@@ -261,7 +261,8 @@ OPTIONS: Final = (
     _text("textfile", "--textfile", "", prom_file, "FILE", "none",
           "with --once: write the metrics to this file; *.prom for node_exporter's textfile collector"),
     _text("config_file", "--config.file", "", optional_file, "FILE", "none",
-          "configuration file; the command line overrides it"),
+          "configuration file; the environment overrides it (RAILSCOPE_WEB_LISTEN_ADDRESS for web.listen_address), and "
+          "the command line overrides both"),
 )  # fmt: skip
 
 FILE_KEYS: Final = {

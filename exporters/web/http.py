@@ -44,7 +44,7 @@ _END_OF_HEAD: Final = re.compile(rb"\r?\n\r?\n")
 _SEND_BYTES: Final = 256 * 1024
 _DRAIN_BYTES: Final = 8 * 1024 * 1024
 _DRAIN_SECONDS: Final = 1.0
-_CLOSE_SECONDS: Final = 5.0
+_CLOSE_SECONDS: Final = 2.0
 _AFTER_FAILED_ACCEPT_SECONDS: Final = 0.05
 _LOOK_SECONDS: Final = 60.0
 """How often the accept loop wakes for nothing."""

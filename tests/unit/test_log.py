@@ -63,3 +63,18 @@ def test_the_journal_gets_each_line_s_priority(log_format: str, begin: str, tmp_
 @pytest.mark.parametrize("stream", ["1:2", "nonsense"])
 def test_another_stream_than_the_journal_gets_none(stream: str, tmp_path: Path) -> None:
     assert all(line.startswith("ts=") for line in lines("logfmt", stream, tmp_path / "file"))
+
+
+@pytest.mark.parametrize("journal", [True, False])
+def test_an_error_that_stops_a_command_is_one_in_the_journal_too(journal: bool, tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    program = "import sys; from railscope.agent.cli.main import main; sys.exit(main())"
+    with path.open("wb") as file:
+        state = os.fstat(file.fileno())
+        told = {"JOURNAL_STREAM": f"{state.st_dev}:{state.st_ino}"} if journal else {}
+        words = ["agent", "--config.file", "/nonexistent/\x1b[31m"]
+        done = subprocess.run([sys.executable, "-c", program, *words], env={**os.environ, **told}, stderr=file)
+    assert done.returncode == 2
+    (line,) = path.read_text().splitlines()
+    assert line.startswith("<3>railscope: /nonexistent/\N{REPLACEMENT CHARACTER}[31m" if journal else "railscope: /non")
+    assert line.isprintable()
