@@ -13,10 +13,13 @@ import numpy as np
 
 from railscope.agent.facts.stall import Stall
 from railscope.agent.node.collectives.communicators import Communicator
+from railscope.agent.node.inspection.inspection import InProcess
+from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT
 from railscope.agent.node.stalls.detector import StallLimits
 from railscope.agent.node.stalls.evidence import ProcessFacts, RailSigns
 from railscope.agent.node.stalls.watchdog import EVALUATION_NS, Watchdog
 from railscope.agent.node.targets.jobs import JobFacts
+from railscope.agent.node.targets.memory import ProcessMemory
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import DataType, Op
@@ -208,6 +211,7 @@ class World:
             self.clock,
             limits or StallLimits(),
             procfs=Path("/nowhere"),
+            memory=ProcessMemory(Path("/nowhere"), InProcess(), lambda _pid: UNKNOWN_TENANT),
             rails_of=lambda _netns: (),
             inspector=self,
             began=lambda stall: self.begun.append((self.clock.now_ns, stall)),

@@ -14,7 +14,9 @@ from railscope.agent.facts.snapshot import CommunicatorFacts, NodeCollectives, N
 from railscope.agent.node.collectives.collectives import Collectives
 from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.inspection.inspection import InProcess
+from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT
 from railscope.agent.node.targets.jobs import JobFacts
+from railscope.agent.node.targets.memory import ProcessMemory
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.nccl.comm_hash import two_lane_hash
 from railscope.probes.nccl.functions.internals import Level
@@ -137,7 +139,13 @@ def test_one_reading_of_the_communicators_serves_all_who_look_at_them(
     libraries: list[int] = []
     monkeypatch.setattr(completion.levels, "error_layout_of", libraries.append)
     monkeypatch.setattr(completion.levels, "sequence_layout_of", libraries.append)
-    node.collectives = Collectives(node.kernel, node.processes, 0, completion, procfs=tmp_path)
+    node.collectives = Collectives(
+        node.kernel,
+        node.processes,
+        0,
+        completion,
+        memory=ProcessMemory(tmp_path, InProcess(), lambda _pid: UNKNOWN_TENANT),
+    )
     node.begin(10)
     node.kernel.communicator(10, 1)
     next(iter(node.kernel.communicators.rows.values()))["library"] = 3

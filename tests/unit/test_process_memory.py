@@ -1,41 +1,83 @@
-"""Pointers of other processes may lead anywhere."""
+"""Memory that answers when its process likes: reading it holds up its own tenant's inspection, and nothing else.
+
+A page of a file that a tenant serves himself is simulated by a pipe that nobody writes to.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import os
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from railscope.probes.processes.memory import read_memory
+from railscope.agent.node.inspection.inspection import InspectionProcesses
+from railscope.agent.node.inspection.questions import NotYet, Refused
+from railscope.agent.node.inspection.tenants import Tenant
+from railscope.agent.node.targets.memory import ProcessMemory, ProxyWork
+from railscope.probes.nccl.memory.proxy_work import ProxyWorkLayout
+from tests.waiting import eventually
 
-WORDS = ctypes.create_string_buffer(b"here I am", 16)
-
-
-@pytest.fixture(scope="module")
-def memory() -> Iterator[int]:
-    descriptor = os.open("/proc/self/mem", os.O_RDONLY)
-    yield descriptor
-    os.close(descriptor)
+HOLDS, PLAIN, GONE = 10, 11, 12
+TENANTS = {HOLDS: Tenant(5000), PLAIN: Tenant(5001), GONE: Tenant(5001)}
+WORK = [ProxyWork(0, ProxyWorkLayout(0, 0))]
 
 
-def test_what_is_mapped_is_read(memory: int) -> None:
-    assert read_memory(memory, 9, ctypes.addressof(WORDS)) == b"here I am"
+@pytest.fixture
+def procfs(tmp_path: Path) -> Path:
+    for pid in (HOLDS, PLAIN):
+        (tmp_path / str(pid)).mkdir()
+    os.mkfifo(tmp_path / str(HOLDS) / "mem")
+    (tmp_path / str(PLAIN) / "mem").write_bytes((8).to_bytes(8, "little") + (1).to_bytes(8, "little"))
+    return tmp_path
 
 
-@pytest.mark.parametrize("address", [0, 8, -1, 1 << 63, 0xDEADBEEFDEADBEEF, (1 << 64) - 1, (1 << 63) - 4, 1 << 200])
-def test_what_is_not_mapped_is_none(memory: int, address: int) -> None:
-    assert read_memory(memory, 8, address) is None
+@pytest.fixture
+def inspection() -> Iterator[InspectionProcesses]:
+    made = InspectionProcesses(["railscope.agent.node.targets.memory"])
+    yield made
+    made.close()
 
 
-@given(st.integers(-(1 << 70), 1 << 70), st.integers(0, 4096))
-def test_no_address_is_an_error(address: int, size_bytes: int) -> None:
-    descriptor = os.open("/proc/self/mem", os.O_RDONLY)
-    try:
-        found = read_memory(descriptor, size_bytes, address)
-    finally:
-        os.close(descriptor)
-    assert found is None or len(found) == size_bytes
+def test_a_page_that_never_comes_holds_up_nobody_else(procfs: Path, inspection: InspectionProcesses) -> None:
+    memory = ProcessMemory(procfs, inspection, TENANTS.__getitem__)
+
+    def plain_is_read() -> bool:
+        inspection.collect()
+        try:
+            return memory.read(PLAIN, WORK) == (True,)
+        except NotYet:
+            return False
+
+    eventually(plain_is_read)
+    began = time.monotonic()
+    with pytest.raises(NotYet):
+        memory.read(HOLDS, WORK)
+    assert time.monotonic() - began < 1.0
+    assert plain_is_read()
+
+    def is_given_up() -> bool:
+        inspection.collect()
+        return TENANTS[HOLDS] in inspection.late()
+
+    eventually(is_given_up)
+    assert plain_is_read()
+    with pytest.raises(NotYet):
+        memory.read(HOLDS, WORK)
+
+
+def test_memory_of_a_process_that_has_gone_is_refused(procfs: Path, inspection: InspectionProcesses) -> None:
+    memory = ProcessMemory(procfs, inspection, TENANTS.__getitem__)
+
+    def is_refused() -> bool:
+        try:
+            memory.read(GONE, WORK, moment=1)
+        except NotYet:
+            inspection.collect()
+            return False
+        except Refused as refused:
+            return refused.gone
+        return False
+
+    eventually(is_refused)

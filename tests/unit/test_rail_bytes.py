@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from railscope.agent.facts.snapshot import UNKNOWN
 from railscope.agent.node.completion.handed_over import MOST_TRIES, HandedOver, RailBytes, SentRail
+from railscope.agent.node.inspection.questions import Refused
 from railscope.agent.node.targets.jobs import JobFacts
 from railscope.agent.node.targets.processes import ObservedProcess
-from railscope.probes.nccl.memory.net_devices import NetDevice, NetDeviceError
+from railscope.probes.nccl.memory.net_devices import NetDevice
 from railscope.probes.nccl.programs.internals import Sent
 from railscope.probes.nccl.records.internals import NO_NET_DEVICE, NetworkKind
 from railscope.probes.processes.namespaces import NetworkNamespace
@@ -39,9 +40,7 @@ class Node:
         assert library == 3
         self.asked.append(tgid)
         if tgid not in self.devices:
-            raise NetDeviceError(
-                f"process {tgid}: its memory cannot be read (no permission): grant railscope CAP_SYS_PTRACE"
-            )
+            raise Refused(f"process {tgid}: its memory cannot be read (no permission): grant railscope CAP_SYS_PTRACE")
         return self.devices[tgid]
 
     def begin(self, tgid: int, namespace: int | None, *devices: NetDevice) -> None:

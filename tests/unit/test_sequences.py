@@ -15,6 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from railscope.agent.node.collectives.sequences import Reckoning, Sequences
+from railscope.agent.node.inspection.inspection import InProcess
+from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT
+from railscope.agent.node.targets.memory import ProcessMemory
 from railscope.probes.nccl.layouts.layout import Layouts, Structure
 from railscope.probes.nccl.memory.sequence_numbers import (
     FUNCTIONS,
@@ -56,7 +59,11 @@ class Rank:
         self.leave()
         self._launched = [0] * FUNCTIONS
         self._key = struct.pack("<QII", ADDRESS, PID, 0)
-        self.sequences = Sequences(self.table, self.procfs, lambda library: LAYOUT if library == LIBRARY else None)
+        self.sequences = Sequences(
+            self.table,
+            ProcessMemory(self.procfs, InProcess(), lambda _pid: UNKNOWN_TENANT),
+            lambda library: LAYOUT if library == LIBRARY else None,
+        )
 
     def close(self) -> None:
         os.close(self._memory)

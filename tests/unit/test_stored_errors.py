@@ -14,6 +14,9 @@ import numpy as np
 import pytest
 
 from railscope.agent.node.collectives.events import StoredErrors
+from railscope.agent.node.inspection.inspection import InProcess
+from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT
+from railscope.agent.node.targets.memory import ProcessMemory
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.records.calls import COMMUNICATOR, COMMUNICATOR_KEY
 from railscope.probes.nccl.records.errors import COMMUNICATOR_MAGIC, ErrorLayout
@@ -43,7 +46,7 @@ def table(results: Sequence[int], **fields: int) -> tuple[Records, Records, obje
 
 @pytest.fixture
 def stored() -> StoredErrors:
-    return StoredErrors(Path("/proc"), {KNOWN: LAYOUT}.get)
+    return StoredErrors(ProcessMemory(Path("/proc"), InProcess(), lambda _pid: UNKNOWN_TENANT), {KNOWN: LAYOUT}.get)
 
 
 def test_errors_are_told_and_what_is_none_is_not(stored: StoredErrors) -> None:

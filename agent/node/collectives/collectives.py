@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import Final
 
 from railscope.agent.facts.snapshot import UNKNOWN, NodeCollectives, NodeCompletion, NodeTimes
@@ -24,6 +23,7 @@ from railscope.agent.node.collectives.node_totals import NodeTotals
 from railscope.agent.node.collectives.peer_bytes import PeerBytes
 from railscope.agent.node.collectives.sequences import Sequences
 from railscope.agent.node.completion.completion import Completion
+from railscope.agent.node.targets.memory import ProcessMemory
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.maps import Records
@@ -45,24 +45,26 @@ class Collectives:
         small_payload_bytes: int,
         completion: Completion | None = None,
         *,
-        procfs: Path = Path("/proc"),
+        memory: ProcessMemory | None = None,
         on_lifecycle: Callable[[Records], None] | None = None,
         before_forgetting: Callable[[], object] = lambda: None,
         most_peers: int = 0,
     ) -> None:
         """`processes` is shared with the observer, by pid: those that end are marked there, and removed from here.
 
-        `completion` None: calls are counted, and nothing more.  `on_lifecycle` is shown every lifecycle event.
+        `completion` None: calls are counted, and nothing more.  `memory` None: nothing is read of what communicators
+        hold in their processes.  `on_lifecycle` is shown every lifecycle event.
         `before_forgetting` is called before the kernel forgets what communicators did that have ended.
         `most_peers`: peers of a rank whose bytes are reported; 0: none.
         """
         self._on_lifecycle = on_lifecycle
         self._completion = completion
         self._events = CommEvents()
-        self._stored_errors = StoredErrors(procfs, completion.levels.error_layout_of) if completion else None
-        self._sequences = (
-            Sequences(programs.communicators, procfs, completion.levels.sequence_layout_of) if completion else None
-        )
+        self._stored_errors: StoredErrors | None = None
+        self._sequences: Sequences | None = None
+        if completion is not None and memory is not None:
+            self._stored_errors = StoredErrors(memory, completion.levels.error_layout_of)
+            self._sequences = Sequences(programs.communicators, memory, completion.levels.sequence_layout_of)
         self._programs = programs
         self._processes = processes
         self._readings = KernelReadings(programs)

@@ -7,16 +7,16 @@ communicator, and by our reading of it before.  It counts once, when the communi
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Final
 
+from railscope.agent.node.inspection.questions import NotYet, Refused
+from railscope.agent.node.targets.memory import ProcessMemory, StoredResult
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.records.calls import LifecycleKind
-from railscope.probes.nccl.records.errors import NO_ERRORS, ErrorLayout, ErrorSource, Result, stored_result
+from railscope.probes.nccl.records.errors import NO_ERRORS, ErrorLayout, ErrorSource, Result
 
 _log = logging.getLogger("railscope.errors")
 
@@ -138,9 +138,9 @@ class StoredErrors:
     communicator's struct holds it all the same.  Not thread-safe: the daemon's lock guards it.
     """
 
-    def __init__(self, procfs: Path, layout_of: Callable[[int], ErrorLayout | None]) -> None:
+    def __init__(self, memory: ProcessMemory, layout_of: Callable[[int], ErrorLayout | None]) -> None:
         """`layout_of` knows the layout of a library by its number."""
-        self._procfs = procfs
+        self._memory = memory
         self._layout_of = layout_of
         self._next = 0
 
@@ -161,16 +161,18 @@ class StoredErrors:
             living = (living[self._next :] + living[: self._next])[:_MOST_AT_ONCE]
             self._next += _MOST_AT_ONCE
         for tgid, communicators in groupby(living, lambda one: one[0]):
+            wanted = [
+                (instance, StoredResult(comm, layout))
+                for _, comm, instance, library in communicators
+                if (layout := self._layout_of(library)) is not None
+            ]
             try:
-                memory = os.open(self._procfs / str(tgid) / "mem", os.O_RDONLY | os.O_CLOEXEC)
-            except OSError as error:
-                _log.debug("process %d: its communicators' errors cannot be read: %s", tgid, error.strerror)
+                results = self._memory.read(tgid, [reading for _, reading in wanted], moment=0) if wanted else ()
+            except NotYet:
                 continue
-            try:
-                for _, comm, instance, library in communicators:
-                    layout = self._layout_of(library)
-                    result = stored_result(memory, comm, layout) if layout is not None else None
-                    if result is not None and result not in NO_ERRORS:
-                        yield instance, result
-            finally:
-                os.close(memory)
+            except Refused as refused:
+                _log.debug("process %d: its communicators' errors cannot be read: %s", tgid, refused)
+                continue
+            for (instance, _), result in zip(wanted, results, strict=True):
+                if result is not None and result not in NO_ERRORS:
+                    yield instance, result

@@ -13,16 +13,16 @@ the middle of a call, or behind one that changed it.  What cannot be known is no
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from pathlib import Path
 from typing import Final, Protocol
 
 from railscope.agent.node.collectives.call_counts import Table
+from railscope.agent.node.inspection.questions import NotYet, Refused
+from railscope.agent.node.targets.memory import LaunchedCount, ProcessMemory
 from railscope.probes.loading.maps import Records
-from railscope.probes.nccl.memory.sequence_numbers import SequenceLayout, read_launched
+from railscope.probes.nccl.memory.sequence_numbers import Launched, SequenceLayout
 
 _log = logging.getLogger("railscope.sequences")
 
@@ -103,11 +103,11 @@ class Sequences:
     """Not thread-safe: the daemon's lock guards it."""
 
     def __init__(
-        self, communicators: CommunicatorRows, procfs: Path, layout_of: Callable[[int], SequenceLayout | None]
+        self, communicators: CommunicatorRows, memory: ProcessMemory, layout_of: Callable[[int], SequenceLayout | None]
     ) -> None:
         """`layout_of` knows the layout of a library by its number."""
         self._communicators = communicators
-        self._procfs = procfs
+        self._memory = memory
         self._layout_of = layout_of
         self._known: dict[int, Reckoning] = {}
         self._calls: dict[int, int] = {}
@@ -136,7 +136,7 @@ class Sequences:
             self._next += _MOST_AT_ONCE
             due.sort(key=lambda end: end.tgid)
         for tgid, ends in groupby(due, lambda end: end.tgid):
-            self._read_process(tgid, ends)
+            self._read_process(tgid, list(ends))
 
     def _due(self, keys: Records, values: Records, now_ns: int) -> list[_End]:
         """Living communicators of several ranks that are due to be read, by process."""
@@ -168,44 +168,52 @@ class Sequences:
         stands = stands or self._calls.get(instance) == calls
         return stands or not reckoning.is_trusted or (self._round + instance) % _PACE == 0
 
-    def _read_process(self, tgid: int, ends: Iterable[_End]) -> None:
-        try:
-            memory = os.open(self._procfs / str(tgid) / "mem", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            for end in ends:
-                end.reckoning.skip_sample(end.calls)
-            if not self._said and not isinstance(error, (FileNotFoundError, ProcessLookupError)):
-                self._said = True
-                _log.warning(
-                    "process %d: its memory cannot be read (%s): ranks that were not observed from their first call "
-                    "on are not compared by sequence; grant railscope CAP_SYS_PTRACE",
-                    tgid,
-                    error.strerror,
-                )
-            return
-        try:
-            for end in ends:
-                self._read_communicator(memory, end)
-        finally:
-            os.close(memory)
-
-    def _read_communicator(self, memory: int, end: _End) -> None:
-        """Read both counts at a moment between two calls, if there is one."""
-        best: tuple[int, int] | None = None
-        calls = self._communicators.calls_of(end.key, end.instance)
+    def _read_process(self, tgid: int, ends: Sequence[_End]) -> None:
+        """Read both counts of each communicator at a moment between two calls, if there is one."""
+        best: dict[int, tuple[int, int]] = {}
+        calls = {end.instance: self._communicators.calls_of(end.key, end.instance) for end in ends}
+        left = list(ends)
         for _ in range(_ATTEMPTS):
-            launched = read_launched(memory, end.address, end.comm_hash, end.layout)
-            before, calls = calls, self._communicators.calls_of(end.key, end.instance)
-            if launched is None or calls is None:
+            try:
+                readings = [LaunchedCount(end.address, end.comm_hash, end.layout) for end in left]
+                read = self._memory.read(tgid, readings)
+            except NotYet:
                 break
-            if before != calls or not launched.settled:
-                continue
-            # The greatest distance is right: a call is counted here a moment before NCCL knows of it.
-            if best is None or launched.collectives - calls > best[1] - best[0]:
-                best = calls, launched.collectives
-            if best[1] - best[0] == end.reckoning.distance:
+            except Refused as refused:
+                self._say_unreadable(tgid, refused)
                 break
-        if best is not None:
-            end.reckoning.add_sample(*best)
-        else:
-            end.reckoning.skip_sample(end.calls if calls is None else calls)
+            left = [end for end, launched in zip(left, read, strict=True) if self._goes_on(end, launched, calls, best)]
+            if not left:
+                break
+        for end in ends:
+            known = calls[end.instance]
+            if end.instance in best:
+                end.reckoning.add_sample(*best[end.instance])
+            else:
+                end.reckoning.skip_sample(end.calls if known is None else known)
+
+    def _goes_on(
+        self, end: _End, launched: Launched | None, calls: dict[int, int | None], best: dict[int, tuple[int, int]]
+    ) -> bool:
+        """Learn from one reading; whether another one may tell more."""
+        before, now = calls[end.instance], self._communicators.calls_of(end.key, end.instance)
+        calls[end.instance] = now
+        if launched is None or now is None:
+            return False
+        if before != now or not launched.settled:
+            return True
+        # The greatest distance is right: a call is counted here a moment before NCCL knows of it.
+        known = best.get(end.instance)
+        if known is None or launched.collectives - now > known[1] - known[0]:
+            known = best[end.instance] = now, launched.collectives
+        return known[1] - known[0] != end.reckoning.distance
+
+    def _say_unreadable(self, tgid: int, refused: Refused) -> None:
+        if not self._said and not refused.gone:
+            self._said = True
+            _log.warning(
+                "process %d: its memory cannot be read (%s): ranks that were not observed from their first call on are "
+                "not compared by sequence; grant railscope CAP_SYS_PTRACE",
+                tgid,
+                refused,
+            )

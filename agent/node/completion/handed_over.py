@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from railscope.agent.facts.snapshot import UNKNOWN
+from railscope.agent.node.inspection.questions import NotYet, Refused
 from railscope.agent.node.targets.processes import ProcessOf
-from railscope.probes.nccl.memory.net_devices import NetDevice, NetDeviceError
+from railscope.probes.nccl.memory.net_devices import NetDevice
 from railscope.probes.nccl.programs.internals import Sent
 from railscope.probes.nccl.records.internals import NO_NET_DEVICE, NetworkKind
 
@@ -184,9 +185,12 @@ class RailBytes:
         process.tries[library] += 1
         try:
             devices = self._devices_of(tgid, library)
-        except NetDeviceError as error:
-            last = process.tries[library] == MOST_TRIES and not error.gone
-            _log.log(logging.WARNING if last else logging.DEBUG, "rails of collectives: %s", error)
+        except NotYet:
+            process.tries[library] -= 1
+            return
+        except Refused as refused:
+            last = process.tries[library] == MOST_TRIES and not refused.gone
+            _log.log(logging.WARNING if last else logging.DEBUG, "rails of collectives: %s", refused)
             return
         for device in devices:
             # The first name stays: NCCL never changes it.

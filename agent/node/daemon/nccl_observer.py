@@ -35,19 +35,20 @@ from railscope.agent.node.completion.handed_over import RailBytes
 from railscope.agent.node.daemon.hardware import Hardware
 from railscope.agent.node.inspection.inspection import Inspection
 from railscope.agent.node.inspection.questions import NotYet, Refused
-from railscope.agent.node.inspection.tenants import tenant_of
+from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant, tenant_of
 from railscope.agent.node.overhead.control import LevelControl
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
 from railscope.agent.node.stalls.detector import StallLimits
 from railscope.agent.node.stalls.watchdog import InFlightTables, Watchdog
 from railscope.agent.node.targets.jobs import JobFacts
 from railscope.agent.node.targets.libraries import Libraries, Library
+from railscope.agent.node.targets.memory import ProcessMemory
 from railscope.agent.node.targets.processes import NOT_DESCRIBED, Describe, Description, ObservedProcess
 from railscope.agent.node.targets.rank_processes import RankProcesses
 from railscope.probes.clock import Clock
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.functions.internals import Level
-from railscope.probes.nccl.memory.net_devices import NetDevice, net_devices
+from railscope.probes.nccl.memory.net_devices import NetDevice
 from railscope.probes.nccl.memory.proxy_work import ProxyWorkLayout
 from railscope.probes.nccl.programs.calls import NcclPrograms
 from railscope.probes.netdev.events import LinkEvents
@@ -173,6 +174,7 @@ class NcclObserver:
         """Whether a collective was seen that runs in the switches."""
         self._troubles = Troubles(_log)
         self._pids_remark = Remark(_log, "--pid", "every process named is observed")
+        self._memory = ProcessMemory(config.procfs, sources.inspector, self._tenant_of)
         self._libraries = Libraries(
             self._programs,
             config.procfs,
@@ -199,7 +201,7 @@ class NcclObserver:
             self._processes,
             config.small_payload_bytes,
             self._completion,
-            procfs=config.procfs,
+            memory=self._memory,
             on_lifecycle=recorder.add_lifecycle if recorder is not None else None,
             before_forgetting=self._before_forgetting,
             most_peers=config.series_peers,
@@ -211,6 +213,7 @@ class NcclObserver:
             clock,
             _stall_limits(config),
             procfs=config.procfs,
+            memory=self._memory,
             rails_of=hardware.rails_of_namespace,
             began=sources.stall_began,
         )
@@ -221,6 +224,10 @@ class NcclObserver:
         """The kernel is about to forget how long some operations took."""
         self.stalls.record_times()
 
+    def _tenant_of(self, pid: int) -> Tenant:
+        process = self._processes.get(pid)
+        return process.tenant if process is not None else UNKNOWN_TENANT
+
     def _devices_of(self, tgid: int, library: int) -> Collection[NetDevice]:
         """Names of the network devices of a process."""
         process = self._processes.get(tgid)
@@ -228,7 +235,7 @@ class NcclObserver:
         file = self._libraries.file_of(library, process.identity) if process is not None else None
         if process is None or arrays is None or file is None:
             return ()
-        return net_devices(self._config.procfs, process.identity, file, arrays)
+        return self._memory.devices(process.identity, file, arrays)
 
     @property
     def in_use(self) -> bool:

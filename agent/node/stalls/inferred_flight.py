@@ -9,23 +9,25 @@ differ, NCCL's proxy works for it, or a rank of this host waits in it for a proc
 
 from __future__ import annotations
 
-import os
+import logging
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from heapq import nsmallest
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from railscope.agent.facts.snapshot import UNKNOWN
 from railscope.agent.facts.stall import InFlight, OwnHistory
+from railscope.agent.node.inspection.questions import NotYet, Refused
 from railscope.agent.node.stalls.evidence import ProcessFacts, RailSigns, RankFacts
 from railscope.agent.node.stalls.sources import Inspection, Known
+from railscope.agent.node.targets.memory import ProcessMemory, ProxyWork
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.nccl.abi import Op, op_name
-from railscope.probes.nccl.memory.proxy_work import proxy_has_work
+
+_log = logging.getLogger("railscope.stalls")
 
 _PERIOD_NS: Final = 800_000_000
 """Once a second: no look that comes a moment early waits for the next."""
@@ -87,10 +89,10 @@ class _Sign:
 class InferredFlights:
     """Remembers what was found of each communicator.  Not thread-safe: the daemon's lock guards it."""
 
-    def __init__(self, known: Known, inspector: Inspection, procfs: Path) -> None:
+    def __init__(self, known: Known, inspector: Inspection, memory: ProcessMemory) -> None:
         self._known = known
         self._inspector = inspector
-        self._procfs = procfs
+        self._memory = memory
         self._seen: dict[int, _Sign] = {}
         """By instance."""
 
@@ -113,7 +115,7 @@ class InferredFlights:
             for rank, sign in zip(suspects, signs, strict=True)
         ):
             self._ask(
-                now_ns, suspects, _Evaluation(self._known, self._inspector, self._procfs, tuple(every()), described)
+                now_ns, suspects, _Evaluation(self._known, self._inspector, self._memory, tuple(every()), described)
             )
         return [replace(rank, in_flight=self._seen[rank.instance].flight) for rank in suspects]
 
@@ -214,11 +216,16 @@ class _Evaluation:
     """
 
     def __init__(
-        self, known: Known, inspector: Inspection, procfs: Path, every: tuple[RankFacts, ...], described: Described
+        self,
+        known: Known,
+        inspector: Inspection,
+        memory: ProcessMemory,
+        every: tuple[RankFacts, ...],
+        described: Described,
     ) -> None:
         self._known = known
         self._inspector = inspector
-        self._procfs = procfs
+        self._memory = memory
         self.described: Final = described
         self._flights: dict[int, InFlight | None] = {}
         """By instance: of those without an operation, once they have been judged."""
@@ -493,22 +500,28 @@ class _Evaluation:
     def _proxy_works(self, rank: RankFacts) -> bool | None:
         """None: that cannot be known."""
         if rank.instance not in self._works:
-            self._works[rank.instance] = self._read_proxy(rank)
-        return self._works[rank.instance]
+            self._read_proxies(rank.pid)
+        return self._works.get(rank.instance)
 
-    def _read_proxy(self, rank: RankFacts) -> bool | None:
-        place = self.described.place(rank.instance)
-        layout = self._known.proxy_layout(place.library)
-        if layout is None:
-            return None
+    def _read_proxies(self, pid: int) -> None:
+        """Of all communicators of a process at once."""
+        wanted = []
+        for one in self._of_process[pid]:
+            self._works[one.instance] = None
+            place = self.described.place(one.instance)
+            layout = self._known.proxy_layout(place.library)
+            if layout is not None:
+                wanted.append((one.instance, ProxyWork(place.address, layout)))
+        if not wanted:
+            return
         try:
-            memory = os.open(self._procfs / str(rank.pid) / "mem", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            return proxy_has_work(memory, place.address, layout)
-        finally:
-            os.close(memory)
+            works = self._memory.read(pid, [reading for _, reading in wanted])
+        except NotYet:
+            return
+        except Refused as refused:
+            _log.debug("process %d: whether its proxies have work cannot be read: %s", pid, refused)
+            return
+        self._works.update((instance, works) for (instance, _), works in zip(wanted, works, strict=True))
 
 
 def _last_call(rank: RankFacts) -> tuple[bool, int]:

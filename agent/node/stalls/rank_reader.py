@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -24,6 +23,7 @@ from railscope.agent.node.stalls.baseline import Baselines
 from railscope.agent.node.stalls.evidence import RankFacts
 from railscope.agent.node.stalls.inferred_flight import Described, InferredFlights, Place
 from railscope.agent.node.stalls.sources import InFlightTables, Inspection, Known
+from railscope.agent.node.targets.memory import ProcessMemory
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op, op_name
@@ -89,7 +89,7 @@ class RankReader:
         tables: InFlightTables | None,
         known: Known,
         inspector: Inspection,
-        procfs: Path,
+        memory: ProcessMemory,
         suspicion_ns: int,
     ) -> None:
         """`tables` None: only calls are seen.  Signs are looked for when the calls have stood for `suspicion_ns`."""
@@ -122,7 +122,7 @@ class RankReader:
         """Hashes of communicators of which not every rank here was seen from its first call on."""
         self._apart: set[int] = set()
         """Communicators used for what only some ranks call: their ranks' calls are numbered differently."""
-        self._inferred_flights = InferredFlights(known, inspector, procfs)
+        self._inferred_flights = InferredFlights(known, inspector, memory)
         self._last_send: dict[int, tuple[int, int]] = {}
         """By pid: when the last message was handed over, and when that was read."""
         self._advanced_ns: dict[int, int] = {}

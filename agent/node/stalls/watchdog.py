@@ -31,6 +31,7 @@ from railscope.agent.node.stalls.evidence import Evidence, GonePeer, ProcessFact
 from railscope.agent.node.stalls.inspector import Inspector, RailsOf
 from railscope.agent.node.stalls.rank_reader import IDLE_NS, RankReader
 from railscope.agent.node.stalls.sources import InFlightTables, Inspection, Known
+from railscope.agent.node.targets.memory import ProcessMemory
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.clock import Clock
 from railscope.probes.loading.bpf_syscall import KernelRefusal
@@ -60,6 +61,7 @@ class Watchdog:
         limits: StallLimits,
         *,
         procfs: Path,
+        memory: ProcessMemory,
         rails_of: RailsOf,
         inspector: Inspection | None = None,
         began: Callable[[Stall], object] = lambda _stall: None,
@@ -69,7 +71,7 @@ class Watchdog:
         self._known = known
         self._clock = clock
         self._inspector = inspector or Inspector(clock, procfs, rails_of)
-        self._reader = RankReader(communicators, tables, known, self._inspector, procfs, limits.suspicion_ns())
+        self._reader = RankReader(communicators, tables, known, self._inspector, memory, limits.suspicion_ns())
         self._detector = Detector(limits, self._realtime_offset_ns, known.ended, known.owner)
         self._stragglers = Stragglers()
         self._checkpoints = Checkpoints(self._inspector.written_bytes, limits.suspicion_ns(), limits.after_ns)
