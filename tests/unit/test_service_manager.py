@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +32,8 @@ def hang(*_, **__):
 HOOK
 sys.exit(main())
 """
+HASTY = "from railscope.agent.node.daemon.signals import AgentSignals; AgentSignals.__init__.__defaults__ = (0.5,)"
+"""One of the tests waits for the real deadline."""
 MOST_SECONDS = 30
 
 
@@ -231,12 +235,12 @@ def hanging(way: str, hook: str) -> str:
         pytest.param("time.sleep(600)", "daemon.Observer.update = hang", id="the loop sleeps"),
         pytest.param(
             "lock = threading.Lock(); lock.acquire(); lock.acquire()",
-            "daemon.Observer.close = hang",
+            f"{HASTY}\ndaemon.Observer.close = hang",
             id="the end waits for a lock",
         ),
         pytest.param(
             "time.sleep(600)",
-            "close = daemon.Observer.close\n"
+            f"{HASTY}\nclose = daemon.Observer.close\n"
             "daemon.Observer.close = lambda self: (threading.Thread(target=hang).start(), close(self))",
             id="a thread never ends",
         ),
@@ -266,3 +270,28 @@ def test_the_journal_has_where_an_agent_hung_that_the_watchdog_ended(told: Told)
         _, log = process.communicate(timeout=MOST_SECONDS)
     assert process.returncode == -signal.SIGABRT
     assert " in hang" in log
+
+
+def test_how_long_the_agent_stood_is_in_its_metrics(told: Told) -> None:
+    with agent(told) as process:
+        assert process.stderr is not None
+        url = process.stderr.readline().rpartition("listening on ")[2].strip().rstrip('"')
+        before = lateness(url)
+        process.send_signal(signal.SIGSTOP)
+        # Longer than the loop of an agent that observes nothing waits.
+        time.sleep(before + 3)
+        process.send_signal(signal.SIGCONT)
+        assert before + 0.5 < lateness(url) < before + 60
+        process.terminate()
+        ended(process)
+
+
+def lateness(url: str) -> float:
+    with urllib.request.urlopen(f"{url.removesuffix('/metrics')}/metrics", timeout=MOST_SECONDS) as answer:
+        text = answer.read().decode()
+    values = {
+        name: float(value)
+        for name, value in re.findall(r"^railscope_loop_(late_seconds|late_recent_seconds) (\S+)$", text, re.MULTILINE)
+    }
+    assert values["late_seconds"] == values["late_recent_seconds"]
+    return values["late_seconds"]
