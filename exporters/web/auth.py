@@ -46,24 +46,45 @@ class BasicAuth:
         # One bcrypt at a time: a flood of wrong passwords takes one core at most.
         self._turn = threading.Lock()
 
-    def accepts(self, authorization: str) -> bool:
-        """Whether the header's value names a user with the right password; always true without users."""
+    @property
+    def has_users(self) -> bool:
+        """Whether a password is asked for."""
+        return bool(self._hashes)
+
+    def recall(self, authorization: str) -> bool | None:
+        """Whether the header's value names a user with the right password, as far as that can be said at once.
+
+        True without users, and for a password that was right before; False where there is no password to check; None
+        where only `accepts` can tell.
+        """
         if not self._hashes:
             return True
         credentials = _basic_credentials(authorization)
         if credentials is None:
             return False
         user, password = credentials
+        remembered = self._digest(user, password) in self._remembered  # first, so that it takes as long for any user
+        return True if remembered and user in self._hashes else None
+
+    def known_user(self, authorization: str) -> str | None:
+        """The user that the header's value names, None where there is none of that name."""
+        credentials = _basic_credentials(authorization)
+        return credentials[0] if credentials is not None and credentials[0] in self._hashes else None
+
+    def accepts(self, authorization: str) -> bool:
+        """Whether the header's value names a user with the right password; always true without users.  Takes long."""
+        recalled = self.recall(authorization)
+        credentials = _basic_credentials(authorization)
+        if recalled is not None or credentials is None:
+            return recalled is True
+        user, password = credentials
         hashed = self._hashes.get(user)
-        digest = self._digest(user, password)
-        if hashed is not None and digest in self._remembered:
-            return True
         with self._turn:
             right = _matches(password, hashed or self._nobody) and hashed is not None
             if right:
                 if len(self._remembered) >= _REMEMBERED:
                     del self._remembered[next(iter(self._remembered))]
-                self._remembered[digest] = None
+                self._remembered[self._digest(user, password)] = None
         return right
 
     def _digest(self, user: str, password: bytes) -> bytes:

@@ -10,6 +10,7 @@ the settings before it stay.
 from __future__ import annotations
 
 import logging
+import socket
 import ssl
 import threading
 from collections.abc import Mapping
@@ -32,6 +33,8 @@ from railscope.exporters.web.tls import (
     certificate_names,
     server_context,
 )
+from railscope.exporters.web.tls_transport import TlsTransport
+from railscope.exporters.web.transport import PlainTransport, Transport
 
 __all__ = ["WebConfig", "WebConfigError", "WebConfigFile", "load_web_config"]
 
@@ -104,16 +107,25 @@ class WebConfigFile:
         """The context for a new connection, None where the file asks for no TLS."""
         return self._current().context
 
-    def allows_peer(self, connection: ssl.SSLSocket) -> bool:
+    def transport(self, accepted: socket.socket) -> Transport:
+        """What speaks for a new connection, TLS where the file asks for it.
+
+        Raises:
+            OSError: the peer has gone.
+        """
+        context = self.tls_context()
+        return PlainTransport(accepted) if context is None else TlsTransport(accepted, context, self._allows_peer)
+
+    def _allows_peer(self, connection: ssl.SSLSocket) -> bool:
         """Whether the client's certificate has one of the names asked for, if any is asked for."""
         tls = self._current().config.tls
         if tls is None or not tls.client_allowed_sans:
             return True
         return not certificate_names(connection.getpeercert()).isdisjoint(tls.client_allowed_sans)
 
-    def authorised(self, authorization: str) -> bool:
-        """Whether an Authorization header ("" where there is none) opens the pages."""
-        return self._current().auth.accepts(authorization)
+    def auth(self) -> BasicAuth:
+        """Who may read now."""
+        return self._current().auth
 
     def headers(self) -> tuple[tuple[str, str], ...]:
         """Headers for every answer."""

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from railscope.exporters.series.protobuf import Protobuf
 from railscope.exporters.series.text import Format
+
+_MOST_ELEMENTS: Final = 32
+"""Of a header, and parameters of each: a head has room for thousands, and all are compared with each format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,8 @@ def _quality(ranges: list[_Range], format: Format | Protobuf, *, named: bool = F
 
 
 def _ranges(header: str) -> Iterator[_Range]:
-    """The header's elements; one whose quality is not a number from 0 to 1 is left out."""
-    for element in header.split(","):
+    """The header's first elements; one whose quality is not a number from 0 to 1 is left out."""
+    for element in header.split(",", _MOST_ELEMENTS)[:_MOST_ELEMENTS]:
         name, _, rest = element.partition(";")
         parameters = dict(_parameters(rest))
         try:
@@ -73,7 +77,7 @@ def _ranges(header: str) -> Iterator[_Range]:
 
 
 def _parameters(text: str) -> Iterator[tuple[str, str]]:
-    for parameter in text.split(";"):
+    for parameter in text.split(";", _MOST_ELEMENTS)[:_MOST_ELEMENTS]:
         name, equals, value = parameter.partition("=")
         if equals:
             yield name.strip().lower(), value.strip().strip('"')

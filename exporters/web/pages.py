@@ -4,6 +4,9 @@ A scrape of twenty thousand series is some 20 ms of work that holds Python's int
 agent live in the same process.  So one scrape is made at a time, and between pieces of a fraction of a millisecond
 the lock is given up long enough for a waiting thread to take it.
 
+Pages are of two kinds: health, readiness and the landing page cost nothing and are answered at once (`answer`); what
+shows a snapshot is rendered (`page`, `render`), once for all who ask for the same.
+
 `/communicators` shows which operations each rank's end of a communicator gave to NCCL: the series of a communicator
 carry no op, because ranks times ops would be too many.  `/stalls` shows stalls in words, with their evidence: those
 that go on, and those that ended lately.  Both tell whose the processes are and what they take: of a command line they
@@ -28,7 +31,7 @@ from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.facts.stall import Stall
 from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.families import make_families
-from railscope.exporters.series.protobuf import ProtobufRenderer
+from railscope.exporters.series.protobuf import Protobuf, ProtobufRenderer
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.series.text import Format, Renderer
 from railscope.exporters.web.negotiation import accepts_gzip, metrics_format
@@ -143,8 +146,19 @@ def one_line_answer(status: HTTPStatus, line: str, headers: tuple[tuple[str, str
     return Answer(status, f"{line}\n".encode(), headers=headers)
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page that shows a snapshot, with all on which its bytes depend besides."""
+
+    path: str
+    format: Format | Protobuf | None = None
+    """Of metrics; None: a page of JSON."""
+    gzip: bool = False
+    """The client takes gzip."""
+
+
 class Pages:
-    """The pages of one agent.  `answer` may be called from several threads."""
+    """The pages of one agent.  `answer`, `page` and `render` may be called from several threads."""
 
     def __init__(
         self,
@@ -167,16 +181,14 @@ class Pages:
         self._protobuf = ProtobufRenderer()
         self._scrape = threading.Lock()
 
-    def answer(self, path: str, *, accept: str = "", accept_encoding: str = "") -> Answer:
-        """The page at `path` (without query).  What the snapshot or a check raises goes through to the caller."""
+    def page(self, path: str, *, accept: str = "", accept_encoding: str = "") -> Page | None:
+        """Which rendered page is at `path` (without query); None: none, `answer` has what is there."""
         if path == self._telemetry_path:
-            return self._metrics(accept, accept_encoding)
-        if path == STALLS_PATH:
-            snapshot = self._snapshot_alone()
-            stalled = {stall.owner.identity for stall in snapshot.stalls.current if stall.owner is not None}
-            return self._json(render_stalls, snapshot, stalled)
-        if path == COMMUNICATORS_PATH:
-            return self._json(render_communicators, self._snapshot_alone(), None)
+            return Page(path, metrics_format(accept), accepts_gzip(accept_encoding))
+        return Page(path) if path in (STALLS_PATH, COMMUNICATORS_PATH) else None
+
+    def answer(self, path: str) -> Answer:
+        """What is at a path that has no rendered page; takes no lock.  What a check raises goes through."""
         if path in self._checks:
             good, line = self._checks[path]()
             return one_line_answer(HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE, line)
@@ -185,6 +197,16 @@ class Pages:
         return one_line_answer(
             HTTPStatus.NOT_FOUND, f"nothing here; metrics are at {self._telemetry_path}, all pages at {LANDING_PATH}"
         )
+
+    def render(self, page: Page) -> Answer:
+        """Render a page of now; takes a snapshot.  What the snapshot raises goes through to the caller."""
+        if page.format is not None:
+            return self._metrics(page.format, gzip=page.gzip)
+        if page.path == STALLS_PATH:
+            snapshot = self._snapshot_alone()
+            stalled = {stall.owner.identity for stall in snapshot.stalls.current if stall.owner is not None}
+            return self._json(render_stalls, snapshot, stalled)
+        return self._json(render_communicators, self._snapshot_alone(), None)
 
     def _snapshot_alone(self) -> Snapshot:
         with self._scrape:
@@ -196,13 +218,11 @@ class Pages:
         snapshot: Snapshot,
         wanted: Collection[ProcessIdentity] | None,
     ) -> Answer:
-        """A small page; one at a time, like scrapes, which do not wait while processes are read."""
+        """A page that scrapes do not wait for, neither while processes are read nor while it is written down."""
         processes = self._processes(wanted) if wanted is None or wanted else ()
-        with self._scrape:
-            return Answer(HTTPStatus.OK, render(snapshot, processes), "application/json")
+        return Answer(HTTPStatus.OK, render(snapshot, processes), "application/json")
 
-    def _metrics(self, accept: str, accept_encoding: str) -> Answer:
-        format = metrics_format(accept)
+    def _metrics(self, format: Format | Protobuf, *, gzip: bool) -> Answer:
         with self._scrape:
             pieces = []
             pause = _Pauses()
@@ -214,11 +234,11 @@ class Pages:
                 pause()
         size = sum(map(len, pieces))
         headers = [("Vary", "Accept, Accept-Encoding")]
-        if size > _GZIP_ABOVE_BYTES and accepts_gzip(accept_encoding):
+        if size > _GZIP_ABOVE_BYTES and gzip:
             headers.append(("Content-Encoding", "gzip"))
             # zlib does not hold the interpreter lock while it compresses.
-            gzip = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
-            pieces = [*map(gzip.compress, pieces), gzip.flush()]
+            packer = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
+            pieces = [*map(packer.compress, pieces), packer.flush()]
         return Answer(HTTPStatus.OK, b"".join(pieces), format.content_type, tuple(headers))
 
     def _landing(self) -> bytes:

@@ -16,7 +16,17 @@ import pytest
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.exporters.web.http import MetricsServer
 from tests.unit.exporters_snapshots import full_snapshot
-from tests.unit.http_agent import FREE_PORT, Agent, Response, ask, ask_on, raw, received_until_closed, serving
+from tests.unit.http_agent import (
+    FREE_PORT,
+    PROMETHEUS_2,
+    Agent,
+    Response,
+    ask,
+    ask_on,
+    raw,
+    received_until_closed,
+    serving,
+)
 
 
 @pytest.fixture
@@ -148,36 +158,66 @@ def test_an_idle_connection_is_closed(agent: Agent) -> None:
         assert client.recv(1) == b""
 
 
-def begun_request(server: MetricsServer) -> socket.socket:
-    """A connection whose request is on its way, and the server knows it."""
-    client = socket.create_connection(("127.0.0.1", server.port), timeout=10)
-    client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /he")
-    assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
-    return client
+class Hanging:
+    """A snapshot that does not come until it is let go."""
+
+    def __init__(self) -> None:
+        self.begun, self._go_on = threading.Event(), threading.Event()
+
+    def __enter__(self) -> Hanging:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.let_go()
+
+    def let_go(self) -> None:
+        self._go_on.set()
+
+    def __call__(self) -> Snapshot:
+        self.begun.set()
+        assert self._go_on.wait(20)
+        return full_snapshot()
+
+    def scrape(self, server: MetricsServer) -> socket.socket:
+        """A client whose scrape is under way, and the server knows it."""
+        client = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+        until_idle(server, 1)
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        until_idle(server, 0)
+        assert self.begun.wait(10)
+        return client
 
 
-def test_more_connections_than_allowed_are_answered_503_and_a_free_place_is_used_again(agent: Agent) -> None:
-    server = agent.server(replace(FREE_PORT, max_connections=2))
-    with ExitStack() as clients:
-        first, second = (clients.enter_context(closing(begun_request(server))) for _ in range(2))
+SCRAPE = b"GET /metrics HTTP/1.0\r\n\r\n"
+
+
+def test_beside_requests_that_wait_in_every_place_a_further_one_is_answered_503_and_health_200(agent: Agent) -> None:
+    with Hanging() as agent.snapshot, ExitStack() as clients:
+        server = agent.server(replace(FREE_PORT, max_connections=2))
+        held = [clients.enter_context(closing(agent.snapshot.scrape(server))) for _ in range(2)]
+        assert raw(server, SCRAPE).startswith(b"HTTP/1.1 503 ")
         assert raw(server, b"").startswith(b"HTTP/1.1 503 ")
-        for client in (first, second):
-            client.sendall(b"althz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert ask(server, "/healthz").status == 200
+        agent.snapshot.let_go()
+        for client in held:
             assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
-        # Their places are free once their threads have ended, an instant after the clients saw the end.
-        freed = threading.Event()
-        for _ in range(200):
-            if raw(server, b"GET /healthz HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200 "):
-                freed.set()
-                break
-            freed.wait(0.02)
-        assert freed.is_set()
+        assert raw(server, SCRAPE).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_request_that_comes_in_part_makes_room_for_a_newcomer(agent: Agent) -> None:
+    server = agent.server(replace(FREE_PORT, max_connections=1))
+    with closing(socket.create_connection(("127.0.0.1", server.port), timeout=10)) as client:
+        client.sendall(b"GET /he")
+        assert ask(server, "/healthz").status == 200
+        assert received_until_closed(client) == b""
 
 
 def test_the_connection_that_was_idle_for_longest_makes_room_for_a_new_one(agent: Agent) -> None:
-    server = agent.server(replace(FREE_PORT, max_connections=3))
-    with ExitStack() as clients:
-        busy = clients.enter_context(closing(begun_request(server)))
+    with Hanging() as agent.snapshot, ExitStack() as clients:
+        server = agent.server(replace(FREE_PORT, max_connections=3))
+        busy = clients.enter_context(closing(agent.snapshot.scrape(server)))
         older, newer = (
             clients.enter_context(closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)))
             for _ in range(2)
@@ -190,7 +230,7 @@ def test_the_connection_that_was_idle_for_longest_makes_room_for_a_new_one(agent
         assert older.sock is not None
         assert older.sock.recv(1) == b""
         assert ask_on(newer, "/healthz").status == 200
-        busy.sendall(b"althz HTTP/1.1\r\nHost: x\r\n\r\n")
+        agent.snapshot.let_go()
         assert busy.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
@@ -244,7 +284,7 @@ def test_health_answers_while_a_snapshot_takes_long(agent: Agent) -> None:
     assert answers[0].status == 200
 
 
-def test_two_scrapes_at_once_take_one_snapshot_after_the_other(agent: Agent) -> None:
+def test_scrapes_of_different_formats_take_one_snapshot_after_the_other(agent: Agent) -> None:
     taking = threading.Lock()
     alone: list[bool] = []
 
@@ -256,7 +296,9 @@ def test_two_scrapes_at_once_take_one_snapshot_after_the_other(agent: Agent) -> 
 
     agent.snapshot = snapshot
     server = agent.server()
-    scrapes = [threading.Thread(target=ask, args=(server, "/metrics")) for _ in range(3)]
+    # In other words, for those who ask for the same share one snapshot.
+    others = [("/metrics", PROMETHEUS_2), ("/metrics", ""), ("/stalls", "")]
+    scrapes = [threading.Thread(target=ask, args=(server, path), kwargs={"Accept": accept}) for path, accept in others]
     for scrape in scrapes:
         scrape.start()
     for scrape in scrapes:
