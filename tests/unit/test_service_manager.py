@@ -108,11 +108,11 @@ def ended(process: subprocess.Popen[str]) -> list[str]:
 
 def test_the_watchdog_is_fed_at_half_its_time_by_the_loop_and_not_while_it_stands(told: Told) -> None:
     with agent(told, environment={"WATCHDOG_USEC": "1000000"}) as process:
+        began = time.monotonic()
         for _ in range(6):
-            began = time.monotonic()
             assert told.next(but="") == {"WATCHDOG": "1"}
-            # Soon enough, though nothing else wakes this loop so often; CPUs may be busy.
-            assert time.monotonic() - began < 0.95
+        # Nothing else wakes this loop more often than every other second.
+        assert time.monotonic() - began < 6 * 1.5
         process.send_signal(signal.SIGSTOP)
         time.sleep(0.1)
         assert told.is_silent(1.2)
