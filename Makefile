@@ -19,7 +19,7 @@ PACKAGES_VM := $(PACKAGES_ROOT) qemu-system-x86 xz-utils zstd
 
 include build.mk
 
-.PHONY: setup build bytecode demo stack check test test-search test-faults lint bench packages packages-test packages-bench packages-panels packages-spark packages-vm test-panels test-spark test-vm gpu-kit clean wheel
+.PHONY: setup build bytecode demo stack check test test-search test-faults lint bench packages packages-test packages-bench packages-panels packages-spark packages-vm test-panels test-spark test-vm gpu-kit clean wheel lock service-env
 
 setup: packages $(STAMPS)/venv build bytecode  ## install what is needed, make .venv, the BPF objects and bytecode
 
@@ -101,6 +101,7 @@ lint: $(STAMPS)/venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy deploy/service/environment.py
 
 bench: setup packages-bench $(STAMPS)/nccl  ## ratios against the floor and the peers, as a table and JSON
 	$(BIN)/python -m tests.bench
@@ -108,6 +109,19 @@ bench: setup packages-bench $(STAMPS)/nccl  ## ratios against the floor and the 
 wheel: setup  ## a wheel with the BPF objects in it
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check build
 	$(BIN)/python -m build --wheel
+
+# The service's environment: no development tools, no pip, nothing that requirements.txt does not pin.
+SERVICE ?= /opt/railscope
+service-env: packages build  ## as root: make the environment that the service runs from, in SERVICE=/opt/railscope
+	$(PYTHON) deploy/service/environment.py make $(SERVICE)
+
+# Both files are read by pip alone; uv writes them, because it resolves for all Pythons and machines at once.
+LOCKED = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header
+lock: $(STAMPS)/venv  ## pin anew, with hashes, what the service's environment and the wheel's build need
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(LOCKED) --upgrade --extra nvlink pyproject.toml --output-file deploy/service/requirements.txt
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
+		| $(LOCKED) --upgrade - --output-file deploy/service/build-requirements.txt
 
 clean:
 	rm -rf $(BUILT) build dist *.egg-info

@@ -2,7 +2,7 @@
 
 systemd-nspawn boots this machine's own root, below a throw-away overlay, with systemd as its first process.  Inside,
 tests/root/systemd_check.py starts the unit as it is shipped, looks at it, stops it, and leaves what it saw in a file;
-the tests read that file.  The only thing made up is `/opt/railscope/.venv/bin/railscope`, a command that runs this
+the tests read that file.  The only thing made up is `/opt/railscope/bin/railscope`, a command that runs this
 checkout, as the one that pip writes does.  The container has its own network, so that no port is in the way.
 """
 
@@ -38,7 +38,7 @@ SYSTEM_ADMIN: Final = 21
 FOUR: Final = frozenset({2, 19, 38, 39})
 """CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, CAP_PERFMON, CAP_BPF."""
 
-INSTALLED_COMMAND: Final = Path("/opt/railscope/.venv/bin/railscope")
+INSTALLED_COMMAND: Final = Path("/opt/railscope/bin/railscope")
 CHECKOUT: Final = Path("/opt/checkout")
 """Where the container sees this checkout, too: the service has a /tmp of its own, and a checkout may lie there."""
 INTERPRETER: Final = (
