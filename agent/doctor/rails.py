@@ -62,8 +62,8 @@ def check_rails(
                 continue
             namespaces.setdefault(namespace.inode, namespace)
             with_jobs.add(namespace.inode)
-            if value := environ(config.procfs, pid).get("NCCL_SOCKET_IFNAME"):
-                interfaces.setdefault(namespace.inode, set()).add(value)
+            value = environ(config.procfs, pid).get("NCCL_SOCKET_IFNAME", "")
+            interfaces.setdefault(namespace.inode, set()).add(value)
         if refusals:
             what = f"of {len(refusals)} processes with NCCL unknown; the first: {refusals[0]}"
             findings.append(Finding("network namespace", "problem", what, privilege_remedy()))

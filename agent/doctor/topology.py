@@ -12,12 +12,13 @@ from typing import Final
 from railscope.agent.config.options import Config
 from railscope.agent.config.rail_patterns import RailPattern
 from railscope.agent.doctor.findings import Finding, RailReport, one_line, privilege_remedy
-from railscope.agent.node.inspection.tenants import tenant_of
+from railscope.agent.node.inspection.tenants import Tenant, tenant_of
 from railscope.agent.node.rails.gpu_affinity import MappedNic, map_rails, rdma_ports
+from railscope.agent.node.rails.job_settings import Believed, JobSettings, believe, sockets_only
 from railscope.agent.node.rails.selection import NO_RDMA, RdmaPorts
+from railscope.agent.node.targets.processes import LONGEST_SETTING
 from railscope.probes.processes.processes import environ
 from railscope.probes.rdma.inventory import read_ports
-from railscope.probes.topology.ib_hca import HcaList, parse_hca_list
 from railscope.probes.topology.machine import (
     Gpu,
     Nic,
@@ -94,14 +95,9 @@ def rdma_of_host(config: Config, processes: Iterable[int]) -> RdmaPorts:
     ports = read_ports(config.sysfs)
     if not ports:
         return NO_RDMA
-    hca_lists, topology = _nccl_settings(config, processes, [])  # what is refused is a finding about the topology
-    mapped = map_rails(
-        nics_of_rdma(config.sysfs, ports),
-        gpus_of_pci(pci_devices(config.sysfs)),
-        patterns=config.rails,
-        hca_lists=hca_lists,
-        topology=topology,
-    )
+    believed = _nccl_settings(config, processes, [])  # what is refused is a finding about the topology
+    nics, gpus = nics_of_rdma(config.sysfs, ports), gpus_of_pci(pci_devices(config.sysfs))
+    mapped = _mapped(config, nics, gpus, believed)
     return rdma_ports(ports, mapped)
 
 
@@ -120,8 +116,7 @@ def check_topology(
     nics = nics_of_rdma(config.sysfs, read_ports(config.sysfs))
     findings: list[Finding] = []
     if nics:
-        hca_lists, topology = _nccl_settings(config, processes, findings)
-        mapped = map_rails(nics, gpus, patterns=config.rails, hca_lists=hca_lists, topology=topology)
+        mapped = _mapped(config, nics, gpus, _nccl_settings(config, processes, findings))
     elif gpus:
         mapped = _network_devices(config, gpus, rails)
     else:
@@ -133,6 +128,17 @@ def check_topology(
     elif count:
         findings.append(Finding("topology", "ok", f"{_several(count, 'rail')} for {_several(len(gpus), 'GPU')}"))
     return findings, found
+
+
+def _mapped(config: Config, nics: Sequence[Nic], gpus: Sequence[Gpu], believed: Believed) -> tuple[MappedNic, ...]:
+    return map_rails(
+        nics,
+        gpus,
+        patterns=config.rails,
+        hca_lists=believed.hca_lists,
+        numbered_by=believed.numbered_by,
+        topology=believed.topology(nics, gpus),
+    )
 
 
 def _several(count: int, what: str) -> str:
@@ -160,29 +166,31 @@ def _network_devices(config: Config, gpus: Sequence[Gpu], rails: Sequence[RailRe
     )
 
 
-def _nccl_settings(
-    config: Config, processes: Iterable[int], findings: list[Finding]
-) -> tuple[list[HcaList], XmlTopology | None]:
-    """What running jobs were told: every NCCL_IB_HCA, and the first topology file that can be used."""
-    values: set[str] = set()
-    topology: XmlTopology | None = None
-    refused: set[str] = set()
+def _nccl_settings(config: Config, processes: Iterable[int], findings: list[Finding]) -> Believed:
+    """What running jobs were told, as far as the agent believes it."""
+    said: list[JobSettings] = []
+    files: dict[tuple[str, Tenant], XmlTopology | None] = {}
     for pid in sorted(processes):
-        environment = environ(config.procfs, pid)
-        if value := environment.get("NCCL_IB_HCA"):
-            values.add(value)
+        environment, tenant = environ(config.procfs, pid), tenant_of(config.procfs, pid)
         name = environment.get("NCCL_TOPO_FILE", "")
-        if topology is not None or name in refused:
-            continue
-        try:
-            topology = read_topology_of_process(config.procfs, pid, name, tenant_of(config.procfs, pid).uid)
-        except (OSError, ValueError) as error:
-            # The ranks of a job have the same settings: one is enough.
-            refused.add(name)
-            what = f"topology file {name} of process {pid} is not used: {one_line(error)}"
-            remedy = privilege_remedy() if isinstance(error, PermissionError) else ""
-            findings.append(Finding("topology", "note", what, remedy))
-    return [parse_hca_list(value) for value in sorted(values)], topology
+        # The ranks of a job have the same settings: one is enough.
+        if (name, tenant) not in files:
+            try:
+                files[name, tenant] = read_topology_of_process(config.procfs, pid, name, tenant.uid)
+            except (OSError, ValueError) as error:
+                files[name, tenant] = None
+                what = f"topology file {name} of process {pid} is not used: {one_line(error)}"
+                remedy = privilege_remedy() if isinstance(error, PermissionError) else ""
+                findings.append(Finding("topology", "note", what, remedy))
+        said.append(
+            JobSettings(
+                environment.get("NCCL_IB_HCA", "")[:LONGEST_SETTING],
+                sockets_only(environment.get("NCCL_IB_DISABLE", ""), environment.get("NCCL_NET", "")),
+                tenant,
+                files[name, tenant],
+            )
+        )
+    return believe(said)
 
 
 def make_report(gpus: Iterable[Gpu], mapped: Iterable[MappedNic]) -> TopologyReport:

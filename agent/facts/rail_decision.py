@@ -15,3 +15,7 @@ class RailDecision:
     rail: str | None
     """The rail's number; None: not a rail."""
     reason: str
+    requested: bool = False
+    """Only the settings of jobs make it a rail: it is none once they have ended."""
+    carries: bool = True
+    """Whether collectives of the jobs that run may use it; False: they chose other devices."""

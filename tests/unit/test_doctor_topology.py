@@ -200,7 +200,16 @@ def test_jobs_settings_are_asked_for(tmp_path: Path) -> None:
     file.write_text(RAIL_FILE.format(4))
     findings, found = check_topology(Config(sysfs=machine.sysfs, procfs=proc), [7], ())
     assert found is not None
-    assert {port.device: port.rail for port in found.rails if port.rail} == {"mlx5_0": "5", "mlx5_3": "4"}
+    assert {port.device: port.rail for port in found.rails if port.rail} == {
+        "mlx5_0": "5",
+        "mlx5_3": "4",
+        "mlx5_4": "2",
+        "mlx5_5": "3",
+        "mlx5_6": "0",
+        "mlx5_9": "1",
+        "mlx5_10": "6",
+        "mlx5_11": "7",
+    }
     assert [finding.status for finding in findings] == ["ok"]
 
 
@@ -214,7 +223,7 @@ def test_a_job_s_bad_topology_file_is_a_note_and_the_machine_s_tree_serves(tmp_p
     assert findings[0].what.startswith("topology file /absent.xml of process 7 is not used: ")
 
 
-def test_of_several_jobs_topology_files_the_first_that_can_be_used_counts(tmp_path: Path) -> None:
+def test_topology_files_that_disagree_describe_nothing_and_one_that_cannot_be_used_is_told(tmp_path: Path) -> None:
     machine = dgx_h100(tmp_path / "sys")
     for pid, content in ((7, "garbage"), (8, RAIL_FILE.format(4)), (9, RAIL_FILE.format(5))):
         proc = procfs(tmp_path, pid, NCCL_TOPO_FILE=f"/{pid}.xml")
@@ -222,7 +231,7 @@ def test_of_several_jobs_topology_files_the_first_that_can_be_used_counts(tmp_pa
         (proc / f"{pid}/root/{pid}.xml").write_text(content)
     findings, found = check_topology(Config(sysfs=machine.sysfs, procfs=proc), [9, 8, 7], ())
     assert found is not None
-    assert [port.rail for port in found.rails if port.device == "mlx5_3"] == ["4"]
+    assert [port.rail for port in found.rails if port.device == "mlx5_3"] == ["1"], "as without a file"
     assert [finding.status for finding in findings] == ["note", "ok"]
 
 

@@ -285,24 +285,41 @@ def test_configured_patterns_keep_the_gpus_order(tmp_path: Path) -> None:
 
 def test_nccl_ib_hca_gives_rail_and_plane(tmp_path: Path) -> None:
     mapped = machine_map(dgx_h100(tmp_path), hca="=mlx5_0:1:4:1,mlx5_3:1:5,mlx5_4,mlx5_1:1:6")
-    assert rails(mapped) == {"mlx5_0": "4", "mlx5_3": "5", "mlx5_1": "6", "mlx5_4": "2"}
+    assert rails(mapped) == {
+        "mlx5_0": "4",
+        "mlx5_3": "5",
+        "mlx5_1": "6",
+        "mlx5_4": "2",
+        "mlx5_5": "3",
+        "mlx5_6": "0",
+        "mlx5_9": "1",
+        "mlx5_10": "8",
+        "mlx5_11": "7",
+    }
     assert [entry.plane for entry in mapped if entry.nic.device == "mlx5_0"] == [1]
     assert reason(mapped, "mlx5_0") == "NCCL_IB_HCA gives it rail 4; PIX to GPU 0, by PCI switch 0000:16:00.0"
 
 
-def test_a_job_chooses_among_the_rails_and_does_not_renumber_them(tmp_path: Path) -> None:
+def carrying(mapped: Sequence[MappedNic]) -> set[str]:
+    return {entry.nic.device for entry in mapped if entry.rail is not None and entry.carries}
+
+
+@pytest.mark.parametrize(
+    ("hca", "used"),
+    [
+        ("=mlx5_9,mlx5_10", {"mlx5_9", "mlx5_10"}),
+        ("^mlx5_0", {f"mlx5_{number}" for number in DGX_H100_NICS if number}),
+        ("=mlx5_0 =mlx5_3", {"mlx5_0", "mlx5_3"}),
+    ],
+)
+def test_a_job_chooses_among_the_rails_and_takes_none_and_does_not_renumber_them(
+    tmp_path: Path, hca: str, used: set[str]
+) -> None:
     machine = dgx_h100(tmp_path)
-    mapped = machine_map(machine, hca="=mlx5_9,mlx5_10")
-    assert rails(mapped) == {"mlx5_9": "5", "mlx5_10": "6"}
-    assert reason(mapped, "mlx5_0") == "left out by NCCL_IB_HCA==mlx5_9,mlx5_10"
-    assert rails(machine_map(machine, hca="^mlx5_0")) == {
-        f"mlx5_{number}": str(rail) for rail, number in enumerate(DGX_H100_NICS) if rail
-    }
-
-
-def test_what_one_job_of_several_uses_is_a_rail(tmp_path: Path) -> None:
-    mapped = machine_map(dgx_h100(tmp_path), hca="=mlx5_0 =mlx5_3")
-    assert rails(mapped) == {"mlx5_0": "0", "mlx5_3": "1"}
+    mapped = machine_map(machine, hca=hca)
+    assert rails(mapped) == rails(machine_map(machine))
+    assert not any(entry.requested for entry in mapped)
+    assert carrying(mapped) == used
 
 
 def test_a_job_that_may_use_all_leaves_storage_out(tmp_path: Path) -> None:
@@ -312,7 +329,10 @@ def test_a_job_that_may_use_all_leaves_storage_out(tmp_path: Path) -> None:
 
 def test_a_job_on_storage_cards_alone_makes_them_rails_after_the_others(tmp_path: Path) -> None:
     mapped = machine_map(dgx_h100(tmp_path), hca="=mlx5_1,mlx5_7")
-    assert rails(mapped) == {"mlx5_1": "8", "mlx5_7": "10"}
+    own = {f"mlx5_{number}": str(rail) for rail, number in enumerate(DGX_H100_NICS)}
+    assert rails(mapped) == {**own, "mlx5_1": "8", "mlx5_7": "10"}
+    assert carrying(mapped) == {"mlx5_1", "mlx5_7"}
+    assert {entry.nic.device for entry in mapped if entry.requested} == {"mlx5_1", "mlx5_7"}
 
 
 def test_two_planes_share_a_rail() -> None:

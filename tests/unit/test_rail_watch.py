@@ -94,17 +94,24 @@ class NoCounters:
 
 
 class Watch:
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, awaits_connections: bool = False) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        awaits_connections: bool = False,
+        clock: SystemClock | None = None,
+        lifetime_ns: int = 0,
+    ) -> None:
         self.events, self.inventory, self.counters = SimulatedEvents(), SimulatedInventory(), NoCounters()
         sources = DeviceSources(NETNS, self.inventory, self.counters, cast(LinkEvents, self.events), "netlink", "")
         monkeypatch.setattr(rail_watch, "open_namespace", lambda *_, **__: sources)
         self.rails = RailWatch(
-            SystemClock(),
+            clock or SystemClock(),
             procfs=Path("/proc"),
             sysfs=Path("/sys"),
             sample_interval_ns=100_000_000,
             window_ns=1_000_000_000,
-            lifetime_ns=0,
+            lifetime_ns=lifetime_ns,
             patterns=(),
             awaits_connections=awaits_connections,
         )
@@ -264,3 +271,55 @@ def test_it_is_known_of_a_rail_whether_its_connections_are_still_to_be_read(
     assert awaited() == [True]
     watch.rails.set_ethernet([read])
     assert awaited() == [False], "they cannot be read"
+
+
+class OwnTime(SystemClock):
+    """Monotonic time that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_ns = 10**12
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+
+HOME = NetworkNamespace(NETNS, Path("/proc/self/ns/net"), own=True)
+
+
+def test_rails_that_only_a_job_asked_for_expire_with_it_and_stay_readable_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = OwnTime()
+    watch = Watch(monkeypatch, clock=clock, lifetime_ns=10**9)
+    watch.inventory.names = ["eth0", "lo"]
+    watch.events.coming = [[ADDED]]
+    watch.take()
+    assert watch.numbers() == {"eth0": "0"}
+    watch.rails.add_process(50, HOME, "")
+    for pid in (51, 52):
+        watch.rails.add_process(pid, HOME, "=lo")
+    assert watch.numbers() == {"eth0": "0", "lo": "1"}
+
+    def shown_after(ns: int) -> list[str]:
+        clock.now_ns += ns
+        watch.rails.update(())
+        return [decision.device.name for decision in watch.rails.decisions() if decision.rail is not None]
+
+    watch.rails.remove_process(51)
+    assert shown_after(10**9) == ["eth0", "lo"], "another process of the job runs"
+    watch.rails.remove_process(52)
+    assert shown_after(299_000_000) == ["eth0", "lo"], "its last bytes are read"
+    assert shown_after(2_000_000) == ["eth0"]
+    assert watch.numbers() == {"eth0": "0", "lo": "1"}, "what it carried stays readable"
+    assert shown_after(10**9) == ["eth0"]
+    assert watch.numbers() == {"eth0": "0"}
+    watch.rails.close()
+
+
+def test_a_setting_that_a_process_is_found_to_have_replaces_that_it_had_none(watch: Watch) -> None:
+    watch.inventory.names = ["eth0", "lo"]
+    watch.events.coming = [[ADDED]]
+    watch.take()
+    for setting in ("", "=lo"):
+        watch.rails.add_process(50, HOME, setting)
+    assert {one.device.name: one.rail for one in watch.rails.decisions()} == {"eth0": "0", "lo": "1"}

@@ -134,12 +134,39 @@ def test_what_was_never_switched_on_is_no_rail_but_a_rail_that_is_switched_off_s
     assert rails(lost) == {"eth0": "0", "eth1": "1"}
 
 
-def test_the_environment_of_the_job_decides_and_also_holds_for_a_device_that_is_switched_off() -> None:
+def test_the_environment_of_a_job_adds_rails_also_one_that_is_switched_off() -> None:
     devices = [device("eth0"), device("rail0", "veth"), device("rail1", "veth", up=False)]
-    assert rails(devices, jobs={1: ["rail0,rail1"]}) == {"rail0": "0", "rail1": "1"}
+    assert rails(devices, jobs={1: ["rail0,rail1"]}) == {"eth0": "0", "rail0": "1", "rail1": "2"}
     decisions = decide_rails(devices, socket_interfaces={1: ["rail0,rail1"]})
     assert reason("rail1", decisions) == "NCCL_SOCKET_IFNAME=rail0,rail1"
-    assert reason("eth0", decisions) == "left out by NCCL_SOCKET_IFNAME=rail0,rail1"
+    assert reason("eth0", decisions) == "NCCL's own choice: all but docker,lo,virbr"
+    assert {one.device.name: (one.requested, one.carries) for one in decisions} == {
+        "eth0": (False, False),  # the job left it out, and does not own the machine
+        "rail0": (True, True),
+        "rail1": (True, True),
+    }
+
+
+def test_a_job_on_the_loopback_device_takes_no_rail_from_a_job_beside_it() -> None:
+    devices = [LO, device("eth0"), device("eth1")]
+    beside = decide_rails(devices, socket_interfaces={1: ["", "=lo"]})
+    assert numbers(beside) == {"eth0": "0", "eth1": "1", "lo": "2"}
+    assert {one.device.name: one.carries for one in beside} == {"lo": False, "eth0": True, "eth1": True}
+    alone = decide_rails(devices, socket_interfaces={1: ["=lo"]})
+    assert numbers(alone) == {"eth0": "0", "eth1": "1", "lo": "2"}
+    assert all(one.carries for one in alone), "nothing else was named, and what it carries leaves no host"
+
+
+def test_jobs_that_name_different_devices_add_theirs_and_renumber_nobody() -> None:
+    devices = [device("a0", "bridge"), device("b0", "bridge"), device("eth0"), device("eth1")]
+    one = decide_rails(devices, socket_interfaces={1: ["=b0"]})
+    assert numbers(one) == {"eth0": "0", "eth1": "1", "b0": "2"}
+    both = decide_rails(devices, socket_interfaces={1: ["=a0", "=b0"]}, held={(1, "b0"): "2"})
+    assert numbers(both) == {"eth0": "0", "eth1": "1", "b0": "2", "a0": "3"}
+    other = decide_rails(devices, socket_interfaces={1: ["=a0"]}, held={(1, "a0"): "3", (1, "b0"): "2"})
+    assert numbers(other) == {"eth0": "0", "eth1": "1", "a0": "3"}
+    taken = decide_rails(devices, socket_interfaces={1: ["=a0"]}, held={(1, "a0"): "1"})
+    assert numbers(taken) == {"eth0": "0", "eth1": "1", "a0": "2"}
 
 
 def test_an_environment_that_only_excludes_does_not_make_every_bridge_a_rail() -> None:
@@ -152,10 +179,13 @@ def test_an_environment_that_only_excludes_does_not_make_every_bridge_a_rail() -
 def test_jobs_of_one_namespace_share_their_rails_and_each_namespace_numbers_its_own() -> None:
     devices = [device(name, "veth", netns=netns) for netns in (1, 2) for name in ("rail0", "rail1", "rail2")]
     decisions = decide_rails(devices, socket_interfaces={1: ["rail2", "=rail0"], 2: ["rail1"]})
-    assert {(d.device.netns, d.device.name): d.rail for d in decisions if d.rail} == {
-        (1, "rail0"): "0",
-        (1, "rail2"): "1",
-        (2, "rail1"): "0",
+    assert {(d.device.netns, d.device.name): d.rail for d in decisions} == {
+        (netns, f"rail{number}"): str(number) for netns in (1, 2) for number in range(3)
+    }
+    assert {(d.device.netns, d.device.name) for d in decisions if d.carries} == {
+        (1, "rail0"),
+        (1, "rail2"),
+        (2, "rail1"),
     }
 
 

@@ -57,6 +57,8 @@ class PortTotals:
     port: str
     transmit_bytes: int
     receive_bytes: int
+    carries: bool = True
+    """False: the jobs that run send nothing through it, so nothing new is expected of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,8 @@ class Correlator:
         for rail_set, rails in members.items():
             rails.sort(key=attrgetter("device", "port"))
             totals = by_set.get(rail_set, ExpectedBytes(rail_set, WireTotals(), WireTotals()))
+            unused = [rail for rail in rails if not rail.carries and any(other.carries for other in rails)]
+            rails = [rail for rail in rails if rail not in unused]
             names = tuple((rail.device, rail.port) for rail in rails)
             sending, receiving = self._direction(rail_set, "transmit"), self._direction(rail_set, "receive")
             transmit = sending.update(now_ns, names, tuple(rail.transmit_bytes for rail in rails), totals.transmit)
@@ -115,6 +119,11 @@ class Correlator:
             self._updated += [sending, receiving]
             for (device, port_name), sent, received in zip(names, transmit, receive, strict=True):
                 found[rail_set, device, port_name] = RailWire(rail_set, device, port_name, sent, received)
+            for rail in unused:
+                name = (rail.device, rail.port)
+                found[rail_set, *name] = RailWire(
+                    rail_set, *name, sending.unused(name, totals.transmit), receiving.unused(name, totals.receive)
+                )
         return tuple(found[port.rail_set, port.device, port.port] for port in ports)
 
     @property
@@ -186,6 +195,10 @@ class _Direction:
         self._keep(now_ns, port, wire)
         ratios = self._ratios(now_ns)
         return [DirectionWire(total, ratio) for total, ratio in zip(wire, ratios, strict=True)]
+
+    def unused(self, rail: tuple[str, str], totals: WireTotals) -> DirectionWire:
+        """A rail that takes no part now: what it was given stays."""
+        return DirectionWire(None if totals.unknown else self.given.get(rail, 0), None, totals.unknown)
 
     def _distribute(self, port: tuple[int, ...], totals: WireTotals) -> None:
         """Share out what is new in the totals; a total that fell gives nothing until it is above its old value."""

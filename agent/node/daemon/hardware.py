@@ -13,6 +13,7 @@ from railscope.agent.config.options import Config
 from railscope.agent.facts.snapshot import CollectorResult, NodeGpus, RailFacts
 from railscope.agent.model.expected import ExpectedBytes
 from railscope.agent.node.attribution.evidence import HandedBytes
+from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.nvlink.watch import NvlinkWatch
 from railscope.agent.node.rails.ethernet import EthernetWatch
 from railscope.agent.node.rails.netdev_rails import RailWatch
@@ -116,13 +117,15 @@ class Hardware:
         """Whether a process's topology file would say anything here: there are RDMA ports."""
         return self._rdma is not None and self._rdma.has_ports
 
-    def add_process(self, pid: int, namespace: NetworkNamespace | None, description: Description) -> LinkEvents | None:
+    def add_process(
+        self, pid: int, namespace: NetworkNamespace | None, description: Description, tenant: Tenant
+    ) -> LinkEvents | None:
         """A process uses the rails of its namespace; returns link events to poll when that is new.
 
         Called again when more is known of the process.
         """
         if self._rdma is not None:
-            self._rdma.add_process(pid, description)
+            self._rdma.add_process(pid, description, tenant)
         if namespace is None or "netdev" not in self._config.collectors or self.simulated:
             return None
         if self._ethernet is not None:

@@ -441,7 +441,7 @@ class NcclObserver:
         )
         if self._programs.settings.only_observed_processes:
             self._programs.observe(identity.pid)
-        self._new_process(identity, self._hardware.add_process(identity.pid, namespace, NOT_DESCRIBED))
+        self._new_process(identity, self._hardware.add_process(identity.pid, namespace, NOT_DESCRIBED, tenant))
         self.rank_processes.add(identity)
         self._describe(identity.pid)
 
@@ -462,7 +462,7 @@ class NcclObserver:
             return
         interfaces = description.setting("NCCL_SOCKET_IFNAME")
         self._processes[pid] = replace(process, job=description.job, socket_interfaces=interfaces)
-        events = self._hardware.add_process(pid, process.namespace, description)
+        events = self._hardware.add_process(pid, process.namespace, description, process.tenant)
         if events is not None:
             self._new_process(process.identity, events)
 

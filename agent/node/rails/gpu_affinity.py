@@ -3,7 +3,8 @@
 Where a rail's number comes from, the first that says something:
 
 1. the configuration: names or patterns, with a number where one is given (`mlx5_3=1`, `mlx5_0:2=1` for one port);
-2. the rail in a job's NCCL_IB_HCA; 3. `rail=` in the job's NCCL topology file;
+2. the rail in the NCCL_IB_HCA of the jobs that run; 3. `rail=` in their NCCL topology file, both only as long as no
+   tenant's job says otherwise (agent/node/rails/rdma_rails.py);
 4. the nearest GPU, with the places that the topology file gives, or else the PCI tree: what shares a PCI switch (PIX,
    PXB, the deepest switch first), or where no card does that, the NUMA node (PHB); 5. the order of names.
 
@@ -13,7 +14,8 @@ it carries storage or management.  So is one that is much slower than the others
 NCCL pairs there depends on its version, and the counters show it.
 
 Where every port has GPUs of its own, the rail's number is that of its GPU (or of its pair of GPUs, …), so that the
-others keep theirs when a card is missing; else it is the position.  Jobs choose among the rails and do not renumber.
+others keep theirs when a card is missing; else it is the position.  Jobs add rails while they run, they take none from
+the machine, and do not renumber.
 """
 
 from __future__ import annotations
@@ -55,6 +57,10 @@ class MappedNic:
     path: PathType | None
     """To the nearest of them; None without GPUs."""
     reason: str
+    requested: bool = False
+    """Only jobs make it a rail: it is none once they have ended."""
+    carries: bool = True
+    """Whether a job that runs may use it; False: all of them chose other ports."""
 
     @property
     def gpu_label(self) -> str:
@@ -82,13 +88,16 @@ def map_rails(
     *,
     patterns: Sequence[RailPattern] = (),
     hca_lists: Sequence[HcaList] = (),
+    numbered_by: Sequence[HcaList] | None = None,
     topology: XmlTopology | None = None,
     known: Collection[tuple[str, int | None]] = (),
 ) -> tuple[MappedNic, ...]:
     """Decide about every port: rails by number first, then the others by name.
 
-    `hca_lists` are the jobs' NCCL_IB_HCA, `topology` their topology file; `known` the (device, port) that were rails
-    before: they stay rails when they get slow or lose their link.
+    `hca_lists` are the NCCL_IB_HCA of the jobs that run, an empty one for a job without; `numbered_by` those of them
+    whose numbers of rails and planes hold (None: all).  `topology` is the topology file that holds for all of them;
+    `known` the (device, port) that were rails before without a job: they stay rails when they get slow or lose their
+    link.
     """
     described = described_places(topology) if topology else {}
     by_place = _by_description(sorted(nics, key=_name_order), described)
@@ -105,13 +114,14 @@ def map_rails(
         numbers = _numbers(choices, gpus)
     else:
         numbers = _numbers(machine, gpus)
-        choices = _admitted(ports, gpus, hca_lists, machine, keep) if hca_lists else dict(machine)
+        choices = _with_admitted(ports, gpus, hca_lists, machine)
         for nic in ports:
             net = _described(nic, topology)
             admitted = not hca_lists or any(hca_list.allows(nic.device, nic.port) for hca_list in hca_lists)
             if net is not None and net.rail is not None and admitted:
                 choices[nic] = replace(choices[nic], is_rail=True)
-    planes = _given_by_nccl(ports, hca_lists, topology, given)
+    used = {nic for nic in ports if any(hca_list.allows(nic.device, nic.port) for hca_list in hca_lists)}
+    planes = _given_by_nccl(ports, hca_lists if numbered_by is None else numbered_by, topology, given)
     rails = _final_numbers([nic for nic in ports if choices[nic].is_rail], given, numbers)
     mapped = []
     for nic in ports:
@@ -119,7 +129,18 @@ def map_rails(
         source = given[nic][1] if nic in given and choice.is_rail else ""
         by_file = " (NCCL topology file)" if by_place[nic] and choice.path is not None else ""
         reason = f"{source}; {choice.reason}{by_file}" if source else f"{choice.reason}{by_file}"
-        mapped.append(MappedNic(nic, rails.get(nic), planes.get(nic), choice.gpus, choice.path, reason))
+        mapped.append(
+            MappedNic(
+                nic,
+                rails.get(nic),
+                planes.get(nic),
+                choice.gpus,
+                choice.path,
+                reason,
+                requested=not patterns and choice.is_rail and not machine[nic].is_rail,
+                carries=bool(patterns) or not hca_lists or nic in used,
+            )
+        )
     return tuple(
         sorted(mapped, key=lambda entry: (entry.rail is None, natural_order(entry.rail or ""), _name_order(entry.nic)))
     )
@@ -306,30 +327,21 @@ def _configured(
     return choices
 
 
-def _admitted(
-    nics: Sequence[Nic],
-    gpus: Sequence[Gpu],
-    hca_lists: Sequence[HcaList],
-    machine: Mapping[Nic, _Choice],
-    keep: Collection[Nic],
+def _with_admitted(
+    nics: Sequence[Nic], gpus: Sequence[Gpu], hca_lists: Sequence[HcaList], machine: Mapping[Nic, _Choice]
 ) -> dict[Nic, _Choice]:
-    """What is a rail to a job is one; what every job leaves out is none."""
-    choices: dict[Nic, _Choice] = {}
+    """The machine's own rails, and what is one to a job besides."""
+    choices = dict(machine)
     for hca_list in hca_lists:
         admitted = [nic for nic in nics if hca_list.allows(nic.device, nic.port)]
+        keep = [nic for nic in admitted if machine[nic].is_rail]
         for nic, choice in _nearest(admitted, gpus, keep).items():
             entry = None if hca_list.exclude else hca_list.find(nic.device, nic.port)
             if entry is not None and entry.rail is not None:
                 choice = replace(choice, is_rail=True)
-            if nic not in choices or (choice.is_rail and not choices[nic].is_rail):
-                choices[nic] = choice
-    for nic in nics:
-        # To another job's GPUs a port may be the nearest that is left: the machine's own pairs are shown.
-        if nic in choices and choices[nic].is_rail and machine[nic].is_rail:
-            choices[nic] = machine[nic]
-        if nic not in choices:
-            left_out = f"left out by NCCL_IB_HCA={hca_lists[0].text}"
-            choices[nic] = replace(machine[nic], is_rail=nic in keep, reason=left_out, gpus=(), path=None)
+            # To a job's GPUs a port may be the nearest that is left: the machine's own pairs are shown.
+            if choice.is_rail and not choices[nic].is_rail:
+                choices[nic] = replace(choice, reason=f"NCCL_IB_HCA={hca_list.text}; {choice.reason}")
     return choices
 
 

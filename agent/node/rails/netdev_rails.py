@@ -23,6 +23,7 @@ from railscope.agent.node.attribution.explained import Correlator, PortTotals, R
 from railscope.agent.node.rails.carrier_changes import CarrierChanges
 from railscope.agent.node.rails.ethernet_facts import RailEthernet
 from railscope.agent.node.rails.selection import (
+    LINGER_PERIODS,
     NO_RDMA,
     RdmaPorts,
     decide_rails,
@@ -44,8 +45,8 @@ from railscope.probes.processes.namespaces import NamespaceError, NetworkNamespa
 _log = logging.getLogger("railscope.rails")
 
 _INVENTORY_PERIOD_NS: Final = 10_000_000_000
-_LINGER_PERIODS: Final = 3
-"""A namespace is read this many sample periods after its last process went, so that its last bytes are seen."""
+_MOST_SETTINGS: Final = 64
+"""Different values of NCCL_SOCKET_IFNAME in a namespace that add rails to NCCL's own choice."""
 
 
 @dataclass(slots=True)
@@ -53,13 +54,18 @@ class _Watched:
     sources: DeviceSources
     key: str
     processes: set[int] = field(default_factory=set)
-    socket_interfaces: set[str] = field(default_factory=set)
+    settings: dict[int, str] = field(default_factory=dict)
+    """NCCL_SOCKET_IFNAME of the processes that run here and of those that have just ended; empty: NCCL's own choice."""
+    leaving: dict[int, int] = field(default_factory=dict)
+    """Until when the settings of ended processes count, ns."""
     devices: tuple[NetworkDevice, ...] = ()
     inventory_ns: int = 0
     close_ns: int | None = None
     permanent: bool = False
     rails: dict[str, int] = field(default_factory=dict)
-    """When each device was last seen as a rail, ns."""
+    """When each device was last seen as a rail by its own, ns: not by a job's setting alone."""
+    held: dict[str, str] = field(default_factory=dict)
+    """Numbers of those that only jobs made rails."""
     had_job: bool = False
     """Whether a process that uses NCCL was ever seen here."""
     events_error: str = ""
@@ -104,6 +110,8 @@ class RailWatch:
         self._correlator = Correlator(window_ns=window_ns)
         self._watched: dict[int, _Watched] = {}
         self._gone: dict[int, _Gone] = {}
+        self._expired: dict[tuple[int, str], _Gone] = {}
+        """Devices that were rails for jobs that have ended, by namespace and name."""
         self._handed_over = NOT_OBSERVED
         self._ethernet: Mapping[tuple[int, str], RailEthernet] = {}
         """What is known besides, by namespace and device."""
@@ -167,20 +175,23 @@ class RailWatch:
             return None
         watched.processes.add(pid)
         watched.close_ns = None
-        news = not watched.had_job or (socket_interfaces and socket_interfaces not in watched.socket_interfaces)
+        news = not watched.had_job or socket_interfaces not in watched.settings.values()
+        news = news or watched.settings.get(pid, socket_interfaces) != socket_interfaces
         watched.had_job = True
-        if socket_interfaces:
-            watched.socket_interfaces.add(socket_interfaces)
+        watched.settings[pid] = socket_interfaces
+        watched.leaving.pop(pid, None)
         if news:
             self._decide()
         return events
 
     def remove_process(self, pid: int) -> None:
+        until_ns = self._clock.monotonic_ns() + LINGER_PERIODS * self._interval_ns
         for watched in self._watched.values():
             if pid in watched.processes:
                 watched.processes.discard(pid)
+                watched.leaving[pid] = until_ns
                 if not watched.processes and not watched.permanent:
-                    watched.close_ns = self._clock.monotonic_ns() + _LINGER_PERIODS * self._interval_ns
+                    watched.close_ns = until_ns
 
     def _enter(self, namespace: NetworkNamespace, *, permanent: bool) -> LinkEvents | None:
         try:
@@ -213,23 +224,34 @@ class RailWatch:
     def _decide(self) -> None:
         now_ns = self._clock.monotonic_ns()
         known = []
+        held = {}
         for netns, watched in self._watched.items():
+            held.update({(netns, name): number for name, number in watched.held.items()})
             watched.rails = {name: seen for name, seen in watched.rails.items() if now_ns - seen < FORGET_NS}
             known += [(netns, name) for name in watched.rails]
         self._decisions = decide_rails(
             [device for watched in self._watched.values() for device in watched.devices],
             patterns=self._patterns,
-            socket_interfaces={n: sorted(w.socket_interfaces) for n, w in self._watched.items() if w.socket_interfaces},
+            socket_interfaces={
+                netns: list(dict.fromkeys(sorted(watched.settings.values())))[:_MOST_SETTINGS]
+                for netns, watched in self._watched.items()
+            },
             known=known,
             rdma=self._rdma,
             home={netns for netns, watched in self._watched.items() if watched.permanent},
             idle={netns for netns, watched in self._watched.items() if not watched.had_job},
             numbers_of_jobs=self._numbers_of_jobs,
+            held=held,
         )
+        for watched in self._watched.values():
+            watched.held.clear()
         for decision in self._decisions:
             if decision.rail is not None:
                 watched = self._watched[decision.device.netns]
-                watched.rails[decision.device.name] = now_ns
+                if decision.requested:
+                    watched.held[decision.device.name] = decision.rail
+                else:
+                    watched.rails[decision.device.name] = now_ns
                 if watched.had_job:
                     self._numbers_of_jobs.add(decision.rail)
         names = [*(decision.device.name for decision in self._decisions), *self._rdma.names]
@@ -270,6 +292,7 @@ class RailWatch:
             sources.close()
         self._to_close.clear()
         closed = []
+        self._expire_settings(now_ns)
         for netns, watched in list(self._watched.items()):
             if watched.events_error and watched.sources.events is not None:
                 self.handle_link_events(watched.sources.events)
@@ -280,8 +303,28 @@ class RailWatch:
             elif watched.sources.events is None and now_ns - watched.inventory_ns > _INVENTORY_PERIOD_NS:
                 self._read_inventory(netns, watched)
         self._gone = {netns: gone for netns, gone in self._gone.items() if gone.until_ns > now_ns}
+        self._expired = {device: gone for device, gone in self._expired.items() if gone.until_ns > now_ns}
         self._labels = {device: label for device, label in self._labels.items() if device[0] in self.namespaces}
         return closed
+
+    def _expire_settings(self, now_ns: int) -> None:
+        """Drop the settings of ended processes; what only they made a rail is none any more, and stays readable."""
+        decide = False
+        for watched in self._watched.values():
+            due = [pid for pid, until_ns in watched.leaving.items() if until_ns <= now_ns]
+            for pid in due:
+                del watched.leaving[pid]
+                setting = watched.settings.pop(pid, "")
+                decide = decide or setting not in watched.settings.values()
+        if not decide:
+            return
+        before = {(one.device.netns, one.device.name) for one in self._decisions if one.rail and one.requested}
+        facts = {key: self._facts(self._sampler.state(), key[0]) for key in before}
+        self._decide()
+        rails = {(one.device.netns, one.device.name) for one in self._decisions if one.rail is not None}
+        for key in before - rails:
+            last = tuple(fact for fact in facts[key] if fact.device == key[1])
+            self._expired[key] = _Gone(last, now_ns + self._lifetime_ns)
 
     def _log_trouble(self, state: SamplerState) -> None:
         """One line when counters begin to be in trouble, when that changes, and when it ends."""
@@ -313,7 +356,12 @@ class RailWatch:
             keys.append((decision.device.netns, decision.device.name))
             ports.append(
                 PortTotals(
-                    str(decision.device.netns), decision.device.name, "", totals.transmit_bytes, totals.receive_bytes
+                    str(decision.device.netns),
+                    decision.device.name,
+                    "",
+                    totals.transmit_bytes,
+                    totals.receive_bytes,
+                    decision.carries,
                 )
             )
         now_ns = self._clock.monotonic_ns()
@@ -354,7 +402,9 @@ class RailWatch:
     def rails(self) -> tuple[RailFacts, ...]:
         """Every rail, those of namespaces that have gone lately included."""
         living = self._facts(self._sampler.state(), None)
-        return living + tuple(fact for gone in self._gone.values() for fact in gone.facts)
+        rails = {(one.device.netns, one.device.name) for one in self._decisions if one.rail is not None}
+        expired = [gone for key, gone in self._expired.items() if key not in rails and key[0] not in self._gone]
+        return living + tuple(fact for gone in (*self._gone.values(), *expired) for fact in gone.facts)
 
     def _awaits_connections_of(self, ethernet: RailEthernet | None) -> bool:
         """Whether a rail's connections are to be read and have not been yet."""

@@ -3,13 +3,15 @@
 Where a host has RDMA rails NCCL sends through them and leaves the network devices alone, unless a job switched that
 off (NCCL_IB_DISABLE, NCCL_NET=Socket).  RDMA devices are the host's: the wire bytes of all network namespaces are
 expected on them together.
+
+What jobs say of ports and places is believed as far as agent/node/rails/job_settings.py tells, and dropped a few
+readings after their processes: NCCL_IB_HCA adds ports, and NCCL_IB_DISABLE of one job moves no bytes of another's.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -24,32 +26,24 @@ from railscope.agent.node.attribution.evidence import (
     rdma_evidence,
 )
 from railscope.agent.node.attribution.explained import Correlator, PortTotals, RailWire
+from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.agent.node.rails.gpu_affinity import MappedNic, map_rails, rdma_ports
+from railscope.agent.node.rails.job_settings import Believed, JobSettings, believe, sockets_only
 from railscope.agent.node.rails.rdma_ports import PortFacts, RdmaWatch
-from railscope.agent.node.rails.selection import RdmaPorts
+from railscope.agent.node.rails.selection import LINGER_PERIODS, RdmaPorts
 from railscope.agent.node.sampling.sampler import OnReading, Sampler
 from railscope.agent.node.sampling.totals import RATE_BOUNDS
 from railscope.agent.node.sampling.utilization import Utilization
-from railscope.agent.node.targets.processes import Description
+from railscope.agent.node.targets.processes import NOT_DESCRIBED, Description
 from railscope.probes.clock import Clock
 from railscope.probes.rdma.inventory import RdmaPort
-from railscope.probes.topology.ib_hca import HcaList, parse_hca_list
 from railscope.probes.topology.machine import gpus_of_pci, nics_of_rdma
-from railscope.probes.topology.nccl_xml import XmlTopology
 from railscope.probes.topology.pci import pci_devices
 
 _log = logging.getLogger("railscope.rdma")
 
 _RAIL_SET: Final = "rdma"
 _NO_RATES: Final = Histogram(RATE_BOUNDS, (0,) * (len(RATE_BOUNDS) + 1), 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """A job's network settings, from its environment."""
-
-    hca_list: str
-    sockets_only: bool
 
 
 class RdmaRails:
@@ -66,8 +60,8 @@ class RdmaRails:
         on_reading: OnReading | None = None,
     ) -> None:
         """`on_reading` is shown what the sampler reads; None: nobody asks."""
-        self._topology: XmlTopology | None = None
         self._clock = clock
+        self._linger_ns = LINGER_PERIODS * sample_interval_ns
         self._sysfs = sysfs
         self._patterns = patterns
         # Apart from the network devices' sampler: the firmware of a card may let one read take long.
@@ -80,9 +74,12 @@ class RdmaRails:
             netlink=str(sysfs) == "/sys",
         )
         self._correlator = Correlator(window_ns)
-        self._said: dict[int, _Said] = {}
+        self._said: dict[int, JobSettings | None] = {}
+        """By process; None: it has not been read."""
+        self._leaving: dict[int, int] = {}
+        """Until when the settings of ended processes count, ns."""
         self._mapped: dict[tuple[str, int | None], MappedNic] = {}
-        self._mapped_from: tuple[tuple[RdmaPort, ...], frozenset[str]] | None = None
+        self._mapped_from: tuple[tuple[RdmaPort, ...], Believed] | None = None
         self._wire: dict[tuple[str, str], RailWire] = {}
         self._handed_over = NOT_OBSERVED
         self._ledgers = RailLedgers()
@@ -98,27 +95,31 @@ class RdmaRails:
     def has_ports(self) -> bool:
         return bool(self._watch.ports)
 
-    def add_process(self, pid: int, description: Description) -> None:
-        """A process maps NCCL; the first whose topology file can be read describes the machine."""
+    def add_process(self, pid: int, description: Description, tenant: Tenant = UNKNOWN_TENANT) -> None:
+        """A process maps NCCL; called again when more is known of it."""
         if description.topology_trouble:
             _log.info("NCCL's topology file of process %d is not used: %s", pid, description.topology_trouble)
-        if self._topology is None and description.topology is not None:
-            self._topology = description.topology
-            self._mapped_from = None
-        sockets_only = description.setting("NCCL_IB_DISABLE") not in ("", "0") or (
-            description.setting("NCCL_NET").lower() == "socket"
+        self._leaving.pop(pid, None)
+        if description is NOT_DESCRIBED:
+            self._said.setdefault(pid, None)
+            return
+        self._said[pid] = JobSettings(
+            description.setting("NCCL_IB_HCA"),
+            sockets_only(description.setting("NCCL_IB_DISABLE"), description.setting("NCCL_NET")),
+            tenant,
+            description.topology,
         )
-        self._said[pid] = _Said(description.setting("NCCL_IB_HCA"), sockets_only)
 
     def remove_process(self, pid: int) -> None:
-        self._said.pop(pid, None)
+        if pid in self._said:
+            self._leaving[pid] = self._clock.monotonic_ns() + self._linger_ns
 
     @property
     def carries_collectives(self) -> bool:
         """Whether collectives between hosts go through RDMA here."""
         if all(entry.rail is None for entry in self._mapped.values()):
             return False
-        return not self._said or not all(said.sockets_only for said in self._said.values())
+        return not self._said or not all(said is not None and said.sockets_only for said in self._said.values())
 
     @property
     def all_sent(self) -> bool:
@@ -127,6 +128,9 @@ class RdmaRails:
 
     def update(self) -> None:
         """Find devices that came or went, and decide which are rails."""
+        now_ns = self._clock.monotonic_ns()
+        for pid in [pid for pid, until_ns in self._leaving.items() if until_ns <= now_ns]:
+            del self._leaving[pid], self._said[pid]
         self._watch.update()
         self._decide()
 
@@ -134,8 +138,15 @@ class RdmaRails:
         """Bring expected wire bytes and port bytes together."""
         self._handed_over = handed_over
         ports = [
-            PortTotals(_RAIL_SET, facts.port.device, str(facts.port.port), facts.transmit_bytes, facts.receive_bytes)
-            for facts, _ in self._rails()
+            PortTotals(
+                _RAIL_SET,
+                facts.port.device,
+                str(facts.port.port),
+                facts.transmit_bytes,
+                facts.receive_bytes,
+                entry.carries,
+            )
+            for facts, entry in self._rails()
             if facts.transmit_bytes is not None and facts.receive_bytes is not None
         ]
         now_ns = self._clock.monotonic_ns()
@@ -192,23 +203,25 @@ class RdmaRails:
 
     def _decide(self) -> None:
         ports = self._watch.ports
-        told = frozenset(said.hca_list for said in self._said.values() if said.hca_list)
-        if self._mapped_from == (ports, told):
+        believed = believe([said for said in self._said.values() if said is not None])
+        mapped_from = ports, believed
+        if self._mapped_from == mapped_from:
             return
-        self._mapped_from = ports, told
+        self._mapped_from = mapped_from
         if not ports:
             self._mapped = {}
             return
-        known = [key for key, entry in self._mapped.items() if entry.rail is not None]
+        known = [key for key, entry in self._mapped.items() if entry.rail is not None and not entry.requested]
         try:
             gpus = gpus_of_pci(pci_devices(self._sysfs))
-            hca_lists: list[HcaList] = [parse_hca_list(value) for value in sorted(told)]
+            nics = nics_of_rdma(self._sysfs, ports)
             mapped = map_rails(
-                nics_of_rdma(self._sysfs, ports),
+                nics,
                 gpus,
                 patterns=self._patterns,
-                hca_lists=hca_lists,
-                topology=self._topology,
+                hca_lists=believed.hca_lists,
+                numbered_by=believed.numbered_by,
+                topology=believed.topology(nics, gpus),
                 known=known,
             )
         except (OSError, ValueError) as error:

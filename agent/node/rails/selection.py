@@ -1,16 +1,21 @@
 """Which network devices are rails, and which number each rail has.
 
-The first that says something decides, namespace by namespace:
+The configuration decides where it says something: names or patterns, with a number where one is given (`eth2=0`).
+Else rails are, namespace by namespace:
 
-1. the configuration: names or patterns, with a number where one is given (`eth2=0`);
-2. NCCL_SOCKET_IFNAME of the jobs that run there, read as NCCL reads it;
-3. NCCL's own choice without it: devices named `ib…`, else all but `docker…`, `lo…` and `virbr…` (ncclFindInterfaces
-   in NCCL's src/misc/socket.cc).
+1. NCCL's own choice: devices named `ib…`, else all but `docker…`, `lo…` and `virbr…` (ncclFindInterfaces in NCCL's
+   src/misc/socket.cc);
+2. besides, what the jobs that run there ask for in NCCL_SOCKET_IFNAME, read as NCCL reads it, as long as they run.
+
+No job's setting takes a rail from another.  Where every job that runs in a namespace named its devices, the other rails
+are shown and no bytes of collectives are expected on them.  Jobs of one namespace that named different devices are
+not told apart there: what they should have sent is shared out over all that they named.
 
 Of what NCCL would take, parts of bonds and bridges are left out, as they have no address of their own; and, where
 nobody named them, what is switched off and what containers and hypervisors make beside hardware.
 
-Rails are numbered by position in natural order (eth2 before eth10).  A device that was a rail stays one, also when
+Rails are numbered by position in natural order (eth2 before eth10), those that only jobs asked for after the others.
+A device that was a rail by NCCL's own choice stays one, also when
 it is switched off: a rail that is down is the one people look for.  One that vanished keeps its number for a while,
 so that the others keep theirs.
 
@@ -28,6 +33,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
+from types import MappingProxyType
 from typing import Final
 
 from railscope.agent.config.rail_patterns import RailPattern
@@ -38,6 +44,8 @@ from railscope.agent.node.sampling.state import DeviceTotals
 from railscope.agent.node.sampling.totals import RATE_BOUNDS
 from railscope.probes.netdev.inventory import NetworkDevice
 
+LINGER_PERIODS: Final = 3
+"""A namespace and a job's settings outlive the last process by this many sample periods: its last bytes are seen."""
 _DEFAULT_FIRST: Final = "ib"
 _DEFAULT_EXCLUDED: Final = "^docker,lo,virbr"
 _DEFAULT_LAST: Final = ("docker", "lo", "virbr")
@@ -143,13 +151,15 @@ def decide_rails(
     home: Collection[int] = (),
     idle: Collection[int] = (),
     numbers_of_jobs: Collection[str] = (),
+    held: Mapping[tuple[int, str], str] = MappingProxyType({}),
 ) -> tuple[RailDecision, ...]:
     """Decide about every device, by namespace and natural order of names.
 
-    `socket_interfaces` holds the NCCL_SOCKET_IFNAME values of the jobs in each network namespace (by inode), `known`
-    the (namespace, name) of devices that were rails before, also of those that vanished lately.  `home` is the
-    agent's own namespace, `idle` are those where no job ever ran; `numbers_of_jobs` are left to rails elsewhere,
-    besides those given here.
+    `socket_interfaces` holds the NCCL_SOCKET_IFNAME values of the jobs that run in each network namespace (by inode),
+    empty for one without; `known` the (namespace, name) of devices that were rails before by NCCL's own choice, also
+    of those that vanished lately.  `home` is the agent's own namespace, `idle` are those where no job ever ran;
+    `numbers_of_jobs` are left to rails elsewhere, besides those given here.  `held` are the numbers of devices that
+    only jobs made rails: each keeps its own while no other rail takes it.
     """
     given = {pattern.glob: pattern.rail for pattern in patterns if pattern.rail}
     taken = set(numbers_of_jobs)
@@ -160,29 +170,33 @@ def decide_rails(
     # Those without jobs come last: they take what is left.
     for netns, members in sorted(namespaces.items(), key=lambda entry: (entry[0] in idle, entry[0])):
         members.sort(key=lambda device: natural_order(device.name))
-        values = [value for value in (socket_interfaces or {}).get(netns, ()) if len(value) > 1]
         if patterns:
             chosen = _configured(members, patterns)
-        elif values:
-            chosen = [_requested(device, values, _obstacle(device, members, known)) for device in members]
         else:
-            chosen = _by_default(members, known)
+            chosen = _with_requested(_by_default(members, known), (socket_interfaces or {}).get(netns, ()), members)
         fixed: dict[str, str] = {}
-        for device, is_rail, _reason in chosen:
+        for choice in chosen:
+            device = choice.device
             number = given.get(device.name) or rdma.number_of(device, home=netns in home)
-            if is_rail and number and (device.name in given or number not in fixed.values()):
+            if choice.is_rail and number and (device.name in given or number not in fixed.values()):
                 fixed[device.name] = number
         names = {device.name for device in members}
         vanished = [name for home_of, name in known if home_of == netns and name not in names]
-        numbered = _number(chosen, fixed, rdma.numbers | (taken if netns in idle else set()), vanished)
+        others = rdma.numbers | (taken if netns in idle else set())
+        numbered = _number(chosen, fixed, others, vanished, {name: held.get((netns, name), "") for name in names})
         if netns not in idle:
             taken.update(decision.rail for decision in numbered if decision.rail is not None)
         decisions += numbered
     return tuple(sorted(decisions, key=lambda decision: decision.device.netns))
 
 
-_Choice = tuple[NetworkDevice, bool, str]
-"""Device, whether it is a rail, why."""
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    device: NetworkDevice
+    is_rail: bool
+    reason: str
+    requested: bool = False
+    carries: bool = True
 
 
 def _configured(members: list[NetworkDevice], patterns: Sequence[RailPattern]) -> list[_Choice]:
@@ -190,19 +204,46 @@ def _configured(members: list[NetworkDevice], patterns: Sequence[RailPattern]) -
     for device in members:
         match = next((entry.glob for entry in patterns if fnmatch.fnmatchcase(device.name, entry.glob)), None)
         reason = "matches no configured rail" if match is None else f"configured: {match}"
-        choices.append((device, match is not None, reason))
+        choices.append(_Choice(device, match is not None, reason))
     return choices
 
 
-def _requested(device: NetworkDevice, values: list[str], obstacle: str) -> _Choice:
-    """Whether a job asked for it by name, be it switched off or not; or left it in, and nothing speaks against it."""
-    refusal = f"left out by NCCL_SOCKET_IFNAME={values[0]}"
+def _with_requested(by_default: list[_Choice], settings: Sequence[str], members: list[NetworkDevice]) -> list[_Choice]:
+    """NCCL's own choice, and what jobs asked for besides; a job's setting adds rails and takes none away."""
+    values = [value for value in settings if len(value) > 1]
+    if not values:
+        return by_default
+    chosen_by = {choice.device.name: _request(choice.device, values, members) for choice in by_default}
+    # Jobs without a setting use NCCL's own choice.  What a loopback device carries leaves no host.
+    used = {choice.device.name for choice in by_default if choice.is_rail and len(values) < len(settings)}
+    used |= {choice.device.name for choice in by_default if chosen_by[choice.device.name]}
+    used -= {choice.device.name for choice in by_default if choice.device.kind == "loopback"}
+    choices = []
+    for choice in by_default:
+        value = chosen_by[choice.device.name]
+        choices.append(
+            _Choice(
+                choice.device,
+                choice.is_rail or bool(value),
+                f"NCCL_SOCKET_IFNAME={value}" if value else choice.reason,
+                requested=bool(value) and not choice.is_rail,
+                carries=not used or choice.device.name in used,
+            )
+        )
+    return choices
+
+
+def _request(device: NetworkDevice, values: Sequence[str], members: list[NetworkDevice]) -> str:
+    """The setting that lets a job use a device; empty: none does.
+
+    A job may ask for a device by name, be it switched off or not; what it merely does not exclude must be usable.
+    """
     for value in values:
-        if socket_interface_matches(value, device.name):
-            if not device.master and (not obstacle or not value.startswith("^")):
-                return device, True, f"NCCL_SOCKET_IFNAME={value}"
-            refusal = obstacle
-    return device, False, refusal
+        if device.master or not socket_interface_matches(value, device.name):
+            continue
+        if not value.startswith("^") or not _obstacle(device, members, ()):
+            return value
+    return ""
 
 
 def _by_default(members: list[NetworkDevice], known: Collection[tuple[int, str]]) -> list[_Choice]:
@@ -214,7 +255,9 @@ def _by_default(members: list[NetworkDevice], known: Collection[tuple[int, str]]
             break
     chosen = f"NCCL's own choice: {_words(value)}"
     return [
-        (device, device.name in names, chosen if device.name in names else reasons[device.name] or f"not {chosen}")
+        _Choice(
+            device, device.name in names, chosen if device.name in names else reasons[device.name] or f"not {chosen}"
+        )
         for device in members
     ]
 
@@ -238,15 +281,38 @@ def _unused(device: NetworkDevice, known: Collection[tuple[int, str]]) -> bool:
 
 
 def _number(
-    choices: list[_Choice], fixed: Mapping[str, str], others: Collection[str], vanished: Collection[str]
+    choices: list[_Choice],
+    fixed: Mapping[str, str],
+    others: Collection[str],
+    vanished: Collection[str],
+    held: Mapping[str, str],
 ) -> list[RailDecision]:
-    """Fixed numbers by name first; the rest by position, leaving out numbers that are taken here or by `others`."""
+    """Fixed numbers by name first; the rest by position, leaving out numbers that are taken here or by `others`.
+
+    What only jobs made a rail comes last, so that no job renumbers another's rails.
+    """
     taken = {*fixed.values(), *others}
     free = (number for number in map(str, count()) if number not in taken)
-    names = [*(device.name for device, chosen, _reason in choices if chosen), *vanished]
-    numbers = {name: fixed.get(name) or next(free) for name in sorted(names, key=natural_order)}
+    own = [choice.device.name for choice in choices if choice.is_rail and not choice.requested]
+    numbers = {name: fixed.get(name) or next(free) for name in sorted([*own, *vanished], key=natural_order)}
+    requested = [choice.device.name for choice in choices if choice.is_rail and choice.requested]
+    for name in requested:
+        number = fixed.get(name) or held.get(name, "")
+        if number and (name in fixed or number not in {*taken, *numbers.values()}):
+            numbers[name] = number
+    taken.update(numbers.values())
+    for name in requested:
+        if name not in numbers:
+            numbers[name] = next(free)
     return [
-        RailDecision(device, numbers[device.name] if chosen else None, reason) for device, chosen, reason in choices
+        RailDecision(
+            choice.device,
+            numbers[choice.device.name] if choice.is_rail else None,
+            choice.reason,
+            requested=choice.requested,
+            carries=choice.carries,
+        )
+        for choice in choices
     ]
 
 
