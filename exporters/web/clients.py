@@ -41,8 +41,6 @@ _AHEAD_AT_ONCE: Final = 16
 _AHEAD_SECONDS: Final = 0.005
 """Requests that clients sent ahead are answered so many at a time, and then not for so long: no scraper sends any, and
 a few bytes ask for hundreds of answers."""
-_UNSENT_BYTES: Final = 64 * 1024 * 1024
-"""Of all answers together, each once.  A single one that is larger is sent all the same."""
 _REASONS: Final = {Use.HALF_OPEN: Reason.HALF_OPEN, Use.SENDING: Reason.UNREAD, Use.REFUSED: Reason.PASSWORD}
 _BROKEN: Final = select.EPOLLERR | select.EPOLLHUP
 
@@ -404,7 +402,7 @@ class Clients:
 
     def _make_room_for_bytes(self, more: int) -> None:
         """Drop who takes answers too slowly, where all those answers together become too much."""
-        while self._unsent.total_bytes and self._unsent.total_bytes + more > _UNSENT_BYTES:
+        while self._unsent.total_bytes and self._unsent.total_bytes + more > self._settings.unsent_bytes:
             victim = self._table.longest_unread()
             if victim is None:
                 return

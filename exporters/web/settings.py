@@ -18,3 +18,5 @@ class ServerSettings:
     """How long a connection may wait for its next request."""
     wrong_password_seconds: float = 2.0
     """How long after a wrong password its answer comes."""
+    unsent_bytes: int = 64 * 1024 * 1024
+    """Most bytes of answers that clients have not taken, each answer once; a single larger one is sent all the same."""

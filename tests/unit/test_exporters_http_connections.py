@@ -14,6 +14,7 @@ from dataclasses import replace
 import pytest
 
 from railscope.agent.facts.snapshot import Snapshot
+from railscope.dashboards.typical_node import typical_node
 from railscope.exporters.web.http import MetricsServer
 from tests.unit.exporters_snapshots import full_snapshot
 from tests.unit.http_agent import (
@@ -304,3 +305,79 @@ def test_scrapes_of_different_formats_take_one_snapshot_after_the_other(agent: A
     for scrape in scrapes:
         scrape.join()
     assert alone == [True, True, True]
+
+
+def test_clients_that_take_nothing_lose_their_answers_where_those_become_too_much(agent: Agent) -> None:
+    agent.snapshot = lambda: typical_node(64)
+    with ExitStack() as clients:
+        server = agent.server(replace(FREE_PORT, unsent_bytes=1))
+        unread = []
+        for _ in range(3):
+            client = clients.enter_context(closing(socket.socket()))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+            client.settimeout(10)
+            client.connect(("127.0.0.1", server.port))
+            client.sendall(SCRAPE)
+            client.recv(1)  # an answer each
+            unread.append(client)
+        assert ask(server, "/metrics").status == 200
+        for client in unread:
+            assert len(received_until_closed(client)) < len(ask(server, "/metrics").body)
+        assert server.refusals()["unread"] == 3
+
+
+def test_clients_that_ask_ahead_and_read_nothing_have_one_answer_made(agent: Agent) -> None:
+    taken: list[None] = []
+
+    def snapshot() -> Snapshot:
+        taken.append(None)
+        return typical_node(64)
+
+    agent.snapshot = snapshot
+    server = agent.server()
+    with closing(socket.socket()) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        client.connect(("127.0.0.1", server.port))
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 200)
+        client.recv(1)
+        assert [ask(server, "/healthz").status for _ in range(20)] == [200] * 20
+    assert len(taken) == 1
+
+
+def test_a_client_that_takes_its_answer_slowly_gets_all_of_it(agent: Agent) -> None:
+    agent.snapshot = lambda: typical_node(64)
+    server = agent.server()
+    whole = ask(server, "/metrics").body
+    with closing(socket.socket()) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", server.port))
+        client.sendall(SCRAPE)
+        assert received_until_closed(client).endswith(whole[-1000:])
+
+
+def test_a_client_that_does_not_take_its_answer_is_closed_at_the_deadline(agent: Agent) -> None:
+    agent.snapshot = lambda: typical_node(64)
+    server = agent.server(replace(FREE_PORT, request_timeout_seconds=0.3))
+    with closing(socket.socket()) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        client.connect(("127.0.0.1", server.port))
+        client.sendall(SCRAPE)
+        deadline = time.monotonic() + 10
+        while not server.refusals()["timeout"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_a_check_that_fails_is_one_line_and_the_server_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    def ready() -> tuple[bool, str]:
+        raise RuntimeError("no")
+
+    with MetricsServer(FREE_PORT, snapshot=full_snapshot, healthy=lambda: (True, "ok"), ready=ready) as server:
+        assert ask(server, "/readyz").status == 500
+        assert ask(server, "/healthz").status == 200
+    assert "127.0.0.1: RuntimeError: no" in [record.getMessage() for record in caplog.records]
+
+
+def test_an_accept_header_of_thousands_of_ranges_is_answered(agent: Agent) -> None:
+    ranges = ",".join(["application/openmetrics-text;version=1.0.0;q=0.1"] * 300)
+    assert ask(agent.server(), "/metrics", Accept=ranges).status == 200

@@ -8,8 +8,10 @@ import logging
 import os
 import ssl
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import bcrypt
@@ -75,9 +77,14 @@ class Site:
     def tls(self, more: str = "") -> None:
         self.write(f"tls_server_config:\n  cert_file: {self.pki}/server.crt\n  key_file: {self.pki}/server.key\n{more}")
 
-    def serve(self) -> MetricsServer:
+    def serve(self, max_connections: int = 64, wrong_password_seconds: float = 0.1) -> MetricsServer:
         server = MetricsServer(
-            ServerSettings(listen_address="127.0.0.1:0", request_timeout_seconds=5.0),
+            ServerSettings(
+                listen_address="127.0.0.1:0",
+                request_timeout_seconds=5.0,
+                max_connections=max_connections,
+                wrong_password_seconds=wrong_password_seconds,
+            ),
             snapshot=full_snapshot,
             healthy=lambda: (True, "ok"),
             ready=lambda: (True, "ready"),
@@ -291,6 +298,19 @@ def test_a_client_that_never_shakes_hands_does_not_hold_up_the_others(site: Site
         assert get(server, client_context(pki))[0] == 200
 
 
+def test_handshakes_that_never_end_make_room_for_a_scrape(site: Site, pki: Path) -> None:
+    site.tls()
+    server = site.serve(max_connections=4)
+    with ExitStack() as silent:
+        for number in range(20):
+            client = silent.enter_context(closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)))
+            client.connect()
+            if number % 2:
+                client.sock.sendall(b"\x16\x03\x01\x02")  # the beginning of a handshake
+        assert get(server, client_context(pki), path="/metrics")[0] == 200
+    assert server.refusals()["half_open"] >= 17
+
+
 def test_names_of_a_certificate_are_written_as_people_write_them() -> None:
     certificate = {"subjectAltName": (("IP Address", "FE80:0:0:0:0:0:0:1"), ("DNS", "a"), ("email", "b@c"))}
     assert certificate_names(certificate) == {"fe80::1", "a", "b@c"}
@@ -307,6 +327,45 @@ def test_every_page_wants_the_password(site: Site, path: str) -> None:
     status, headers = get(server, path=path)
     assert (status, headers["WWW-Authenticate"]) == (401, 'Basic realm="railscope", charset="UTF-8"')
     assert get(server, authorization=basic("ada", PASSWORD), path=path)[0] in (200, 404)
+
+
+def test_a_wrong_password_is_answered_late_and_holds_up_nobody(site: Site) -> None:
+    site.write(f"basic_auth_users: {{ada: {HASH}}}\n")
+    server = site.serve(wrong_password_seconds=0.5)
+    late: list[tuple[int, float]] = []
+
+    def guess() -> None:
+        before = time.monotonic()
+        late.append((get(server, authorization=basic("ada", "wrong"))[0], time.monotonic() - before))
+
+    guesses = [threading.Thread(target=guess) for _ in range(10)]
+    for thread in guesses:
+        thread.start()
+    assert get(server, authorization=basic("ada", PASSWORD))[0] == 200
+    for thread in guesses:
+        thread.join()
+    assert [status for status, _ in late] == [401] * 10
+    assert min(seconds for _, seconds in late) >= 0.5
+    assert server.refusals()["password"] == 10
+
+
+def test_who_has_shown_the_password_keeps_its_connection_beside_strangers(site: Site) -> None:
+    site.write(f"basic_auth_users: {{ada: {HASH}}}\n")
+    server = site.serve(max_connections=8)
+    with ExitStack() as clients:
+        known = clients.enter_context(closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)))
+        known.connect()
+        ours = known.sock.getsockname()
+        for _ in range(2):
+            known.request("GET", "/healthz", headers={"Authorization": basic("ada", PASSWORD)})
+            answer = known.getresponse()
+            answer.read()
+            assert answer.status == 200
+            assert known.sock.getsockname() == ours
+            for _ in range(20):
+                stranger = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+                clients.enter_context(closing(stranger)).connect()
+            assert get(server)[0] == 401
 
 
 def test_wrong_credentials_are_refused() -> None:

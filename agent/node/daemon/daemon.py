@@ -105,6 +105,8 @@ class Daemon:
         self._reload_wanted = False
         self._service = ServiceManager(clock, os.environ, os.getpid())
         self._ready = threading.Event()
+        self._attached = True
+        """Whether every library found so far is probed, as of the loop's last turn: health checks wait for no lock."""
         self._lateness = LoopLateness(clock)
         self._ended: list[tuple[ProcessIdentity, int | None]] = []
         """With the wait status, where it is known."""
@@ -233,7 +235,7 @@ class Daemon:
     def _is_ready(self) -> tuple[bool, str]:
         if not self._ready.is_set():
             return False, "the first scan for NCCL in running processes has not finished"
-        if not self.observer.attached():
+        if not self._attached:
             return False, "probes could not be attached to an NCCL library; see the log"
         return True, "ready"
 
@@ -273,6 +275,7 @@ class Daemon:
         if self._server is not None:
             self._server.start()
             _log.info("listening on %s", self._server.url)
+        self._attached = self.observer.attached()
         self._ready.set()
         # What was made so far lives as long as the process: the collector need not look at it again, which would
         # hold up the sampler.
@@ -367,6 +370,7 @@ class Daemon:
             self._feed.record_rail_changes()
         self.recordings.write_due()
         schedule.set_in_use(now_ns, used=self.observer.in_use)
+        self._attached = self.observer.attached()
 
     def _say_pace(self) -> None:
         if self._schedule.resting:
