@@ -221,6 +221,16 @@ def _losses() -> list[AnyPanel]:
                 "{{reason}} {{result}}",
             ),
         ),
+        timeseries(
+            "Refused by the HTTP server",
+            "Connections and requests that the agent refused or closed, by reason: half-open, unread and idle ones "
+            "made room for new connections.",
+            "cps",
+            query(
+                f"sum by (instance, reason) (rate({catalogue.HTTP_REFUSED.where(HOST)}[$__rate_interval]))",
+                "{{instance}} {{reason}}",
+            ),
+        ),
     ]
 
 

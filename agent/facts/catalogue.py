@@ -545,6 +545,13 @@ RECORDINGS: Final = _counter(
     "reason result",
     "Flight recordings triggered by a stall or a signal; result says whether the file was written.",
 )
+HTTP_REFUSED: Final = _counter(
+    "http_refused",
+    "reason",
+    "Connections and requests that the agent's HTTP server refused or closed. half_open, unread and idle made room for "
+    "a new connection; connections: no slot was left; timeout: request or reading of the answer took too long; "
+    "password and passwords: wrong, and too many waiting to be checked; handshake: TLS; failed: an internal error.",
+)
 SERIES_DROPPED: Final = _counter(
     "series_dropped",
     "reason",

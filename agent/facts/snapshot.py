@@ -578,6 +578,8 @@ class AgentHealth:
     probes: ProbeHealth = field(default_factory=ProbeHealth)
     recordings: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Flight recordings, by reason (`stall`, `signal`) and result (`written`, `failed`)."""
+    http_refused: Mapping[str, int] = field(default_factory=dict)
+    """Connections and requests that the HTTP server refused or closed, by reason; empty where there is none."""
     series_dropped: Mapping[str, int] = field(default_factory=dict)
     """By reason, without what the exporter's own budget drops."""
 

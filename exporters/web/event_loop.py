@@ -21,7 +21,7 @@ from railscope.exporters.web.clients import Clients, is_shortage
 from railscope.exporters.web.connection import Connection
 from railscope.exporters.web.pages import Pages
 from railscope.exporters.web.password_checks import Checked, PasswordChecks
-from railscope.exporters.web.refusals import Refusals
+from railscope.exporters.web.refusals import Reason, Refusals
 from railscope.exporters.web.rendering import Rendered, Renderings
 from railscope.exporters.web.replies import Replies
 from railscope.exporters.web.settings import ServerSettings
@@ -137,7 +137,12 @@ class EventLoop:
 
     def _run(self) -> None:
         while not self._ending:
-            self._turn()
+            try:
+                self._turn()
+            except Exception as error:  # noqa: BLE001  # the server outlives what nobody has foreseen
+                now = time.monotonic()
+                self._refusals.record(Reason.FAILED, f"the server: {type(error).__name__}: {error}", now)
+                self._deaf_until = now + _AFTER_SHORTAGE_SECONDS
 
     def _turn(self) -> None:
         clients = self._clients

@@ -7,6 +7,7 @@ client that asks again and again with wrong passwords many wait, of one with the
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     # bcrypt and its like are for those who configure passwords.
     from railscope.exporters.web.auth import BasicAuth
 
+_logger: Final = logging.getLogger("railscope.http")
 _MOST_OF_ONE: Final = 16
 _MOST: Final = 64
 
@@ -93,7 +95,12 @@ class PasswordChecks(Generic[W]):
     def _run(self) -> None:
         while (begun := self._begin()) is not None:
             waiter, auth, authorization = begun
-            self._done(Checked(waiter, auth.accepts(authorization)))
+            try:
+                right = auth.accepts(authorization)
+            except Exception as error:  # noqa: BLE001  # a password that cannot be checked is a wrong one
+                _logger.error("a password cannot be checked: %s", type(error).__name__)
+                right = False
+            self._done(Checked(waiter, right))
 
     def _begin(self) -> tuple[W, BasicAuth, str] | None:
         """The next one; None: there will be none."""

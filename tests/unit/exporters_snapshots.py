@@ -240,6 +240,7 @@ def full_snapshot() -> Snapshot:
                 overhead_seconds={"all_reduce": 0.0625},
             ),
             recordings={("stall", "written"): 2, ("signal", "failed"): 1},
+            http_refused={"half_open": 3, "password": 1},
             series_dropped={"communicator_limit": 0},
         ),
     )

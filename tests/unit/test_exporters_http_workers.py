@@ -170,6 +170,21 @@ def test_passwords_are_checked_in_turns_by_address_and_user_the_newest_first(gat
     assert checks.close(20)
 
 
+class BrokenAuth(BasicAuth):
+    def accepts(self, authorization: str) -> bool:
+        raise RuntimeError(authorization)
+
+
+def test_a_password_that_cannot_be_checked_is_a_wrong_one(caplog: pytest.LogCaptureFixture) -> None:
+    results: queue.Queue[Checked[str]] = queue.Queue()
+    checks: PasswordChecks[str] = PasswordChecks("test-auth", results.put)
+    for waiter in ("one", "two"):
+        checks.ask(BrokenAuth({}), basic("ada", "secret"), "10.0.0.1", waiter)
+        assert results.get(timeout=20) == Checked(waiter, right=False)
+    assert checks.close(20)
+    assert basic("ada", "secret") not in caplog.text
+
+
 def test_more_passwords_than_are_kept_turn_away_the_oldest_of_who_sends_most(gate: Gate) -> None:
     results: queue.Queue[Checked[str]] = queue.Queue()
     checks: PasswordChecks[str] = PasswordChecks("test-auth", results.put)

@@ -19,6 +19,7 @@ import selectors
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from railscope.agent.config.options import Config
@@ -218,7 +219,9 @@ class Daemon:
 
     def _snapshot(self) -> Snapshot:
         self._schedule.record_request(self._clock.monotonic_ns())
-        return self.observer.snapshot()
+        snapshot = self.observer.snapshot()
+        refused = self._server.refusals() if self._server is not None else {}
+        return replace(snapshot, health=replace(snapshot.health, http_refused=refused))
 
     @property
     def url(self) -> str:
