@@ -56,7 +56,7 @@ class Stranger:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Answers with what would run a command where it is unpickled."""
+    """Answers with what pickle would run as a command."""
 
     pid: int
     path: str

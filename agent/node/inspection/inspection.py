@@ -29,10 +29,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
+from railscope.agent.node.inspection.answers import AnswerError, decode, fits, promised
 from railscope.agent.node.inspection.questions import Found, Memory, NotYet, Question, Refused
 from railscope.agent.node.inspection.tenants import Tenant
-from railscope.agent.node.inspection.wire import Incoming, WireError, decode, send
-from railscope.agent.node.inspection.worker import FOUND, MAKE, READY
+from railscope.agent.node.inspection.wire import Incoming, WireError, send
+from railscope.agent.node.inspection.worker import FOUND, MAKE, READY, REFUSED
 
 _log = logging.getLogger("railscope.inspection")
 
@@ -395,8 +396,8 @@ class InspectionProcesses:
             found = Found(None, descriptors)
             try:
                 said = decode(data, asked.question.builds)
-                outcome = self._outcome(said, descriptors)
-            except (WireError, ValueError, TypeError):
+                outcome = self._outcome(asked.question, said, descriptors)
+            except (AnswerError, ValueError):
                 self._drop(_Outcome(0, found))
                 raise WireError("an inspection process sent no answer") from None
         except WireError as error:
@@ -413,15 +414,15 @@ class InspectionProcesses:
             self._again |= lane.left_out
             lane.left_out.clear()
 
-    def _outcome(self, said: object, descriptors: list[int]) -> _Outcome:
+    def _outcome(self, question: Question[Any], said: object, descriptors: list[int]) -> _Outcome:
         now_ns = time.monotonic_ns()
-        if not isinstance(said, tuple):
-            raise ValueError("no outcome")
-        if said[0] == FOUND:
-            _, answer = said
-            return _Outcome(now_ns, Found(answer, descriptors))
-        _, message, gone = said
-        return _Outcome(now_ns, None, Refused(str(message), gone=bool(gone)))
+        match said:
+            case (kind, answer) if kind == FOUND and fits(answer, promised(type(question))):
+                return _Outcome(now_ns, Found(answer, descriptors))
+            case (kind, str(message), bool(gone)) if kind == REFUSED:
+                self._drop(_Outcome(now_ns, Found(None, descriptors)))
+                return _Outcome(now_ns, None, Refused(message, gone=gone))
+        raise ValueError("no outcome")
 
     def _keep(self, key: Key, outcome: _Outcome) -> None:
         while len(self._late) >= MOST_LATE:

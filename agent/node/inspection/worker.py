@@ -27,6 +27,7 @@ import sys
 from collections.abc import Collection, Sequence
 from typing import Final
 
+from railscope.agent.node.inspection.answers import encode
 from railscope.agent.node.inspection.questions import Found, Memory, Question, Refused
 from railscope.agent.node.inspection.wire import Incoming, WireError, send
 
@@ -99,7 +100,7 @@ def _answer(channel: socket.socket, asked: bytes, given: Collection[int], memory
             reply: tuple[object, ...] = (FOUND, found.answer)
         except Refused as refused:
             reply = (REFUSED, str(refused), refused.gone)
-        send(channel, pickle.dumps(reply, pickle.HIGHEST_PROTOCOL), descriptors)
+        send(channel, encode(reply, question.builds), descriptors)
     finally:
         for descriptor in (*given, *descriptors):
             os.close(descriptor)
