@@ -1,0 +1,1 @@
+"""Coverage-guided fuzzing of what strangers write: `make fuzz`."""
