@@ -50,6 +50,12 @@ while True:
 """
 """A job of another user, which runs before the service does; 7 is float32.  Its communicator is null, so every call is
 refused, and counted before that."""
+MOST_EXPOSURE: Final = 25
+"""Of `systemd-analyze security`, in tenths."""
+RELOADED: Final = "logging: {level: debug}\nrails: {window: 10s}\n"
+WRONG: Final = "logging: {levle: debug}\n"
+HASTY: Final = "[Service]\nWatchdogSec=3s\n"
+"""A drop-in, so that the check need not wait for the shipped watchdog."""
 CALLS: Final = "railscope_collective_calls_total{"
 MOST_SECONDS: Final = 20
 
@@ -58,15 +64,21 @@ def main() -> None:
     seen: dict[str, Any] = {}
     try:
         seen["verify"] = run("systemd-analyze", "verify", "--man=no", str(UNIT))
-        seen["security"] = run("systemd-analyze", "security", "--offline=true", "--threshold=30", str(UNIT))
+        seen["security"] = run(
+            "systemd-analyze", "security", "--offline=true", f"--threshold={MOST_EXPOSURE}", str(UNIT)
+        )
         with job():
             seen[SHIPPED] = service()
+            seen["ended"] = ended_by_others()
             DROP_INS_KEPT.rename(DROP_INS)
             CONFIGURATION.write_text("probes: {attach: perf}\n")
             run("systemctl", "daemon-reload")
             seen[OLDER] = service()
         seen["finished"] = True
     finally:
+        seen["warnings"] = run(
+            "journalctl", "--unit=railscope", "--output=json", "--no-pager", "--priority=warning", "_TRANSPORT=stdout"
+        )["output"]
         seen["journal"] = run("journalctl", "--unit=railscope", "--output=cat", "--no-pager")["output"]
         SEEN.write_text(json.dumps(seen))
 
@@ -79,10 +91,64 @@ def service() -> dict[str, Any]:
         saw["process"] = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
         saw["first_metrics"] = metrics()
         saw["metrics"] = metrics_with_calls()
+        saw["helpers"] = helpers()
         saw["recording"] = recording()
+        saw["reloads"] = [reload(text) for text in (RELOADED, WRONG)]
+        saw["reloaded"] = unit()
+    began = time.monotonic()
     saw["stop"] = run("systemctl", "stop", "railscope")
+    saw["stop_seconds"] = time.monotonic() - began
     saw["stopped"] = unit()
     return saw
+
+
+def helpers() -> list[dict[str, str]]:
+    """The status of each process of the service but the agent itself."""
+    agent = unit()["MainPID"]
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+            group = (status.parent / "cgroup").read_text()
+            if "railscope.service" in group and fields["Pid"] != agent:
+                found.append(fields)
+    return found
+
+
+def reload(text: str) -> dict[str, Any]:
+    """Write another configuration and reload; what systemd says when the agent says that it has done so."""
+    before, told = CONFIGURATION.read_text(), unit()["StatusText"]
+    CONFIGURATION.write_text(text)
+    done = run("systemctl", "reload", "railscope")
+    deadline = time.monotonic() + MOST_SECONDS
+    while unit()["StatusText"] == told and time.monotonic() < deadline:
+        time.sleep(0.1)
+    CONFIGURATION.write_text(before)
+    return {**done, "text": unit()["StatusText"]}
+
+
+def ended_by_others() -> dict[str, dict[str, str]]:
+    """The service after something else than "systemctl stop" has ended it, in one way after the other."""
+    hasty = DROP_INS / "hasty.conf"
+    hasty.parent.mkdir()
+    hasty.write_text(HASTY)
+    run("systemctl", "daemon-reload")
+    run("systemctl", "start", "railscope")
+    after = {}
+    for number in ("SIGTERM", "SIGKILL", "SIGSTOP"):
+        pid = unit()["MainPID"]
+        run("systemctl", "kill", "--kill-who=main", f"--signal={number}", "railscope")
+        deadline = time.monotonic() + MOST_SECONDS
+        while time.monotonic() < deadline:
+            now = unit()
+            if now["SubState"] == "running" and now["MainPID"] not in ("0", pid):
+                break
+            time.sleep(0.1)
+        after[number] = {**unit(), "before": pid}
+    run("systemctl", "stop", "railscope")
+    hasty.unlink()
+    hasty.parent.rmdir()
+    return after
 
 
 @contextlib.contextmanager

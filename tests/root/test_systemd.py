@@ -35,6 +35,7 @@ DROP_IN: Final = REPOSITORY / "deploy/systemd/railscope.service.d/older-kernels.
 KERNEL: Final = tuple(map(int, os.uname().release.split("-")[0].split(".")[:2]))
 SYSTEM_ADMIN: Final = 21
 """Number of CAP_SYS_ADMIN; source: include/uapi/linux/capability.h."""
+DAC_READ_SEARCH, SYS_PTRACE = 2, 19
 FOUR: Final = frozenset({2, 19, 38, 39})
 """CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, CAP_PERFMON, CAP_BPF."""
 
@@ -61,7 +62,7 @@ FailureAction=exit-force
 Type=oneshot
 WorkingDirectory={REPOSITORY}
 ExecStart={sys.executable} -m tests.root.systemd_check
-TimeoutStartSec=90
+TimeoutStartSec=180
 """
 
 CHECK_TARGET: Final = """
@@ -153,7 +154,7 @@ def seen(root: Path) -> Seen:
             pytest.skip(f"systemd-nspawn does not run here: {' '.join((trial.stdout + trial.stderr).split())}")
         boot = [*join, *container, "--boot", "systemd.unit=railscope-check.target"]
         done = subprocess.run(
-            boot, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=150
+            boot, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240
         )
     result = inside(root, SEEN)
     assert result.exists(), f"systemd did not get as far as the check (status {done.returncode}):\n{done.stdout}"
@@ -270,9 +271,52 @@ def test_a_signal_makes_the_service_write_a_recording_that_others_cannot_read(se
 
 
 @pytest.mark.parametrize("run", [SHIPPED, OLDER])
+def test_what_reads_tenants_files_has_fewer_rights_than_the_agent(seen: Seen, run: str) -> None:
+    helpers = seen.started(run)["helpers"]
+    allowed = {DAC_READ_SEARCH, SYS_PTRACE} | ({SYSTEM_ADMIN} if run == OLDER else set())
+    assert any(capabilities(helper["CapEff"]) == allowed for helper in helpers), helpers
+    assert all((helper["NoNewPrivs"], helper["Seccomp"]) == ("1", "2") for helper in helpers)
+
+
+@pytest.mark.parametrize("run", [SHIPPED, OLDER])
+def test_reload_takes_over_a_right_configuration_and_leaves_the_service_with_a_wrong_one(seen: Seen, run: str) -> None:
+    saw = seen.started(run)
+    right, wrong = saw["reloads"]
+    assert (right["status"], right["text"]) == (0, "configuration reloaded")
+    assert (wrong["status"], wrong["text"]) == (0, "the configuration has 1 error(s) and was not reloaded")
+    assert saw["reloaded"]["MainPID"] == saw["running"]["MainPID"]
+    assert (saw["reloaded"]["ActiveState"], saw["reloaded"]["SubState"]) == ("active", "running")
+    assert "configuration reloaded: logging.level info -> debug" in seen["journal"]
+
+
+def test_the_journal_knows_which_lines_are_warnings_and_errors(seen: Seen) -> None:
+    lines = [json.loads(line) for line in seen["warnings"].splitlines()]
+    told = {(line["PRIORITY"], re.sub(r".*msg=", "", line["MESSAGE"])) for line in lines}
+    assert ("4", '"these take a restart of the agent: rails.window 30s -> 10s"') in told
+    assert any(priority == "3" and "logging.levle is no key of this file" in text for priority, text in told), told
+    assert all(line["MESSAGE"].startswith("ts=") for line in lines)
+
+
+@pytest.mark.parametrize(("number", "result"), [("SIGTERM", "success"), ("SIGKILL", "signal"), ("SIGSTOP", "watchdog")])
+def test_the_service_comes_back_after_any_end(seen: Seen, number: str, result: str) -> None:
+    seen.started(SHIPPED)
+    now = seen["ended"][number]
+    assert (now["ActiveState"], now["SubState"]) == ("active", "running"), seen["journal"]
+    assert now["MainPID"] != now["before"]
+    assert result == "success" or f"Failed with result '{result}'" in seen["journal"]
+
+
+def test_the_shipped_service_is_watched_and_restarted(seen: Seen) -> None:
+    running = seen.started(SHIPPED)["running"]
+    assert (running["WatchdogUSec"], running["Restart"], running["KillMode"]) == ("30s", "always", "mixed")
+    assert (running["StartLimitIntervalUSec"], running["TimeoutStopUSec"]) == ("0", "10s")
+
+
+@pytest.mark.parametrize("run", [SHIPPED, OLDER])
 def test_stop_ends_the_service_cleanly(seen: Seen, run: str) -> None:
     saw = seen.started(run)
     assert saw["stop"] == {"status": 0, "output": ""}
     stopped = saw["stopped"]
     assert (stopped["ActiveState"], stopped["Result"], stopped["ExecMainStatus"]) == ("inactive", "success", "0")
+    assert saw["stop_seconds"] < 5
     assert "Traceback" not in seen["journal"]
