@@ -18,7 +18,7 @@ from railscope.agent.config.keys import ConfigError
 from railscope.agent.config.options import ENVIRONMENT_KEYS, FILE_KEYS, RELOADABLE, CommandParser, add_arguments
 from railscope.agent.config.unmatched import require_processes
 from railscope.agent.config.written import format_value
-from railscope.agent.facts.text_tables import printable
+from railscope.probes.printable import printable
 
 SERVICE_FILE: Final = Path("/etc/railscope/railscope.yml")
 """What the shipped unit names."""

@@ -83,7 +83,7 @@ def set_up_logging(level: str, log_format: str) -> None:
 
 def print_error(line: str) -> None:
     """Print one line on standard error, an error's in the journal; what a terminal would obey is replaced."""
-    from railscope.agent.facts.text_tables import printable  # only ever for an error
+    from railscope.probes.printable import printable  # only ever for an error
 
     priority = "<3>" if _is_journal(sys.stderr, os.environ) else ""
     print(f"{priority}{printable(line)}", file=sys.stderr)

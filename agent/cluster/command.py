@@ -35,7 +35,7 @@ from railscope.agent.cluster.verdict.recent import next_read_time
 from railscope.agent.cluster.verdict.words import Finding, Verdict, make_verdict
 from railscope.agent.facts.communicator_names import normalise_hash
 from railscope.agent.facts.label_numbers import parse_number
-from railscope.agent.facts.text_tables import printable
+from railscope.probes.printable import printable
 
 FINE: Final = 0
 PROBLEM: Final = 1

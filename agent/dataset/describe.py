@@ -12,7 +12,7 @@ from typing import Any, Final, TextIO
 from railscope.agent.dataset.files import DatasetError, table_files
 from railscope.agent.dataset.reader import Dataset, open_dataset
 from railscope.agent.dataset.schema import SCHEMA_VERSION, TABLES
-from railscope.agent.facts.text_tables import printable
+from railscope.probes.printable import printable
 
 _MOST_ROWS: Final = 20
 

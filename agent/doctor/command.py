@@ -34,6 +34,7 @@ from railscope.agent.doctor.rails import check_rails
 from railscope.agent.doctor.topology import TopologyReport, check_topology, render_picture, topology_of_file
 from railscope.agent.node.inspection.inspection import InspectionProcesses
 from railscope.probes.clock import Clock, SystemClock
+from railscope.probes.printable import LONGEST_SHOWN, printable, printable_document
 from railscope.probes.processes.processes import ProcessIdentity
 
 FINE: Final = 0
@@ -92,7 +93,7 @@ def run_topology(file: Path, config: Config, *, as_json: bool, out: TextIO) -> i
         return COULD_NOT_RUN
     rails = sum(port.rail is not None for port in found.rails)
     if as_json:
-        out.write(json.dumps(asdict(found), indent=2) + "\n")
+        out.write(json.dumps(printable_document(asdict(found)), indent=2) + "\n")
     else:
         counted = f"{len(found.gpus)} GPUs, {len(found.rails)} ports, {rails} rails"
         advice = "" if rails else "; where it names no card, NCCL adds those of the machine it runs on"
@@ -179,8 +180,9 @@ def as_text(examination: Examination) -> str:
     width = max((len(finding.check) for finding in examination.findings), default=0) + 1
     lines = []
     for finding in examination.findings:
-        remedy = f"  → {finding.remedy}" if finding.remedy else ""
-        lines.append(f"{_WORDS[finding.status]:<7}  {finding.check + ':':<{width}} {finding.what}{remedy}")
+        remedy = f"  → {printable(finding.remedy, LONGEST_SHOWN)}" if finding.remedy else ""
+        what = printable(finding.what, LONGEST_SHOWN)
+        lines.append(f"{_WORDS[finding.status]:<7}  {finding.check + ':':<{width}} {what}{remedy}")
     problems = sum(finding.status == "problem" for finding in examination.findings)
     counted = {0: "no problem", 1: "1 problem"}.get(problems, f"{problems} problems")
     lines.append("")
@@ -194,7 +196,7 @@ def as_text(examination: Examination) -> str:
 
 def as_json_text(examination: Examination) -> str:
     """One JSON object for programs."""
-    return json.dumps(asdict(examination) | {"ok": examination.ok}, indent=2) + "\n"
+    return json.dumps(printable_document(asdict(examination)) | {"ok": examination.ok}, indent=2) + "\n"
 
 
 def _version() -> str:

@@ -1,7 +1,4 @@
-"""Renders text tables, and replaces characters that a terminal would obey.
-
-Names that were recorded or imported may hold anything, and a terminal obeys control characters: nothing that cannot be
-printed is handed on to it.
+"""Renders text tables of printable cells.
 
 Why not rich's tables: `railscope estimate` has them too, and what it needs is on every node, where rich is not.  5,000
 rows take rich 2.2 s and 27 MiB, and 16 ms here; and a table that goes into a pipe or a file may not be cut at the width
@@ -12,17 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-
-def printable(text: str) -> str:
-    """The text with a replacement character for each one that cannot be printed, line breaks among them."""
-    if text.isprintable():
-        return text
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
-
-
-def printable_lines(text: str) -> str:
-    """The same of a text of several lines, whose line breaks stay."""
-    return "\n".join(map(printable, text.split("\n")))
+from railscope.probes.printable import printable
 
 
 def format_table(rows: Sequence[tuple[str, ...]], sides: str) -> list[str]:

@@ -21,9 +21,9 @@ from typing import IO, Any, Final, Protocol
 
 import numpy as np
 
-from railscope.agent.facts.text_tables import printable
 from railscope.agent.recording.format import FORMAT_VERSION, KINDS, Recording
 from railscope.probes.loading.maps import Records
+from railscope.probes.printable import printable
 
 HEADER: Final = "recording.json"
 _FORMAT: Final = "railscope-recording"

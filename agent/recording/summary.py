@@ -15,10 +15,10 @@ import numpy as np
 
 from railscope.agent.facts.label_numbers import parse_number
 from railscope.agent.facts.snapshot import UNKNOWN
-from railscope.agent.facts.text_tables import printable
 from railscope.agent.recording.format import NOT_SEEN, RecordedCommunicator, Recording
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import op_name
+from railscope.probes.printable import printable
 
 _MOST_ROWS: Final = 20
 

@@ -16,11 +16,11 @@ from typing import IO, Any, Final, Protocol, TextIO
 
 from railscope.agent.dataset.files import DatasetError
 from railscope.agent.facts.communicator_names import matches_prefix
-from railscope.agent.facts.text_tables import printable
 from railscope.agent.recording.file import RecordingError, read_recording
 from railscope.agent.trace.from_recording import RecordingFile, make_timelines
 from railscope.agent.trace.same_operations import SameOperations, join_operations
 from railscope.agent.trace.timeline import HostTimeline, cut_timeline
+from railscope.probes.printable import printable
 
 _MOST_NAMED: Final = 8
 

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 from railscope.agent.facts import catalogue
@@ -41,6 +41,7 @@ from railscope.exporters.series.family_draft import Draft, make_draft, make_draf
 from railscope.exporters.series.gpu_families import gpu_families
 from railscope.exporters.series.rail_families import COUNTERS, RATES, rail_families
 from railscope.exporters.series.selection import Selection
+from railscope.probes.printable import PrintableLabels
 
 DROPPED_BY_CAP: Final = "cap"
 """Reason in `series_dropped_total` for what the series budget left out."""
@@ -103,10 +104,12 @@ def _series(shown: Iterable[Family]) -> int:
 def _families(drafts: Iterable[Draft], selection: Selection, pause: Callable[[], None] = lambda: None) -> list[Family]:
     """The drafts that have samples, each under one label set: counters that meet are added, else the first stays."""
     made = []
+    printable = PrintableLabels()
     for draft in drafts:
-        samples = _samples(draft, pause)
+        samples = _samples(draft, printable, pause)
         histograms: dict[LabelValues, Histogram] = {}
-        for labels, histogram in draft.histograms:
+        for raw, histogram in draft.histograms:
+            labels = raw if printable.all_seen(raw) else printable.shown(raw)
             if histogram.counts:
                 histograms.setdefault(
                     labels, histogram if selection.buckets else buckets.reduce_buckets(draft.metric, histogram)
@@ -117,12 +120,15 @@ def _families(drafts: Iterable[Draft], selection: Selection, pause: Callable[[],
     return made
 
 
-def _samples(draft: Draft, pause: Callable[[], None]) -> tuple[Sample, ...]:
+def _samples(draft: Draft, printable: PrintableLabels, pause: Callable[[], None]) -> tuple[Sample, ...]:
     """One under each label set."""
     found: list[Sample] = []
     values: dict[LabelValues, int | float] = {}
     coming = iter(draft.samples)
     while batch := list(islice(coming, _SAMPLES_PER_PAUSE)):
+        if not printable.all_seen(chain.from_iterable(labels for labels, _ in batch)):
+            # Before it is seen which meet: two names may look alike.
+            batch = [(printable.shown(labels), value) for labels, value in batch]
         found += batch
         values.update(batch)
         pause()

@@ -15,6 +15,7 @@ from typing import Final
 from railscope.exporters.top.node_view import NodeView, OpView, RailView, RankView
 from railscope.exporters.top.nvlink_view import GpuView
 from railscope.exporters.top.scraped import ScrapedStall
+from railscope.probes.printable import LONGEST_SHOWN, printable
 
 Value = str | float | int | None
 
@@ -145,4 +146,4 @@ def _written(value: str | float | int) -> str:
     if isinstance(value, float):
         return f"{value:.6g}" if abs(value) < 1000 else f"{value:.0f}"
     text = str(value)
-    return text if _BARE.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+    return text if _BARE.fullmatch(text) else json.dumps(printable(text, LONGEST_SHOWN), ensure_ascii=False)

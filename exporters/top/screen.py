@@ -30,7 +30,8 @@ from railscope.exporters.top.node_view import NodeView, RailView, RankView
 from railscope.exporters.top.nvlink_view import GpuView
 from railscope.exporters.top.scraped import ScrapedStall
 from railscope.exporters.top.state import Pane, ViewState
-from railscope.exporters.top.words import format_length, printable, render_bar
+from railscope.exporters.top.words import format_length, render_bar
+from railscope.probes.printable import printable
 
 Row = TypeVar("Row")
 

@@ -53,8 +53,3 @@ def render_bar(ratio: float | None, width: int, *, ascii_only: bool = False) -> 
     if ascii_only:
         return ("#" * ((eighths + 4) // 8)).ljust(width, ".")
     return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()).ljust(width)
-
-
-def printable(text: str) -> str:
-    """The text without what could steer a terminal: names come from the environment of other people's processes."""
-    return text if text.isprintable() else "".join(one if one.isprintable() else "?" for one in text)

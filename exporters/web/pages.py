@@ -35,6 +35,7 @@ from railscope.exporters.series.protobuf import Protobuf, ProtobufRenderer
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.series.text import Format, Renderer
 from railscope.exporters.web.negotiation import accepts_gzip, metrics_format
+from railscope.probes.printable import printable_document
 from railscope.probes.processes.owner import ProcessOwner, ProcessUsage
 from railscope.probes.processes.processes import ProcessIdentity
 
@@ -51,7 +52,7 @@ def render_stalls(snapshot: Snapshot, processes: Iterable[RankProcess] = ()) -> 
         "stalls": [_stall(stall, snapshot, usages) for stall in snapshot.stalls.current],
         "ended": [_stall(stall, snapshot, {}) for stall in snapshot.stalls.ended],
     }
-    return json.dumps(document, indent=1).encode() + b"\n"
+    return json.dumps(printable_document(document), indent=1).encode() + b"\n"
 
 
 def _stall(stall: Stall, snapshot: Snapshot, usages: Mapping[ProcessIdentity, ProcessUsage | None]) -> dict[str, Any]:
@@ -110,7 +111,7 @@ def render_communicators(snapshot: Snapshot, processes: Iterable[RankProcess] = 
         ],
         "processes": [{"pid": one.identity.pid} | _process(one.owner, one.usage) for one in processes],
     }
-    return json.dumps(document, indent=1).encode() + b"\n"
+    return json.dumps(printable_document(document), indent=1).encode() + b"\n"
 
 
 Processes = Callable[[Collection[ProcessIdentity] | None], Iterable[RankProcess]]

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from railscope.probes.clock import Clock
+from railscope.probes.printable import printable
 from railscope.probes.processes import processes
 from railscope.probes.processes.processes import PROCFS, ProcessIdentity, identity_of
 
@@ -157,12 +158,11 @@ def _user(pid: int) -> str:
     import psutil
 
     try:
-        return psutil.Process(pid).username()[:MOST_NAME]
+        return printable(psutil.Process(pid).username()[:MOST_NAME], instead="")
     except (psutil.Error, OSError):
         return ""
 
 
 def _clean(word: bytes) -> str:
     """Without escape sequences, and without any other character that cannot be printed."""
-    text = _ESCAPE_SEQUENCE.sub("", word.decode("utf-8", "replace"))
-    return "".join(character for character in text if character.isprintable())
+    return printable(_ESCAPE_SEQUENCE.sub("", word.decode("utf-8", "replace")), instead="")

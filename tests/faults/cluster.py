@@ -131,6 +131,8 @@ class Agent:
     def start(self) -> None:
         """Begin; `ready` waits."""
         command = [str(RAILSCOPE), "agent", "--scope", "netns", "--recordings.directory", ""]
+        # By NCCL's own choice the management network would be one more.
+        command += ["--rail.devices", ",".join(self.host.rails)]
         command += ["--web.listen-address", f"{self.address}:{AGENT_PORT}", *self._arguments]
         self._process = Server(self.host.command(*command), self._log)
 

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pwd
+import shutil
 import stat
 import subprocess
 import sys
@@ -109,6 +110,21 @@ def test_the_real_library_is_found_with_version_layout_and_processes() -> None:
     assert report["attach"] == "accepted"
     (finding,) = [f for f in findings_of(found, "NCCL library") if str(library) in f["what"]]
     assert finding["status"] == "ok"
+
+
+def test_a_library_s_path_says_nothing_to_the_terminal(tmp_path: Path) -> None:
+    folder = tmp_path / "a\x1b[2J\n\u202egnp.b"
+    folder.mkdir()
+    library = folder / "libnccl.so.2"
+    shutil.copy(LIBRARY, library)
+    with process_with(library):
+        text = io.StringIO()
+        run_doctor(Config(), as_json=False, out=text)
+        _, found = diagnose()
+    assert "gnp.b" in text.getvalue()
+    assert all(line.isprintable() for line in text.getvalue().split("\n"))
+    (report,) = [one for one in found["libraries"] if "gnp.b" in one["path"]]
+    assert report["path"].isprintable()
 
 
 def test_processes_with_nccl_are_told_with_user_and_program_and_arguments_only_where_asked_for() -> None:

@@ -256,10 +256,11 @@ def test_a_device_that_is_made_again_does_not_lower_its_total(host: NetworkNames
 def test_the_rails_of_a_namespace_without_hardware_are_its_veths(sources: DeviceSources) -> None:
     devices = sources.inventory.read()
     decisions = decide_rails(devices, socket_interfaces={sources.netns: ["rail"]})
+    names = ("peer0", "peer1", "rail0", "rail1")
     assert {decision.device.name: decision.rail for decision in decisions if decision.rail} == {
-        "rail0": "0",
-        "rail1": "1",
+        name: str(number) for number, name in enumerate(names)
     }
+    assert {decision.device.name for decision in decisions if decision.rail and decision.carries} == {"rail0", "rail1"}
     own = recorded_sources(SYSFS, clock=SystemClock())
     labels = netns_labels([*devices, *own.inventory.read()], named_namespaces())
     assert (labels[sources.netns, "rail0"], labels[sources.netns, "lo"]) == ("", NAME)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.facts.text_tables import format_table, printable_lines
+from railscope.agent.facts.text_tables import format_table
+from railscope.probes.printable import printable_lines
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 from railscope.agent.analysis.facts.options import DEFAULT_MEMORY_BYTES, DUCKDB
 from railscope.agent.analysis.facts.quantities import UNKNOWN
 from railscope.agent.analysis.tables.missing import not_installed
-from railscope.agent.facts.text_tables import printable_lines
+from railscope.probes.printable import printable_lines
 
 if TYPE_CHECKING:
     from railscope.agent.analysis.bursts.bursts import BurstCalendar, Calendar, Forecast

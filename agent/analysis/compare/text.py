@@ -14,7 +14,8 @@ from railscope.agent.analysis.compare.significance import FEWEST
 from railscope.agent.analysis.facts import quantities
 from railscope.agent.analysis.facts.quantities import UNKNOWN
 from railscope.agent.analysis.report.measurements import BY_NUMBER
-from railscope.agent.facts.text_tables import format_table, printable_lines
+from railscope.agent.facts.text_tables import format_table
+from railscope.probes.printable import printable_lines
 
 _COLUMNS: Final = 100
 _MOST_SENTENCES: Final = 12

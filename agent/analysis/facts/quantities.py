@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
-from railscope.agent.facts.text_tables import printable
+from railscope.probes.printable import printable
 
 _BINARY: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _DECIMAL: Final = ("B/s", "kB/s", "MB/s", "GB/s", "TB/s", "PB/s")

@@ -26,7 +26,8 @@ from railscope.agent.analysis.pictures.heat import (
 )
 from railscope.agent.analysis.pictures.parts import Picture, join_horizontally
 from railscope.agent.analysis.report.column_json import column_parts
-from railscope.agent.facts.text_tables import format_table, printable_lines
+from railscope.agent.facts.text_tables import format_table
+from railscope.probes.printable import printable_lines
 
 _COLUMNS: Final = 80
 _MOST_CELLS: Final = 36

@@ -11,6 +11,7 @@ from typing import Final
 from xml.etree import ElementTree
 
 from railscope.agent.analysis.pictures.parts import Box, Cells, Line, Part, Picture, Words, paint_colours
+from railscope.probes.printable import printable
 
 _SVG: Final = "http://www.w3.org/2000/svg"
 _FONT: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', Arial, sans-serif"
@@ -53,10 +54,7 @@ def svg_style() -> str:
 
 def strip_control_characters(text: str) -> str:
     """Without the control characters that neither XML nor HTML may hold."""
-    return "".join(
-        character if character.isprintable() or character in "\n\t" else "\N{REPLACEMENT CHARACTER}"
-        for character in text
-    )
+    return "".join(character if character in "\n\t" else printable(character) for character in text)
 
 
 def _dark(rules: str) -> str:

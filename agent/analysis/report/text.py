@@ -37,7 +37,8 @@ from railscope.agent.analysis.report.words import (
     unknown_by_reason,
 )
 from railscope.agent.analysis.traffic.sizes import cdf
-from railscope.agent.facts.text_tables import format_table, printable_lines
+from railscope.agent.facts.text_tables import format_table
+from railscope.probes.printable import printable_lines
 
 MOST_ROWS: Final = 10
 _COLUMNS: Final = 100

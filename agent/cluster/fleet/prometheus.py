@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from railscope.agent.facts.text_tables import printable
+from railscope.probes.printable import printable
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

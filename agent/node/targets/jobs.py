@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from railscope.agent.facts.snapshot import Labels
+from railscope.probes.printable import printable
 
 _LONGEST: Final = 128
 _LONGEST_CGROUP: Final = 65_536
@@ -170,7 +171,7 @@ class _Variables:
 
 def _clean(value: str) -> str:
     """Without what moves a cursor, hides or reverses text, and no longer than a label should be."""
-    return "".join(character for character in value[: 4 * _LONGEST] if character.isprintable()).strip()[:_LONGEST]
+    return printable(value[: 4 * _LONGEST], instead="").strip()[:_LONGEST]
 
 
 def _slurm(variables: _Variables, cgroup: str) -> JobFacts | None:
