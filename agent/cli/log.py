@@ -13,8 +13,11 @@ import json
 import logging
 import os
 import sys
+import threading
+import traceback
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import TracebackType
 from typing import Final, TextIO
 
 _MOST_CHARACTERS: Final = 4096
@@ -75,10 +78,21 @@ def set_up_logging(level: str, log_format: str) -> None:
     """Send the log to standard error; `level` is debug, info, warn or error, `log_format` logfmt or json."""
     handler = logging.StreamHandler(sys.stderr)
     formatter: logging.Formatter = JsonFormatter() if log_format == "json" else LogfmtFormatter()
-    handler.setFormatter(JournalFormatter(formatter) if _is_journal(sys.stderr, os.environ) else formatter)
+    if _is_journal(sys.stderr, os.environ):
+        formatter = JournalFormatter(formatter)
+        sys.excepthook = _print_exception
+        threading.excepthook = lambda of: _print_exception(of.exc_type, of.exc_value, of.exc_traceback)
+    handler.setFormatter(formatter)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel({"warn": logging.WARNING}.get(level, logging.getLevelNamesMapping().get(level.upper(), logging.INFO)))
+
+
+def _print_exception(kind: type[BaseException], error: BaseException | None, at: TracebackType | None) -> None:
+    """A defect's traceback, every line of it an error's."""
+    for part in traceback.format_exception(kind, error, at):
+        for line in part.splitlines():
+            print_error(line)
 
 
 def print_error(line: str) -> None:

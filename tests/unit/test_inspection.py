@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,6 +63,18 @@ def later(inspection: InspectionProcesses, tenant: Tenant, question: Question[A]
 
 def test_an_answer_comes_at_once_and_a_process_remembers(inspection: InspectionProcesses) -> None:
     assert later(inspection, MINE, Echo(1, "a")).answer == Pair(1, "a")
+    assert later(inspection, MINE, Echo(1, "b")).answer == Pair(2, "b")
+    assert later(inspection, YOURS, Echo(1, "c")).answer == Pair(1, "c")
+
+
+def test_a_terminal_that_goes_ends_no_inspection(inspection: InspectionProcesses) -> None:
+    assert later(inspection, MINE, Echo(1, "a")).answer == Pair(1, "a")
+    maker = inspection._maker.pid
+    made = Path(f"/proc/{maker}/task/{maker}/children").read_text().split()
+    assert made
+    for pid in (maker, *map(int, made)):
+        for number in (signal.SIGINT, signal.SIGHUP):
+            os.kill(pid, number)
     assert later(inspection, MINE, Echo(1, "b")).answer == Pair(2, "b")
     assert later(inspection, YOURS, Echo(1, "c")).answer == Pair(1, "c")
 

@@ -78,3 +78,25 @@ def test_an_error_that_stops_a_command_is_one_in_the_journal_too(journal: bool, 
     (line,) = path.read_text().splitlines()
     assert line.startswith("<3>railscope: /nonexistent/\N{REPLACEMENT CHARACTER}[31m" if journal else "railscope: /non")
     assert line.isprintable()
+
+
+def test_a_defect_s_traceback_is_errors_in_the_journal(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    program = """
+import threading
+from railscope.agent.cli.log import set_up_logging
+set_up_logging("info", "logfmt")
+def fail():
+    raise RuntimeError("first\\nsecond")
+thread = threading.Thread(target=fail)
+thread.start()
+thread.join()
+fail()
+"""
+    with path.open("wb") as file:
+        state = os.fstat(file.fileno())
+        told = {"JOURNAL_STREAM": f"{state.st_dev}:{state.st_ino}"}
+        assert subprocess.run([sys.executable, "-c", program], env={**os.environ, **told}, stderr=file).returncode == 1
+    lines = path.read_text().splitlines()
+    assert lines.count("<3>RuntimeError: first") == lines.count("<3>second") == 2
+    assert all(line.startswith("<3>") for line in lines)
