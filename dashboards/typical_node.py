@@ -196,7 +196,6 @@ def _health() -> AgentHealth:
             overhead_seconds=dict.fromkeys(programs[:6], 0.1),
         ),
         recordings=dict.fromkeys(results, 0),
-        http_refused=dict.fromkeys(("connections", "half_open", "unread", "password", "timeout"), 0),
     )
 
 

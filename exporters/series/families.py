@@ -331,7 +331,7 @@ def _collectors(health: AgentHealth) -> Iterator[Draft]:
     )
     yield Draft(catalogue.EVENTS_LOST, (((reason,), value) for reason, value in health.probes.events_lost.items()))
     yield Draft(catalogue.RECORDINGS, health.recordings.items())
-    yield Draft(catalogue.HTTP_REFUSED, (((reason,), value) for reason, value in health.http_refused.items()))
+    yield Draft(catalogue.HTTP_REFUSED, (((reason,), value) for reason, value in health.http_refused.items() if value))
 
 
 def _trimmed(detail: _Detail, excess: int, selection: Selection) -> _Detail:

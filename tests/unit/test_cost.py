@@ -72,6 +72,7 @@ def test_it_has_every_metric_but_those_of_what_is_wrong_and_of_what_is_asked_for
         "comm_stalled",
         "comm_writing",
         "gpu_fabric_unhealthy",
+        "http_refused_total",
         "nvlink_errors_total",
         "nvlink_speed_bytes_per_second",
         "nvlink_utilization_ratio",
