@@ -203,6 +203,15 @@ def _losses() -> list[AnyPanel]:
             ),
         ),
         timeseries(
+            "At a limit",
+            "What users lost at limits of their own: detail of their jobs, never of others'.",
+            "cps",
+            query(
+                f"sum by (instance, limit, uid) (rate({catalogue.LIMIT_REACHED.where(HOST)}[$__rate_interval]))",
+                "{{instance}} {{limit}} uid {{uid}}",
+            ),
+        ),
+        timeseries(
             "Reads missed",
             "Scheduled reads of collectors that were skipped because the reader was late.",
             "cps",

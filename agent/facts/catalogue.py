@@ -538,7 +538,17 @@ COLLECTOR_READS_MISSED: Final = _counter(
     "a sampling interval.",
 )
 EVENTS_LOST: Final = _counter(
-    "events_lost", "reason", "Events that railscope itself lost. Counts and bytes stay exact."
+    "events_lost",
+    "reason",
+    "Events that railscope itself lost. Counts and bytes stay exact, but for reason before_attachment: collectives "
+    "that were entered before railscope first saw their communicator, by NCCL's own sequence number; a lower bound.",
+)
+LIMIT_REACHED: Final = _counter(
+    "limit_reached",
+    "limit uid",
+    "What a user lost at a limit of their own, never at the expense of others. libraries: NCCL libraries that are not "
+    "observed; inspection: questions about the user's files and processes that were not answered in time. Absent "
+    "until a limit is reached.",
 )
 RECORDINGS: Final = _counter(
     "recordings",

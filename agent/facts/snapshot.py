@@ -550,6 +550,10 @@ class ProbeHealth:
     levels: tuple[ProbeLevel, ...] = ()
     events_lost: Mapping[str, int] = field(default_factory=dict)
     """By reason; every reason is present from the start, with 0."""
+    seen_late_unchecked: int = 0
+    """Communicators that were not seen from their first call on, and of whose earlier calls nothing is known."""
+    limits_reached: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """What users lost at limits of their own, by limit and uid."""
     overhead_seconds: Mapping[str, float] = field(default_factory=dict)
     """By program: calibrated cost that the probes put on the observed processes, seconds."""
 

@@ -330,6 +330,7 @@ def _collectors(health: AgentHealth) -> Iterator[Draft]:
         catalogue.COLLECTOR_READS_MISSED, (((one.collector,), one.reads_missed) for one in health.collectors)
     )
     yield Draft(catalogue.EVENTS_LOST, (((reason,), value) for reason, value in health.probes.events_lost.items()))
+    yield make_draft(catalogue.LIMIT_REACHED, health.probes.limits_reached.items())
     yield Draft(catalogue.RECORDINGS, health.recordings.items())
     yield Draft(catalogue.HTTP_REFUSED, (((reason,), value) for reason, value in health.http_refused.items() if value))
 

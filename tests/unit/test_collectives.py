@@ -391,3 +391,17 @@ def test_a_communicator_that_grew_is_not_named_by_the_id_it_grew_with(node: Node
     unique_id = np.frombuffer(bytes(range(128)), np.uint8)
     node.kernel.event(10, 1, LifecycleKind.GROW, nranks=8, rank=3, has_unique_id=1, unique_id=unique_id)
     assert [facts.identity.comm for facts in node.facts().communicators] == ["unknown"]
+
+
+def test_a_communicator_that_was_not_seen_from_its_first_call_is_said_to_be_unchecked(node: Node) -> None:
+    node.begin(1)
+    node.kernel.communicator(1, 10)
+    node.kernel.communicator(1, 11)
+    node.kernel.event(1, 11, LifecycleKind.INIT)
+    node.collectives.read()
+    assert node.collectives.seen_late_unchecked == 1
+    assert node.collectives.events_lost()["before_attachment"] == 0
+    node.end(1, 2 * SECOND_NS)
+    node.settle(3 * SECOND_NS)
+    node.collectives.forget(4 * SECOND_NS, 0)
+    assert node.collectives.seen_late_unchecked == 1, "also of those that are forgotten"

@@ -16,6 +16,7 @@ from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.daemon.nccl_observer import NcclSources
 from railscope.agent.node.daemon.observer import Observer
 from railscope.agent.node.inspection.inspection import InProcess
+from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.overhead.control import LevelControl
 from railscope.agent.node.stalls.watchdog import Watchdog
 from railscope.probes.clock import SystemClock
@@ -168,3 +169,24 @@ def test_how_a_process_ended_is_asked_of_its_descriptor_before_a_scan_gives_it_u
             child.kill()
             observer.close()
     assert ends == [(child.pid, signal.SIGKILL if told else None)]
+
+
+class Overdue(InProcess):
+    """An inspection that had to give up on some questions."""
+
+    def late(self) -> dict[Tenant, int]:
+        return {Tenant(5000, "0f3a"): 2, Tenant(5000, "77aa"): 1, Tenant(0): 0}
+
+
+def test_who_is_at_a_limit_is_in_the_snapshot_under_the_user() -> None:
+    kernel = SimulatedPrograms()
+    sources = NcclSources(cast(NcclPrograms, kernel), inspector=Overdue())
+    observer = Observer(Config(collectors=frozenset({"collective"})), sources, SystemClock(), "0")
+    try:
+        assert observer.at_limits() == ""
+        for _ in range(2):
+            observer.update()
+            assert observer.snapshot().health.probes.limits_reached == {("inspection", "5000"): 3}
+        assert observer.at_limits() == "inspection of uid 5000"
+    finally:
+        observer.close()

@@ -409,3 +409,26 @@ def test_a_rank_that_stands_in_the_middle_of_a_call_is_not_taken_for_one_that_mo
     rank.join()
     rank.sequences.read_changed(rank.table.read(), NOW_NS + 1_000_000_000)
     assert rank.position is None
+
+
+def test_collectives_entered_before_the_agent_came_are_counted_as_missed(rank: Rank) -> None:
+    running(rank, before=1000)
+    assert rank.sequences.missed(INSTANCE) == 1000
+    for _ in range(5):
+        rank.call(counted=False)
+    rank.look()
+    assert rank.sequences.missed(INSTANCE) == 1000, "messages and empty calls of later take nothing away"
+    rank.sequences.forget([INSTANCE])
+    assert rank.sequences.missed(INSTANCE) is None
+
+
+def test_what_was_never_compared_is_not_said_to_have_missed_nothing(rank: Rank) -> None:
+    rank.agent_comes(library=LIBRARY + 1)
+    rank.call()
+    rank.look()
+    assert rank.sequences.missed(INSTANCE) is None
+
+
+def test_of_a_rank_seen_from_its_first_call_nothing_was_missed(rank: Rank) -> None:
+    running(rank, before=0)
+    assert rank.sequences.missed(INSTANCE) == 0

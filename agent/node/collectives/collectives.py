@@ -8,7 +8,7 @@ What has ended leaves the kernel's tables at the next tick, all with one reading
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from railscope.agent.facts.snapshot import UNKNOWN, NodeCollectives, NodeCompletion, NodeTimes
@@ -83,6 +83,9 @@ class Collectives:
         """Pids of living processes that have made a communicator."""
         self._unmet: set[int] = set()
         self._vanished: set[int] = set()
+        self._missed_before = 0
+        """Calls before attachment, of communicators that were forgotten."""
+        self._unchecked_before = 0
         """Pids in the kernel's tables that had ended before anyone looked at them."""
 
     @property
@@ -193,6 +196,12 @@ class Collectives:
     def forget(self, before_ns: int, most_ended: int) -> list[int]:
         """Drop communicators that ended before a moment, and the oldest of more than `most_ended`; returns them."""
         forgotten = self._history.forget(before_ns, most_ended)
+        if forgotten:
+            missed, unchecked = self._missed(set(self._communicators.seen_late()).intersection(forgotten))
+            self._missed_before += missed
+            self._unchecked_before += unchecked
+            if self._sequences is not None:
+                self._sequences.forget(forgotten)
         self._communicators.forget(forgotten)
         self._events.forget(forgotten)
         if self._peers is not None:
@@ -295,7 +304,22 @@ class Collectives:
     def events_lost(self) -> Mapping[str, int]:
         """Events that the programs could not pass on, by reason."""
         below = self._completion.events_lost() if self._completion is not None else {}
-        return {**self._readings.events_lost(), **below}
+        missed, _ = self._missed(self._communicators.seen_late())
+        return {**self._readings.events_lost(), **below, "before_attachment": self._missed_before + missed}
+
+    @property
+    def seen_late_unchecked(self) -> int:
+        """Communicators that were not seen from their first call on, and of whose earlier calls nothing is known."""
+        return self._unchecked_before + self._missed(self._communicators.seen_late())[1]
+
+    def _missed(self, instances: Iterable[int]) -> tuple[int, int]:
+        """Calls that communicators made before they were seen, and communicators of which that is not known."""
+        missed = unchecked = 0
+        for instance in instances:
+            found = self._sequences.missed(instance) if self._sequences is not None else None
+            missed += found or 0
+            unchecked += found is None
+        return missed, unchecked
 
 
 def _netns_label(process: ObservedProcess | None, names: Mapping[int, str]) -> str:

@@ -101,6 +101,10 @@ class Communicators:
         """Those that are not settled."""
         return iter(self._known.values())
 
+    def seen_late(self) -> Iterator[int]:
+        """Instances, archived ones too, that were not seen from their first call on."""
+        return (one.instance for known in (self._known, self._settled) for one in known.values() if not one.whole)
+
     def get(self, instance: int) -> Communicator | None:
         return self._known.get(instance) or self._settled.get(instance)
 

@@ -13,7 +13,7 @@ the middle of a call, or behind one that changed it.  What cannot be known is no
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final, Protocol
@@ -34,6 +34,8 @@ _PACE: Final = 8
 """Of the communicators that move and whose distance is believed, one in so many is looked at in a round."""
 _STANDS_NS: Final = 500_000_000
 """Without a call for so long a communicator stands, as one that has made none since the last round."""
+_MOST_MISSED: Final = 1 << 40
+"""The number is read from the memory of a process that may write into it what it likes."""
 _ENOUGH: Final = 2
 """Different calls at which a distance must be found: within the first microsecond of a call it is one too short."""
 
@@ -57,6 +59,8 @@ class Reckoning:
     _agreeing: int = 0
     """Different calls in a row at which this distance was found."""
     _found_at: int = -1
+    farthest: int = 0
+    """The greatest distance until it was trusted: so many collectives at least were entered unseen."""
 
     @property
     def is_trusted(self) -> bool:
@@ -64,6 +68,8 @@ class Reckoning:
 
     def add_sample(self, calls: int, launched: int) -> None:
         """Both counts of one moment between two calls."""
+        if not self.is_trusted:
+            self.farthest = max(self.farthest, min(launched - calls, _MOST_MISSED))
         if launched - calls != self.distance:
             self.distance, self._agreeing = launched - calls, 1
         elif calls != self._found_at:
@@ -115,6 +121,20 @@ class Sequences:
         self._round = 0
         self._next = 0
         self._said = False
+        self._checked: set[int] = set()
+        """Instances whose count was compared with NCCL's."""
+        self._missed: dict[int, int] = {}
+        """Of those, collectives that were entered before the agent saw the communicator, where there were any."""
+
+    def missed(self, instance: int) -> int | None:
+        """Collectives at least that were entered before the agent saw a communicator; None: never compared."""
+        return self._missed.get(instance, 0) if instance in self._checked else None
+
+    def forget(self, instances: Iterable[int]) -> None:
+        """Drop communicators that no snapshot shows any more."""
+        for instance in instances:
+            self._checked.discard(instance)
+            self._missed.pop(instance, None)
 
     def position(self, instance: int, enqueued: int) -> int | None:
         """Collectives that a rank entered since its communicator was made; None: cannot be known."""
@@ -189,6 +209,9 @@ class Sequences:
             known = calls[end.instance]
             if end.instance in best:
                 end.reckoning.add_sample(*best[end.instance])
+                self._checked.add(end.instance)
+                if end.reckoning.farthest:
+                    self._missed[end.instance] = end.reckoning.farthest
             else:
                 end.reckoning.skip_sample(end.calls if known is None else known)
 

@@ -240,7 +240,8 @@ class Daemon:
             return False, "the first scan for NCCL in running processes has not finished"
         if not self._attached:
             return False, "probes could not be attached to an NCCL library; see the log"
-        return True, "ready"
+        at_limits = self.observer.at_limits()
+        return True, f"ready; at their limits: {at_limits}" if at_limits else "ready"
 
     def start(self) -> None:
         """Attach to what runs, begin to serve, and tell systemd."""
@@ -332,6 +333,9 @@ class Daemon:
         snapshot = self.observer.snapshot()
         calls = sum(total.calls for total in snapshot.collectives.totals)
         lost = ", ".join(f"{reason} {count}" for reason, count in snapshot.health.probes.events_lost.items() if count)
+        unchecked = snapshot.health.probes.seen_late_unchecked
+        if unchecked:
+            lost = (lost and lost + "; ") + f"earlier calls of {unchecked} communicators, which nothing tells"
         _log.info("stopping: %d calls counted, events lost: %s", calls, lost or "none")
 
     def _turn(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,7 @@ from railscope.agent.node.completion.completion import Completion, InternalProgr
 from railscope.agent.node.completion.cuda import CudaCompletion
 from railscope.agent.node.completion.handed_over import RailBytes
 from railscope.agent.node.daemon.hardware import Hardware
+from railscope.agent.node.daemon.limits import LimitsReached
 from railscope.agent.node.inspection.inspection import Inspection
 from railscope.agent.node.inspection.questions import NotYet, Refused
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant, tenant_of
@@ -172,6 +174,8 @@ class NcclObserver:
         self._scanned = CollectorResult("collective", True, 0.0)
         self._in_network = False
         """Whether a collective was seen that runs in the switches."""
+        self.limits = LimitsReached(clock)
+        """What users lost at limits of their own, as of the last update."""
         self._troubles = Troubles(_log)
         self._pids_remark = Remark(_log, "--pid", "every process named is observed")
         self._memory = ProcessMemory(config.procfs, sources.inspector, self._tenant_of)
@@ -373,6 +377,7 @@ class NcclObserver:
         self._collectives.archive_ended(now_ns)
         self.stalls.forget(self._collectives.forget(now_ns - self._config.comm_lifetime_ns, self._most_ended))
         self._libraries.expire()
+        self._record_limits()
         self._look_again(self._inspector.sweep().union(self._undescribed))
         # After what ended was put away: with the last process goes the level at which it was observed.
         if self._control is not None:
@@ -386,6 +391,13 @@ class NcclObserver:
         self.stalls.set_limits(_stall_limits(config))
         if self._control is not None:
             self._control.reconfigure(budget_ratio=config.budget_ratio, level=config.level)
+
+    def _record_limits(self) -> None:
+        for limit, lost in (("libraries", self._libraries.left_out), ("inspection", self._inspector.late())):
+            by_user: Counter[int | None] = Counter()
+            for tenant, count in lost.items():
+                by_user[tenant.uid] += count
+            self.limits.record(limit, by_user)
 
     def _handed_over(self) -> HandedBytes:
         if self._completion is None:
@@ -523,6 +535,8 @@ class NcclObserver:
             attached=tuple(probe for library in self.libraries for probe in self._probes(library)),
             levels=self._completion.levels.probe_levels() if self._completion is not None else (),
             events_lost=self._collectives.events_lost(),
+            seen_late_unchecked=self._collectives.seen_late_unchecked,
+            limits_reached=self.limits.totals,
             overhead_seconds=self._control.seconds if self._control is not None else {},
         )
 

@@ -85,6 +85,10 @@ class Observer:
             if self._nccl is not None:
                 self._nccl.record_completions(events)
 
+    def at_limits(self) -> str:
+        """Who lost something at a limit of their own lately, in words; empty: nobody.  Safe from any thread."""
+        return self._nccl.limits.recent() if self._nccl is not None else ""
+
     @property
     def stalls(self) -> Watchdog | None:
         """What watches for stalls; None: collectives are not observed."""
