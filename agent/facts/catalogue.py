@@ -560,8 +560,8 @@ HTTP_REFUSED: Final = _counter(
     "reason",
     "Connections and requests that the agent's HTTP server refused or closed. half_open, unread and idle made room for "
     "a new connection; connections: no slot was left; timeout: request or reading of the answer took too long; "
-    "password and passwords: wrong, and too many waiting to be checked; handshake: TLS; failed: an internal error. Absent "
-    "while 0.",
+    "password and passwords: wrong, and too many waiting to be checked; handshake: TLS; failed: an internal error. "
+    "Absent while 0.",
 )
 SERIES_DROPPED: Final = _counter(
     "series_dropped",
