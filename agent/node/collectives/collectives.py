@@ -144,7 +144,7 @@ class Collectives:
     def _announce(self, tgids: Collection[int]) -> None:
         """Log which processes have begun to use NCCL: many more only map it, such as data loaders."""
         for tgid in tgids:
-            first = next((one for one in self._communicators if one.tgid == tgid), None)
+            first = self._communicators.first_of(tgid)
             if first is not None:
                 self._met.add(tgid)
                 rank, nranks = format_label(first.rank), format_label(first.nranks)

@@ -8,6 +8,7 @@ An instance is one communicator's life: the same address used again later is ano
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -95,6 +96,10 @@ class Communicators:
         """Keys and values of the kernel's table at the last refresh."""
         self._known: dict[int, Communicator] = {}
         self._settled: dict[int, Communicator] = {}
+        self._of_process: defaultdict[int, set[int]] = defaultdict(set)
+        """Instances that are not settled, by process."""
+        self._of_hash: defaultdict[int, set[int]] = defaultdict(set)
+        """Instances, settled ones too, by NCCL's hash."""
         """Those that ended and are no longer in the kernel's table: nothing about them changes any more."""
 
     def __iter__(self) -> Iterator[Communicator]:
@@ -104,6 +109,10 @@ class Communicators:
     def seen_late(self) -> Iterator[int]:
         """Instances, archived ones too, that were not seen from their first call on."""
         return (one.instance for known in (self._known, self._settled) for one in known.values() if not one.whole)
+
+    def first_of(self, tgid: int) -> Communicator | None:
+        """The first communicator of a process that is not settled; None: it has none."""
+        return min((self._known[one] for one in self._of_process.get(tgid, ())), key=_instance, default=None)
 
     def get(self, instance: int) -> Communicator | None:
         return self._known.get(instance) or self._settled.get(instance)
@@ -115,8 +124,7 @@ class Communicators:
         """Ranks whose end of a communicator has ended, by its name: none where that is not known."""
         if name == UNKNOWN:
             return set()
-        comm_hash = int(name, 16)
-        ends = [one for one in (*self._known.values(), *self._settled.values()) if one.comm_hash == comm_hash]
+        ends = [end for one in self._of_hash.get(int(name, 16), ()) if (end := self.get(one)) is not None]
         # Where jobs fix NCCL's id, the next one's communicator has the same name.
         living = {one.rank for one in ends if one.ended_ns is None}
         return {format_label(one.rank) for one in ends if one.rank is not None and one.rank not in living}
@@ -148,7 +156,7 @@ class Communicators:
                 known = replace(known, whole=True)
             if kind in _ENDS:
                 known = replace(known, ended_ns=known.ended_ns or time_ns)
-            self._known[instance] = known
+            self._keep(known)
         self._name_by_unique_id()
         return processes
 
@@ -161,7 +169,7 @@ class Communicators:
                 if found is None:
                     continue
                 source = "init" if known.source == UNKNOWN else known.source
-                self._known[instance] = replace(known, comm_hash=found, source=source)
+                self._keep(replace(known, comm_hash=found, source=source))
             del self._unnamed[instance]
 
     def refresh(self) -> set[int]:
@@ -182,14 +190,15 @@ class Communicators:
                 known = _identified(known, value["identity"])
             if value["destroyed_ns"] and known.ended_ns is None:
                 known = replace(known, ended_ns=int(value["destroyed_ns"]))
-            self._known[instance] = known
+            self._keep(known)
         self._name_by_unique_id()
         return set(keys["tgid"].tolist())
 
     def end_process(self, tgid: int, ended_ns: int) -> None:
         """End everything that a process had; what begins later belongs to another one with the same number."""
-        for instance, known in self._known.items():
-            if known.tgid == tgid and known.ended_ns is None and known.first_ns <= ended_ns:
+        for instance in self._of_process.get(tgid, ()):
+            known = self._known[instance]
+            if known.ended_ns is None and known.first_ns <= ended_ns:
                 self._known[instance] = replace(known, ended_ns=ended_ns)
 
     def archive(self, before_ns: int, gone: Collection[int]) -> list[Communicator]:
@@ -204,6 +213,7 @@ class Communicators:
         ]
         for known in ended:
             self._settled[known.instance] = self._known.pop(known.instance)
+            _remove(self._of_process, known.tgid, known.instance)
         return ended
 
     def delete_archived(self) -> None:
@@ -224,7 +234,32 @@ class Communicators:
     def forget(self, instances: Iterable[int]) -> None:
         """Drop archived communicators that no snapshot shows any more."""
         for instance in instances:
-            self._settled.pop(instance, None)
+            settled = self._settled.pop(instance, None)
+            if settled is not None and settled.comm_hash is not None:
+                _remove(self._of_hash, settled.comm_hash, instance)
+
+    def _keep(self, known: Communicator) -> None:
+        """Keep what is known of a communicator that is not settled."""
+        before = self._known.get(known.instance)
+        self._known[known.instance] = known
+        if before is None:
+            self._of_process[known.tgid].add(known.instance)
+        if before is not None and before.comm_hash is not None and before.comm_hash != known.comm_hash:
+            _remove(self._of_hash, before.comm_hash, known.instance)
+        if known.comm_hash is not None:
+            self._of_hash[known.comm_hash].add(known.instance)
+
+
+def _remove(index: dict[int, set[int]], key: int, instance: int) -> None:
+    instances = index.get(key)
+    if instances is not None:
+        instances.discard(instance)
+        if not instances:
+            del index[key]
+
+
+def _instance(communicator: Communicator) -> int:
+    return communicator.instance
 
 
 def _nothing_made(kind: LifecycleKind, event: Records) -> str:
