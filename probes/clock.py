@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Protocol
 
 _STA_UNSYNC: Final = 0x0040
@@ -41,6 +42,19 @@ class SystemClock:
     monotonic_ns = staticmethod(time.monotonic_ns)
     realtime_ns = staticmethod(time.time_ns)
     sleep = staticmethod(time.sleep)
+
+
+def boottime_ns() -> int:
+    """Nanoseconds of CLOCK_BOOTTIME: since the machine started, also while it was suspended; never goes back."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def boot_id(procfs: Path) -> str:
+    """What names this boot of the machine among all; empty where it cannot be read."""
+    try:
+        return (procfs / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 class _Timex(ctypes.Structure):

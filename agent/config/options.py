@@ -112,6 +112,8 @@ class Config:
     stall_after_ns: int = 30_000_000_000
     stall_factor: float = 8.0
     stall_floor_ns: int = 2_000_000_000
+    state_directory: Path | None = None
+    """None: totals begin at 0 with each agent."""
     recordings_directory: Path | None = Path("/var/lib/railscope/recordings")
     """None: nothing is written."""
     recordings_max_bytes: int = 256 << 20
@@ -239,6 +241,9 @@ OPTIONS: Final = (
           "its own history"),
     _text("stall_floor_ns", "--stall.floor", "stalls.floor", duration_ns("200ms", "1h"), "TIME", "2s",
           "an operation is never stalled before this time"),
+    _text("state_directory", "--state.directory", "state.directory", optional_file, "DIR", "none",
+          "folder in which the agent keeps its totals, so that they go on when it is restarted or killed; a machine "
+          "that boots starts at 0"),
     _text("recordings_directory", "--recordings.directory", "recordings.directory", optional_file, "DIR",
           "/var/lib/railscope/recordings",
           "folder in which the flight recorder writes a recording on a stall and on SIGUSR2; empty: it writes none"),

@@ -25,6 +25,7 @@ from railscope.agent.doctor.host import (
     check_pid_namespace,
     check_privileges,
     check_settings,
+    check_state,
 )
 from railscope.agent.doctor.libraries import PATIENCE_SECONDS, QUESTIONS, TENANTS_PATIENCE_SECONDS, check_libraries
 from railscope.agent.doctor.nvlink import check_nvlink
@@ -154,6 +155,7 @@ def examine(config: Config, clock: Clock, *, command_lines: bool = False) -> Exa
         *run_guarded("rail", examine_rails),
         *run_guarded("topology", examine_topology),
         *run_guarded("NVLink", examine_nvlink),
+        *run_guarded("state", lambda: check_state(config.state_directory)),
         *run_guarded("devices", lambda: check_devices(procfs, sysfs)),
     ]
     return Examination(

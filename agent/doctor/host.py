@@ -7,6 +7,7 @@ these files say.
 from __future__ import annotations
 
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -207,3 +208,24 @@ def _lockdown(file: Path) -> Finding:
     if match[1] == "none":
         return Finding("lockdown", "ok", "none")
     return Finding("lockdown", "note", f"{match[1]}: the kernel may refuse programs; the trials say whether it does")
+
+
+def check_state(folder: Path | None) -> list[Finding]:
+    """Whether totals go on when the agent is replaced.  The folder of a service may be another user's.
+
+    Raises:
+        OSError: the folder cannot be looked at.
+    """
+    remedy = "name a folder of the agent's user with --state.directory, as /run/railscope; the agent makes it"
+    if folder is None:
+        return [Finding("state", "note", "totals start at 0 whenever the agent is restarted", remedy)]
+    try:
+        facts = folder.stat()
+    except FileNotFoundError:
+        return [Finding("state", "ok", f"{folder} will be made, and totals kept there")]
+    if not stat.S_ISDIR(facts.st_mode):
+        return [Finding("state", "problem", f"{folder} is not a folder, so that totals are not kept", remedy)]
+    if facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        what = f"others may write to {folder}, so that totals are not kept there"
+        return [Finding("state", "problem", what, f"chmod 700 {folder}")]
+    return [Finding("state", "ok", f"totals are kept in {folder}")]

@@ -61,7 +61,16 @@ BUILD_INFO: Final = _gauge(
     "Always 1. Version of railscope and of the kernel; simulated is true if any input is recorded or synthesised.",
 )
 AGENT_START_TIME: Final = _gauge(
-    "agent_start_time_seconds", "", "Start time of the agent since the Unix epoch in seconds. Counts restart from it."
+    "agent_start_time_seconds",
+    "",
+    "Start time of the agent since the Unix epoch in seconds. Counts restart from it, unless --state.directory is set.",
+)
+AGENT_DARK_SECONDS: Final = _counter(
+    "agent_dark_seconds",
+    "",
+    "Total time in seconds since the first agent of this boot in which no agent counted: from the last time that an "
+    "agent saved its totals until the next one had attached. Calls within it are missing from every total. Only with "
+    "--state.directory.",
 )
 LOOP_LATE: Final = _gauge(
     "loop_late_seconds",

@@ -586,6 +586,8 @@ class AgentHealth:
     """Connections and requests that the HTTP server refused or closed, by reason; empty where there is none."""
     series_dropped: Mapping[str, int] = field(default_factory=dict)
     """By reason, without what the exporter's own budget drops."""
+    dark_seconds: float | None = None
+    """In which no agent counted, since the first one of this boot; None: totals are not kept, so nobody knows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from railscope.agent.facts.snapshot import (
 )
 from railscope.exporters.series import buckets
 from railscope.exporters.series.budget import SeriesBudget
+from railscope.exporters.series.earlier import EarlierTotals, RankPids, rank_pids
 from railscope.exporters.series.family import Family, LabelValues, Sample
 from railscope.exporters.series.family_draft import Draft, make_draft, make_draft_by_label
 from railscope.exporters.series.gpu_families import gpu_families
@@ -62,20 +63,31 @@ class _Detail:
     rails: tuple[RailFacts, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Added:
+    """What earlier agents counted, and of which ranks."""
+
+    earlier: EarlierTotals
+    pids: RankPids
+
+
 def make_families(
     snapshot: Snapshot,
     budget: SeriesBudget | None = None,
     pause: Callable[[], None] = lambda: None,
     selection: Selection | None = None,
+    earlier: EarlierTotals | None = None,
 ) -> tuple[Family, ...]:
     """All families of the snapshot that have at least one sample, in the catalogue's order.
 
     What exceeds the budget is left out and added to the budget's total, which `series_dropped_total` shows with the
     reason `cap`.  Communicators are taken to be oldest first.  `pause` is called after every few hundred
     samples, about a third of a millisecond of work, for threads that must not wait until all are made.
-    `selection` decides what is shown at all; the one of an agent lives as long as it, for its sums.
+    `selection` decides what is shown at all; the one of an agent lives as long as it, for its sums.  `earlier`: what
+    agents before this one counted, which is added; None: nothing.
     """
     budget, selection = budget or SeriesBudget(), selection or Selection()
+    added = _Added(earlier, rank_pids(snapshot)) if earlier is not None else None
     collectives, dropped = snapshot.collectives, snapshot.health.series_dropped
     detail = _Detail(
         collectives.communicators,
@@ -84,36 +96,47 @@ def make_families(
         collectives.times.arrivals,
         selection.select_rails(snapshot.rails),
     )
-    shown = _families(_drafts(snapshot, detail, selection), selection, pause)
+    shown = _families(_drafts(snapshot, detail, selection), selection, added, pause)
     wanted = series = _series(shown)
     allowed = budget.limit - len(dropped.keys() | {DROPPED_BY_CAP})
     # More than once only where rails share labels, and giving one up saved less than it seemed.
     while series > allowed and (detail.communicators or detail.rails):
         detail = _trimmed(detail, series - allowed, selection)
-        shown = _families(_drafts(snapshot, detail, selection), selection, pause)
+        shown = _families(_drafts(snapshot, detail, selection), selection, added, pause)
         series = _series(shown)
     dropped_by_cap = dropped.get(DROPPED_BY_CAP, 0) + budget.add_dropped(wanted - series)
     reasons = {**dropped, DROPPED_BY_CAP: dropped_by_cap}
-    return (*shown, *_families([make_draft_by_label(catalogue.SERIES_DROPPED, reasons.items())], selection, pause))
+    losses = [make_draft_by_label(catalogue.SERIES_DROPPED, reasons.items())]
+    return (*shown, *_families(losses, selection, added, pause))
 
 
 def _series(shown: Iterable[Family]) -> int:
     return sum(family.series() for family in shown)
 
 
-def _families(drafts: Iterable[Draft], selection: Selection, pause: Callable[[], None] = lambda: None) -> list[Family]:
+def _families(
+    drafts: Iterable[Draft],
+    selection: Selection,
+    added: _Added | None = None,
+    pause: Callable[[], None] = lambda: None,
+) -> list[Family]:
     """The drafts that have samples, each under one label set: counters that meet are added, else the first stays."""
     made = []
     printable = PrintableLabels()
     for draft in drafts:
         samples = _samples(draft, printable, pause)
-        histograms: dict[LabelValues, Histogram] = {}
+        whole: dict[LabelValues, Histogram] = {}
         for raw, histogram in draft.histograms:
             labels = raw if printable.all_seen(raw) else printable.shown(raw)
             if histogram.counts:
-                histograms.setdefault(
-                    labels, histogram if selection.buckets else buckets.reduce_buckets(draft.metric, histogram)
-                )
+                whole.setdefault(labels, histogram)
+        if added is not None:
+            samples = added.earlier.add_to(draft.metric, samples, added.pids)
+            whole = added.earlier.add_to_histograms(draft.metric, whole)
+        histograms = {
+            labels: histogram if selection.buckets else buckets.reduce_buckets(draft.metric, histogram)
+            for labels, histogram in whole.items()
+        }
         if samples or histograms:
             names = draft.metric.labels + draft.more_labels
             made.append(Family(draft.metric, names, samples, tuple(histograms.items())))
@@ -165,6 +188,8 @@ def _about_railscope(snapshot: Snapshot) -> Iterator[Draft]:
     health = snapshot.health
     if health.started_realtime_ns:
         yield Draft(catalogue.AGENT_START_TIME, [((), health.started_realtime_ns / 1_000_000_000)])
+    if health.dark_seconds is not None:
+        yield Draft(catalogue.AGENT_DARK_SECONDS, [((), health.dark_seconds)])
     if health.loop is not None:
         yield Draft(catalogue.LOOP_LATE, [((), health.loop.late_seconds)])
         yield Draft(catalogue.LOOP_LATE_RECENT, [((), health.loop.late_recent_seconds)])

@@ -21,7 +21,7 @@ from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.web.event_loop import EventLoop
 from railscope.exporters.web.listen import ServerError, bound_socket, parse_listen_address
-from railscope.exporters.web.pages import HEALTH_PATH, READY_PATH, Check, Pages, Processes
+from railscope.exporters.web.pages import HEALTH_PATH, READY_PATH, Check, Pages, Processes, ShownTotals
 from railscope.exporters.web.refusals import Refusals
 from railscope.exporters.web.settings import ServerSettings
 
@@ -54,13 +54,14 @@ class MetricsServer:
         budget: SeriesBudget | None = None,
         selection: Selection | None = None,
         web: WebConfigFile | None = None,
+        kept: ShownTotals | None = None,
     ) -> None:
         path = settings.telemetry_path
         if not path.startswith("/") or path in (HEALTH_PATH, READY_PATH) or not path.isascii() or " " in path:
             raise ServerError(f"cannot serve metrics at {path!r}: choose another --web.telemetry-path, as /metrics")
         self._web = web
         self._path = path
-        pages = Pages(
+        self._pages = Pages(
             telemetry_path=path,
             snapshot=snapshot,
             processes=processes,
@@ -68,12 +69,13 @@ class MetricsServer:
             ready=ready,
             budget=budget or SeriesBudget(),
             selection=selection or Selection(),
+            kept=kept,
         )
         self._address = parse_listen_address(settings.listen_address)
         listener = bound_socket(self._address)
         self._port = int(listener.getsockname()[1])
         self._refusals = Refusals()
-        self._loop = EventLoop(listener, settings, pages, web, self._refusals)
+        self._loop = EventLoop(listener, settings, self._pages, web, self._refusals)
 
     @property
     def port(self) -> int:
@@ -95,6 +97,10 @@ class MetricsServer:
         host = self._address.host or "localhost"
         scheme = "https" if self._web and self._web.tls_context() else "http"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    def keep_totals(self, snapshot: Callable[[], Snapshot]) -> None:
+        """Save the totals without showing them to anybody; on any thread, one after the other."""
+        self._pages.keep_totals(snapshot)
 
     def start(self) -> None:
         """Begin to answer, on a thread of its own."""

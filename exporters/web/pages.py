@@ -17,20 +17,23 @@ as arguments.
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from railscope.agent.facts.label_numbers import parse_number
 from railscope.agent.facts.rank_process import RankProcess
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.facts.stall import Stall
 from railscope.exporters.series.budget import SeriesBudget
+from railscope.exporters.series.earlier import EarlierTotals
 from railscope.exporters.series.families import make_families
+from railscope.exporters.series.family import Family
 from railscope.exporters.series.protobuf import Protobuf, ProtobufRenderer
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.series.text import Format, Renderer
@@ -158,6 +161,15 @@ class Page:
     """The client takes gzip."""
 
 
+class ShownTotals(Protocol):
+    """Totals that do not fall when the agent is replaced (agent/node/daemon/kept_totals.py)."""
+
+    @property
+    def earlier(self) -> EarlierTotals: ...
+
+    def keep(self, snapshot: Snapshot, shown: Iterable[Family]) -> None: ...
+
+
 class Pages:
     """The pages of one agent.  `answer`, `page` and `render` may be called from several threads."""
 
@@ -171,13 +183,16 @@ class Pages:
         ready: Check,
         budget: SeriesBudget,
         selection: Selection,
+        kept: ShownTotals | None = None,
     ) -> None:
+        """`kept`: what earlier agents counted, and where totals are saved before they are shown; None: nowhere."""
         self._telemetry_path = telemetry_path
         self._snapshot = snapshot
         self._processes = processes
         self._checks = {HEALTH_PATH: healthy, READY_PATH: ready}
         self._budget = budget
         self._selection = selection
+        self._kept = kept
         self._text = Renderer()
         self._protobuf = ProtobufRenderer()
         self._scrape = threading.Lock()
@@ -227,7 +242,7 @@ class Pages:
         with self._scrape:
             pieces = []
             pause = _Pauses()
-            shown = make_families(self._snapshot(), self._budget, pause, self._selection)
+            shown = self._families(self._snapshot(), self._budget, pause)
             for piece in (
                 self._text.chunks(shown, format) if isinstance(format, Format) else self._protobuf.chunks(shown)
             ):
@@ -241,6 +256,18 @@ class Pages:
             packer = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
             pieces = [*map(packer.compress, pieces), packer.flush()]
         return Answer(HTTPStatus.OK, b"".join(pieces), format.content_type, tuple(headers))
+
+    def keep_totals(self, snapshot: Callable[[], Snapshot]) -> None:
+        """Save the totals without showing them: all of them, whatever the budget would leave out."""
+        with self._scrape:
+            self._families(snapshot(), SeriesBudget(sys.maxsize), _Pauses())
+
+    def _families(self, snapshot: Snapshot, budget: SeriesBudget, pause: Callable[[], None]) -> tuple[Family, ...]:
+        kept = self._kept
+        shown = make_families(snapshot, budget, pause, self._selection, kept.earlier if kept is not None else None)
+        if kept is not None:
+            kept.keep(snapshot, shown)
+        return shown
 
     def _landing(self) -> bytes:
         import html  # for people only: its table of all characters with names is not small

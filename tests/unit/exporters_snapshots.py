@@ -227,6 +227,7 @@ def full_snapshot() -> Snapshot:
                 most_descriptors=1 << 20,
                 start_seconds=1_700_000_000.5,
             ),
+            dark_seconds=1.5,
             loop=LoopFacts(late_seconds=0.75, late_recent_seconds=0.03125),
             collectors=(CollectorResult("rdma", True, 0.00125, 3), CollectorResult("ethernet", False, 2.0)),
             probes=ProbeHealth(

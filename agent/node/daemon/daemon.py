@@ -28,6 +28,7 @@ from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.facts.stall import Stall
 from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.completion.cuda import CudaCompletion
+from railscope.agent.node.daemon.kept_totals import KeptTotals
 from railscope.agent.node.daemon.loop_lateness import LoopLateness
 from railscope.agent.node.daemon.nccl_observer import MOST_ENDED, NcclSources
 from railscope.agent.node.daemon.observer import Observer
@@ -36,6 +37,7 @@ from railscope.agent.node.daemon.reload import Reloader
 from railscope.agent.node.daemon.ring_drain import RingDrain
 from railscope.agent.node.daemon.schedule import CALM_NS, Schedule
 from railscope.agent.node.daemon.service_manager import ServiceManager
+from railscope.agent.node.daemon.totals_file import StateError
 from railscope.agent.node.inspection.inspection import InProcess, Inspection, InspectionProcesses
 from railscope.agent.node.overhead.control import LevelControl
 from railscope.agent.node.recorder.feed import RecorderFeed, Stream, make_recorder
@@ -131,6 +133,7 @@ class Daemon:
         self._inspection: Inspection = (
             InspectionProcesses(QUESTIONS) if "collective" in config.collectors else InProcess()
         )
+        self._kept = self._open_totals(version) if serve else None
         try:
             if serve:
                 self._server = self._bind()
@@ -151,6 +154,7 @@ class Daemon:
             own_process=OwnProcess() if serve else None,
             lateness=self._lateness if serve else None,
             recordings=self.recordings if serve else None,
+            kept=self._kept,
             most_ended=most_ended,
         )
         self._rings = RingDrain(clock, self._programs, self._internals, self.observer, self._recorder)
@@ -215,7 +219,17 @@ class Daemon:
             budget=self._budget,
             selection=self._selection,
             web=web,
+            kept=self._kept,
         )
+
+    def _open_totals(self, version: str) -> KeptTotals | None:
+        if self._config.state_directory is None:
+            return None
+        try:
+            return KeptTotals(self._config.state_directory, self._config.procfs, version, self._clock)
+        except StateError as error:
+            _log.error("totals will fall when the agent is restarted: %s", error)
+            return None
 
     def _snapshot(self) -> Snapshot:
         self._schedule.record_request(self._clock.monotonic_ns())
@@ -277,6 +291,9 @@ class Daemon:
         self.observer.scan()
         self.recordings.prepare()
         if self._server is not None:
+            if self._kept is not None:
+                keep_totals = self._server.keep_totals
+                self._kept.start(lambda: keep_totals(self.observer.snapshot))
             self._server.start()
             _log.info("listening on %s", self._server.url)
         self._attached = self.observer.attached()
@@ -459,10 +476,12 @@ class Daemon:
             everything.callback(self._release)
             everything.callback(self.observer.close)
             everything.callback(self.recordings.close)
+            if self._kept is not None:
+                everything.callback(self._kept.finish)
 
     def _release(self) -> None:
         with contextlib.ExitStack() as attached:
-            for opened in (self._programs, self._mmap_events, self._ring_wakeups, self._server):
+            for opened in (self._kept, self._programs, self._mmap_events, self._ring_wakeups, self._server):
                 if opened is not None:
                     attached.callback(opened.close)
         for fd in self._pidfds:

@@ -17,6 +17,7 @@ from railscope.agent.facts.rank_process import RankProcess
 from railscope.agent.facts.snapshot import AgentHealth, Snapshot
 from railscope.agent.node.attribution.evidence import NOT_OBSERVED
 from railscope.agent.node.daemon.hardware import Hardware
+from railscope.agent.node.daemon.kept_totals import KeptTotals
 from railscope.agent.node.daemon.loop_lateness import LoopLateness
 from railscope.agent.node.daemon.nccl_observer import MOST_ENDED, NcclFacts, NcclObserver, NcclSources
 from railscope.agent.node.daemon.own_process import OwnProcess
@@ -43,16 +44,18 @@ class Observer:
         own_process: OwnProcess | None = None,
         lateness: LoopLateness | None = None,
         recordings: Recordings | None = None,
+        kept: KeptTotals | None = None,
         most_ended: int = MOST_ENDED,
     ) -> None:
         """`nccl` None: collectives are not observed (collector off, or another host's recorded sysfs).
 
         `recorder` None: nothing is kept for recordings.  `own_process` None: what the agent itself takes is not told.
-        `recordings` None: how many were made is not told.
+        `recordings` None: how many were made is not told.  `kept` None: nor how long no agent counted.
         """
         self._own_process = own_process
         self._lateness = lateness
         self._recordings = recordings
+        self._kept = kept
         self._clock = clock
         self._version = version
         self._started_realtime_ns = clock.realtime_ns()
@@ -222,6 +225,7 @@ class Observer:
                     collectors=(*self._hardware.collectors(), *nccl.collectors),
                     probes=nccl.probes,
                     recordings=self._recordings.counts() if self._recordings is not None else {},
+                    dark_seconds=self._kept.dark_seconds if self._kept is not None else None,
                 ),
             )
 

@@ -32,7 +32,7 @@ from railscope.agent.recording.format import (
     RecordedStall,
     Recording,
 )
-from railscope.probes.clock import Clock
+from railscope.probes.clock import Clock, boot_id
 from railscope.probes.loading.maps import Records
 from railscope.probes.netdev.counters import CounterBlock, CounterReading
 from railscope.probes.netdev.inventory import NetworkDevice
@@ -85,7 +85,7 @@ class FlightRecorder:
         """Keep the last `window_ns`, as far as `memory_bytes` reach."""
         self._clock = clock
         self._host = host
-        self._boot_id = _boot_id(procfs)
+        self._boot_id = boot_id(procfs)
         self._own_netns = _own_netns(procfs)
         self._window_ns = window_ns
         self._began_ns = clock.monotonic_ns()
@@ -446,10 +446,3 @@ def _own_netns(procfs: Path) -> int:
         return network_namespace(procfs, "self").inode
     except NamespaceError:
         return 0
-
-
-def _boot_id(procfs: Path) -> str:
-    try:
-        return (procfs / "sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""

@@ -1,0 +1,236 @@
+"""What agents before this one counted, so that no total falls when an agent is replaced.
+
+An agent counts from 0.  What the agents before it had shown by the time that they were last saved is added to each of
+its counters and histograms, series by series:
+
+* a total of the node is shown from the start, before this agent has counted anything of its kind;
+* a total of a rail, link or collector is shown with the rail, link or collector;
+* a total of a rank goes on where the rank's communicator is the same one, which communicator, rank and process tell;
+  operations that were in flight when it was saved count as complete, because nobody saw their completion;
+* a counter that begins with what a device counted is not added up: the device goes on counting while no agent runs.
+  Only where the device now shows less than the earlier agent did, which had seen it begin anew, it goes on from there.
+
+Values are kept as they are shown, before the series budget and before buckets are reduced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Final, TypeVar
+
+from railscope.agent.facts import catalogue
+from railscope.agent.facts.catalogue import Metric
+from railscope.agent.facts.snapshot import UNKNOWN, Histogram, RankKey, Snapshot
+from railscope.exporters.series.buckets import full_histogram
+from railscope.exporters.series.family import Family, LabelValues, Sample
+
+OWN: Final = frozenset({catalogue.PROCESS_CPU.name, catalogue.AGENT_DARK_SECONDS.name})
+"""Counters of this agent's process, or of all agents already: they are shown as they are."""
+FROM_DEVICES: Final = frozenset(
+    metric.name
+    for metric in (
+        catalogue.RAIL_TRANSMIT_BYTES,
+        catalogue.RAIL_RECEIVE_BYTES,
+        catalogue.RAIL_COUNTER,
+        catalogue.RAIL_QUEUE_DROPS,
+        catalogue.RAIL_QUEUE_OVERLIMITS,
+        catalogue.RAIL_QUEUE_REQUEUES,
+        catalogue.GPU_PCIE_TRANSMIT_BYTES,
+        catalogue.GPU_PCIE_RECEIVE_BYTES,
+        catalogue.NVLINK_TRANSMIT_BYTES,
+        catalogue.NVLINK_RECEIVE_BYTES,
+        catalogue.NVLINK_ERRORS,
+    )
+)
+"""Counters that begin with what the device counted."""
+OF_NODE: Final = frozenset(
+    metric.name
+    for metric in (
+        catalogue.COLLECTIVE_CALLS,
+        catalogue.COLLECTIVE_PAYLOAD_BYTES,
+        catalogue.COLLECTIVE_SIZE_BYTES,
+        catalogue.COLLECTIVE_ENQUEUE_SECONDS,
+        catalogue.COLLECTIVE_DURATION_SECONDS,
+        catalogue.COLLECTIVE_BUS_BANDWIDTH,
+        catalogue.COLLECTIVE_LAUNCHES,
+        catalogue.COLLECTIVE_COMPLETED_PAYLOAD_BYTES,
+        catalogue.COLLECTIVE_COMPLETED_BUS_BYTES,
+        catalogue.COLLECTIVE_COMPLETED_SECONDS,
+        catalogue.STALLS,
+        catalogue.COMM_EVENTS,
+        catalogue.COMM_ERRORS,
+        catalogue.OVERHEAD_SECONDS,
+        catalogue.EVENTS_LOST,
+        catalogue.RECORDINGS,
+        catalogue.SERIES_DROPPED,
+        catalogue.HTTP_REFUSED,
+        catalogue.LIMIT_REACHED,
+    )
+)
+"""Totals of the node: shown also while this agent has counted nothing of their kind."""
+MOST_SERIES: Final = 20_000
+"""Of one metric."""
+_METRICS: Final = {metric.name: metric for metric in catalogue.METRICS}
+
+Value = TypeVar("Value")
+
+RankPids = Mapping[RankKey, int]
+"""The process of each rank."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counters and histograms of one moment, by metric name and labels."""
+
+    values: dict[str, dict[LabelValues, int | float]] = field(default_factory=dict)
+    histograms: dict[str, dict[LabelValues, Histogram]] = field(default_factory=dict)
+    """With all of their buckets, and without exemplars."""
+    pids: dict[RankKey, int] = field(default_factory=dict)
+    """Of the ranks that have values."""
+
+
+def is_continued(metric: Metric) -> bool:
+    """Whether a metric is a total that goes on from one agent to the next."""
+    return metric.kind != "gauge" and metric.name not in OWN
+
+
+def is_of_rank(metric: Metric) -> bool:
+    """Whether each series of a metric is one rank's, which its first two labels name."""
+    return metric.labels[:2] == ("comm", "rank")
+
+
+def rank_pids(snapshot: Snapshot) -> dict[RankKey, int]:
+    """The process of each rank that has an identity of its own."""
+    return {
+        one.identity.key: one.identity.pid
+        for one in snapshot.collectives.communicators
+        if one.identity.pid and UNKNOWN not in one.identity.key
+    }
+
+
+class EarlierTotals:
+    """Adds what earlier agents counted, and knows the sums.
+
+    `add_to`, `add_to_histograms` and `record_shown` are for one thread at a time, as scrapes are made.
+    """
+
+    def __init__(self, saved: Totals | None = None) -> None:
+        """`saved` None: there was no earlier agent."""
+        base = saved or Totals()
+        # Nobody saw the completion of what was in flight then: it must not look as if it were in flight for ever.
+        enqueued = base.values.get(catalogue.COMM_ENQUEUED.name, {})
+        completed = base.values.get(catalogue.COMM_COMPLETED.name, {})
+        for rank in completed:
+            completed[rank] = max(completed[rank], enqueued.get(rank, 0))
+        self._base = base
+        self._awaited = set(base.pids)
+        """Ranks that an earlier agent knew, and this one has not met."""
+        self._offsets: dict[tuple[str, LabelValues], int | float] = {}
+        """By counter of a device, once it was seen: what is added to it."""
+        self._shown = Totals(
+            {name: dict(series) for name, series in base.values.items()},
+            {name: dict(series) for name, series in base.histograms.items()},
+            dict(base.pids),
+        )
+
+    @property
+    def totals(self) -> Totals:
+        """What was last recorded, to be saved before anything else is recorded."""
+        return self._shown
+
+    def add_to(self, metric: Metric, samples: tuple[Sample, ...], pids: RankPids) -> tuple[Sample, ...]:
+        """The samples of a counter, and what earlier agents counted; no two samples have the same labels."""
+        base = self._base.values.get(metric.name)
+        if base is None:
+            return samples
+        if metric.name in FROM_DEVICES:
+            return tuple(
+                (labels, value + self._offset(metric.name, _key(metric, labels), value)) for labels, value in samples
+            )
+        if is_of_rank(metric):
+            base = {labels: value for labels, value in base.items() if self._lives(labels, pids)}
+        added = tuple((labels, value + base.get(_key(metric, labels), 0)) for labels, value in samples)
+        if metric.name in OF_NODE:
+            known = {labels for labels, _ in samples}
+            added += tuple(one for one in base.items() if one[0] not in known)
+        return added
+
+    def add_to_histograms(
+        self, metric: Metric, histograms: dict[LabelValues, Histogram]
+    ) -> dict[LabelValues, Histogram]:
+        """Histograms with all of their buckets, and what earlier agents counted."""
+        base = self._base.histograms.get(metric.name)
+        if base is None:
+            return histograms
+        added = {labels: _sum(one, base.get(_key(metric, labels))) for labels, one in histograms.items()}
+        if metric.name in OF_NODE:
+            added.update({labels: one for labels, one in base.items() if labels not in added})
+        return added
+
+    def record_shown(self, shown: Iterable[Family], pids: RankPids) -> None:
+        """Record what is about to be shown; what is not among it stays as it was, but for ranks that have gone."""
+        self._awaited -= pids.keys()
+        totals = self._shown
+        totals.pids = {**{rank: self._base.pids[rank] for rank in self._awaited}, **pids}
+        for name in [name for name in totals.values if is_of_rank(_METRICS[name])]:
+            totals.values[name] = {
+                labels: value
+                for labels, value in self._base.values.get(name, {}).items()
+                if labels[:2] in self._awaited
+            }
+        for family in shown:
+            if not is_continued(family.metric):
+                continue
+            name = family.metric.name
+            if family.samples:
+                values = totals.values.setdefault(name, {})
+                for labels, value in family.samples:
+                    key = _key(family.metric, labels)
+                    if value >= values.get(key, 0):
+                        values[key] = value
+                _limit(values)
+            if family.histograms:
+                histograms = totals.histograms.setdefault(name, {})
+                for labels, histogram in family.histograms:
+                    whole = full_histogram(histogram)
+                    histograms[_key(family.metric, labels)] = Histogram(whole.bounds, whole.counts, whole.sum)
+                _limit(histograms)
+
+    def _offset(self, name: str, labels: LabelValues, value: int | float) -> int | float:
+        """By how much an earlier agent's total is above what a device shows at first sight."""
+        key = name, labels
+        if key not in self._offsets:
+            self._offsets[key] = max(0, self._base.values[name].get(labels, 0) - value)
+        return self._offsets[key]
+
+    def _lives(self, labels: LabelValues, pids: RankPids) -> bool:
+        """Whether the rank of these labels is the one that an earlier agent counted."""
+        rank = (str(labels[0]), str(labels[1]))
+        return rank in pids and pids[rank] == self._base.pids.get(rank)
+
+
+def _key(metric: Metric, labels: LabelValues) -> LabelValues:
+    """The labels of a series, without those that only other series of the moment have (`netns`)."""
+    end = len(labels)
+    while end > len(metric.labels) and not labels[end - 1]:
+        end -= 1
+    return labels[:end]
+
+
+def _sum(one: Histogram, other: Histogram | None) -> Histogram:
+    """Two histograms as one; the first alone where there is no other, or it was counted in other buckets."""
+    if other is None or one.bounds != other.bounds:
+        return one
+    return replace(
+        one,
+        counts=tuple(a + b for a, b in zip(one.counts, other.counts, strict=True)),
+        sum=None if one.sum is None or other.sum is None else one.sum + other.sum,
+    )
+
+
+def _limit(series: dict[LabelValues, Value]) -> None:
+    """Forget what came first where devices and jobs come and go for as long as agents run."""
+    for labels in list(islice(series, max(0, len(series) - MOST_SERIES))):
+        del series[labels]
