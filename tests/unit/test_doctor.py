@@ -21,6 +21,7 @@ from railscope.agent.doctor.host import (
     check_pid_namespace,
     check_privileges,
     check_settings,
+    check_state,
 )
 from railscope.agent.doctor.probes import Trial, check_probes, configured_settings
 from railscope.agent.doctor.rails import check_rails
@@ -334,3 +335,16 @@ def test_folders_of_another_host_are_said_to_be_such(tmp_path: Path) -> None:
     found = doctor.examine(Config(sysfs=tmp_path), SystemClock())
     assert found.findings[0].check == "source"
     assert str(tmp_path) in found.findings[0].what
+
+
+def test_a_folder_of_totals_that_the_agent_would_refuse_is_found(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    assert statuses(check_state(None)) == {"state": "note"}
+    assert statuses(check_state(state)) == {"state": "ok"}
+    state.mkdir(mode=0o700)
+    assert statuses(check_state(state)) == {"state": "ok"}
+    state.chmod(0o770)
+    (finding,) = check_state(state)
+    assert (finding.status, finding.remedy) == ("problem", f"chmod 700 {state}")
+    (tmp_path / "file").touch()
+    assert statuses(check_state(tmp_path / "file")) == {"state": "problem"}
