@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.clocks import read_clocks
 from railscope.agent.facts.label_numbers import parse_number
 from railscope.agent.facts.rank_process import describe_process
@@ -24,6 +23,7 @@ from railscope.agent.facts.snapshot import UNKNOWN, CommunicatorStall, NodeStall
 from railscope.agent.facts.stall import InFlight, Stall, rail_name
 from railscope.agent.node.collectives.call_counts import Table
 from railscope.agent.node.collectives.stragglers import Stragglers
+from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.agent.node.stalls.checkpoints import Checkpoints
 from railscope.agent.node.stalls.dependencies import Dependencies, Ranks
 from railscope.agent.node.stalls.detector import Detector, StallLimits
@@ -31,6 +31,7 @@ from railscope.agent.node.stalls.evidence import Evidence, GonePeer, ProcessFact
 from railscope.agent.node.stalls.inspector import Inspector, RailsOf
 from railscope.agent.node.stalls.rank_reader import IDLE_NS, RankReader
 from railscope.agent.node.stalls.sources import InFlightTables, Inspection, Known
+from railscope.agent.node.stalls.stall_log import StallLog
 from railscope.agent.node.targets.memory import ProcessMemory
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.clock import Clock
@@ -92,6 +93,7 @@ class Watchdog:
         """By instance: up to when its current stall is part of that sum."""
         self._ended: deque[Stall] = deque(maxlen=_MOST_ENDED)
         self._began = began
+        self._stall_log = StallLog(clock, self._tenant_of)
 
     def set_limits(self, limits: StallLimits) -> None:
         """Judge by these limits from the next look on."""
@@ -115,8 +117,8 @@ class Watchdog:
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to look at although no communicator lives: stalls, or what was opened for them."""
-        return bool(self.current) or self._inspector.open
+        """Whether there is something to look at although no communicator lives: stalls, or what they left behind."""
+        return bool(self.current) or self._inspector.open or self._stall_log.owes
 
     def evaluate(self) -> int:
         """Judge every living communicator that may not be well; returns when to look again, in ns from now.
@@ -138,6 +140,7 @@ class Watchdog:
             self._checkpoints.update(now_ns, self._reader.last_calls())
         changes = self._detector.evaluate(now_ns, ranks, self._evidence, others=self._reader.living)
         self._log_changes(changes.begun, changes.ended)
+        self._stall_log.sum_up()
         self._count_lengths(now_ns)
         quiet_until_ns = self._reader.quiet_until_ns
         if quiet_until_ns is None:
@@ -242,20 +245,17 @@ class Watchdog:
     def _log_changes(self, begun: Iterable[Stall], ended: Iterable[Stall]) -> None:
         for stall in begun:
             self._totals[stall.op, stall.diagnosis.cause.value] += 1
-            _log.warning("%s", _sentence(stall))
+            self._stall_log.begun(stall, _sentence(stall))
             self._began(stall)
         for stall in ended:
             self._count_length(stall, stall.ended_ns or self._clock.monotonic_ns())
             del self._counted_ns[stall.instance]
             self._ended.append(stall)
-            _log.info(
-                "communicator %s rank %s %s after %.1f s (%s)",
-                stall.comm,
-                stall.rank,
-                "is given up" if stall.diagnosis.cause is Cause.PROCESS_GONE else "goes on",
-                stall.length_ns(self._clock.monotonic_ns()) / 1e9,
-                stall.diagnosis.cause.value,
-            )
+            self._stall_log.ended(stall)
+
+    def _tenant_of(self, pid: int) -> Tenant:
+        process = self._known.process(pid)
+        return process.tenant if process is not None else UNKNOWN_TENANT
 
     def _count_lengths(self, now_ns: int) -> None:
         for stall in self.current:

@@ -1,0 +1,66 @@
+"""Lines about stalls: each has one up to a number for a tenant and minute, and the rest is summed up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from railscope.agent.node.inspection.tenants import Tenant
+from railscope.agent.node.stalls.stall_log import MOST_LINES, WINDOW_NS, StallLog
+from tests.unit.exporters_snapshots import stall
+from tests.unit.stall_world import SimulatedClock
+
+GREEDY, MODEST = 1, 2
+TENANTS = {GREEDY: Tenant(5000), MODEST: Tenant(5001)}
+
+
+@pytest.fixture(autouse=True)
+def told(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    with caplog.at_level(logging.INFO, "railscope.stalls"):
+        yield
+
+
+def test_many_stalls_of_one_tenant_leave_another_s_lines_and_are_summed_up(caplog: pytest.LogCaptureFixture) -> None:
+    clock = SimulatedClock()
+    log = StallLog(clock, TENANTS.__getitem__)
+    for number in range(500):
+        log.begun(replace(stall(), pid=GREEDY), f"greedy {number}")
+    for _ in range(400):
+        log.ended(replace(stall(ended_ns=clock.now_ns), pid=GREEDY))
+    log.begun(replace(stall(), pid=MODEST), "modest 0")
+    assert caplog.messages == [*(f"greedy {number}" for number in range(MOST_LINES)), "modest 0"]
+    log.sum_up()
+    assert len(caplog.messages) == MOST_LINES + 1, "not before the minute is over"
+    assert log.owes
+    caplog.clear()
+    clock.sleep(WINDOW_NS / 1e9)
+    log.sum_up()
+    assert caplog.messages == [
+        "of the ranks of uid 5000, 480 more begin to stall and 400 more go on: /stalls has them one by one"
+    ]
+    assert not log.owes
+
+
+def test_each_minute_has_lines_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    clock = SimulatedClock()
+    log = StallLog(clock, TENANTS.__getitem__)
+    for _ in range(3):
+        for number in range(MOST_LINES):
+            log.begun(replace(stall(), pid=GREEDY), str(number))
+        clock.sleep(WINDOW_NS / 1e9)
+    assert len(caplog.messages) == 3 * MOST_LINES
+    assert not log.owes
+
+
+def test_a_minute_that_is_over_is_summed_up_before_the_next_line(caplog: pytest.LogCaptureFixture) -> None:
+    clock = SimulatedClock()
+    log = StallLog(clock, TENANTS.__getitem__)
+    for number in range(MOST_LINES + 1):
+        log.begun(replace(stall(), pid=GREEDY), str(number))
+    caplog.clear()
+    clock.sleep(WINDOW_NS / 1e9)
+    log.begun(replace(stall(), pid=GREEDY), "again")
+    assert caplog.messages == ["of the ranks of uid 5000, 1 more begin to stall: /stalls has them one by one", "again"]
