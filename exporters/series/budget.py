@@ -19,12 +19,13 @@ class SeriesBudget:
     threads.
     """
 
-    def __init__(self, limit: int = DEFAULT_SERIES) -> None:
+    def __init__(self, limit: int = DEFAULT_SERIES, dropped: int = 0) -> None:
+        """`dropped`: series that earlier expositions left out."""
         if limit < 1:
             raise ValueError(f"a limit of {limit} series exports nothing; give 1 or more")
         self.limit = limit
         self._lock = threading.Lock()
-        self._dropped = 0
+        self._dropped = dropped
 
     @property
     def dropped_total(self) -> int:

@@ -186,6 +186,9 @@ class EarlierTotals:
             name = family.metric.name
             if family.samples:
                 values = totals.values.setdefault(name, {})
+                if name in OF_NODE:
+                    # All of it is shown, always: what is not has moved to other labels, such as a GPU's once known.
+                    values.clear()
                 for labels, value in family.samples:
                     key = _key(family.metric, labels)
                     if value >= values.get(key, 0):

@@ -260,7 +260,7 @@ class Pages:
     def keep_totals(self, snapshot: Callable[[], Snapshot]) -> None:
         """Save the totals without showing them: all of them, whatever the budget would leave out."""
         with self._scrape:
-            self._families(snapshot(), SeriesBudget(sys.maxsize), _Pauses())
+            self._families(snapshot(), SeriesBudget(sys.maxsize, self._budget.dropped_total), _Pauses())
 
     def _families(self, snapshot: Snapshot, budget: SeriesBudget, pause: Callable[[], None]) -> tuple[Family, ...]:
         kept = self._kept

@@ -202,6 +202,23 @@ def test_a_rank_goes_on_only_as_the_same_process_and_what_was_in_flight_counts_a
     fourth.kill()
 
 
+def test_calls_whose_gpu_becomes_known_are_not_saved_under_both_labels(
+    tmp_path: Path, procfs: Path, hands: Hands
+) -> None:
+    def of_gpu(gpu: str, count: int) -> Snapshot:
+        return replace(
+            calls(0), collectives=NodeCollectives(totals=(CollectiveTotal("AllReduce", "float", gpu, count, count),))
+        )
+
+    first = Agent(tmp_path / "state", procfs, hands)
+    first.show(of_gpu("unknown", 10))
+    first.show(of_gpu("0", 12))
+    first.kill()
+    second = Agent(tmp_path / "state", procfs, hands)
+    assert second.show(of_gpu("0", 1))["railscope_collective_calls_total"] == {("AllReduce", "float", "0"): 13}
+    second.kill()
+
+
 def test_a_device_that_began_anew_under_the_first_agent_does_not_fall_under_the_second(
     tmp_path: Path, procfs: Path, hands: Hands
 ) -> None:
