@@ -90,9 +90,11 @@ def _agents() -> list[AnyPanel]:
         ),
         timeseries(
             "Running for",
-            "Uptime of each agent. After a restart (drop to 0), ranks that already ran are counted from that moment.",
+            "Uptime of each agent, and the time since the host's boot in which no agent counted (dark; only with "
+            "--state.directory). After a restart (drop to 0), ranks that already ran are counted from that moment.",
             "s",
             query(f"time() - {catalogue.AGENT_START_TIME.where(HOST)}", "{{instance}}"),
+            query(catalogue.AGENT_DARK_SECONDS.where(HOST), "{{instance}}: dark"),
         ),
         timeseries(
             "Loop late",
