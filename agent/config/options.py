@@ -216,7 +216,7 @@ OPTIONS: Final = (
     _text("small_payload_bytes", "--rail.small-message", "rails.small_message", size_bytes("0", "1GiB"), "SIZE",
           "64KiB", "messages up to this size may use a single rail"),
     _integer("series_limit", "--limit.series", "limits.series", whole_number(100, 10_000_000), "20000",
-             "maximum number of exported series; series of the oldest communicators are dropped first and counted"),
+             "most exported series; communicators of the user with the most are dropped first and counted"),
     _list("series_detail", "--series.detail", "series.detail",
           one_of("counters", "nvlinks", "devices", "buckets", "all"), "NAME", "none",
           "export more series: every counter of every rail, including those at 0 (counters); speed, utilization and "

@@ -162,6 +162,8 @@ class CommunicatorFacts:
     position: int | None = None
     """Collectives entered since the communicator was made, as NCCL counts them: comparable with that of every other
     rank.  None: cannot be known."""
+    tenant: str = UNKNOWN
+    """Whose its process is: the user, and the container where there is one."""
 
 
 @dataclass(frozen=True, slots=True)

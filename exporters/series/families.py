@@ -393,13 +393,14 @@ def _trimmed(detail: _Detail, excess: int, selection: Selection) -> _Detail:
 def _fewer_communicators(
     communicators: tuple[CommunicatorFacts, ...], more: Mapping[tuple[str, str], int], excess: int
 ) -> tuple[tuple[CommunicatorFacts, ...], int]:
-    """What stays when the ended and then the oldest go until `excess` series are saved, and what excess is left.
+    """What stays when communicators go until `excess` series are saved, and what excess is left.
 
+    The next to go is always of the tenant who has the most: of his the ended ones, then the oldest.
     `more`: series that go with a rank, by communicator and rank, besides those made of its facts.
     """
     ends_of_rank = Counter(one.identity.key for one in communicators)
     gone = set()
-    for index in sorted(range(len(communicators)), key=lambda index: (communicators[index].alive, index)):
+    for index in _first_to_go(communicators):
         if excess <= 0:
             break
         one = communicators[index]
@@ -410,6 +411,19 @@ def _fewer_communicators(
         last_of_rank = not ends_of_rank[rank]
         excess -= 1 + _numbers_of(one) + more.get(rank, 0) if last_of_rank else 1
     return tuple(one for index, one in enumerate(communicators) if index not in gone), excess
+
+
+def _first_to_go(communicators: tuple[CommunicatorFacts, ...]) -> list[int]:
+    """Places of all communicators in the order in which they are given up."""
+    order = sorted(range(len(communicators)), key=lambda index: (communicators[index].alive, index))
+    left = Counter(one.tenant for one in communicators)
+    having = {}
+    """How many its tenant has when it goes."""
+    for index in order:
+        tenant = communicators[index].tenant
+        having[index] = left[tenant]
+        left[tenant] -= 1
+    return sorted(order, key=having.__getitem__, reverse=True)
 
 
 def _numbers_of(one: CommunicatorFacts) -> int:

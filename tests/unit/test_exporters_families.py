@@ -179,6 +179,18 @@ def test_over_the_budget_the_ended_communicator_goes_first_then_the_oldest() -> 
     assert count(shown) <= budget.limit
 
 
+def test_over_the_budget_the_tenant_with_the_most_communicators_loses_his_own() -> None:
+    tenants = ("5001", "5001", "5000", "5000", "5000", "5000", "5000")
+    several = tuple(
+        replace(communicator(comm=f"{n:016x}"), tenant=tenant, alive=n != 1) for n, tenant in enumerate(tenants)
+    )
+    snapshot = with_communicators(replace(EMPTY, rails=(rail(),)), *several)
+    whole = count(make_families(snapshot))
+    one = whole - count(make_families(with_communicators(snapshot, *several[:2], *several[3:])))
+    shown = make_families(snapshot, SeriesBudget(whole - 2 * one - 1))
+    assert [int(labels["comm"], 16) for labels, _ in samples(shown, "comm_info")] == [0, 1, 5, 6]
+
+
 def test_bytes_between_ranks_go_first_and_all_of_them() -> None:
     whole = count(make_families(full_snapshot()))
     shown = make_families(full_snapshot(), SeriesBudget(whole - 1))

@@ -180,4 +180,5 @@ def _facts(
         instance=max(communicator.instance, 0),
         whole=communicator.whole,
         position=position,
+        tenant=process.tenant.label if process else UNKNOWN,
     )
