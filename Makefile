@@ -19,7 +19,7 @@ PACKAGES_VM := $(PACKAGES_ROOT) qemu-system-x86 xz-utils zstd
 
 include build.mk
 
-.PHONY: setup build bytecode demo stack check test test-search test-faults lint bench packages packages-test packages-bench packages-panels packages-spark packages-vm test-panels test-spark test-vm gpu-kit clean wheel lock service-env fuzz
+.PHONY: setup build bytecode demo stack check test test-search test-faults lint bench packages packages-test packages-bench packages-panels packages-spark packages-vm test-panels test-spark test-vm gpu-kit clean wheel lock service-env fuzz soak
 
 setup: packages $(STAMPS)/venv build bytecode  ## install what is needed, make .venv, the BPF objects and bytecode
 
@@ -84,6 +84,9 @@ test-search: setup  ## properties of parsers and decoders on many new random exa
 
 fuzz: setup  ## coverage-guided fuzzing of what strangers write: FUZZ="--seconds 600 elf"; --keep adds to the corpus
 	$(BIN)/python -m tests.fuzz $(FUZZ)
+
+soak: setup  ## an hour of jobs that come and go beside one agent: what must stay flat, as a table; SOAK="--seconds 600"
+	$(BIN)/python -m tests.soak $(SOAK)
 
 test-spark: setup packages-spark  ## that reports come out equal on Spark (400 MB)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[spark]'

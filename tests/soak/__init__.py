@@ -1,0 +1,1 @@
+"""One agent beside jobs that come and go: `make soak`."""
