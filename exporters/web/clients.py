@@ -114,8 +114,9 @@ class Clients:
         accepted.setblocking(False)
         try:
             transport = self._transport(accepted)
+            self._epoll.register(transport.fd, transport.blocked_on)
         except OSError as error:
-            self._refusals.record(Reason.HANDSHAKE, f"{address}: TLS handshake failed: {error}", now)
+            self._refusals.record(Reason.HANDSHAKE, f"{address}: refused: {error}", now)
             accepted.close()
             return
         origin = Origin.LOOPBACK if _is_loopback(address) else Origin.REMOTE
@@ -130,8 +131,7 @@ class Clients:
             connection.in_doorway = True
             self._set_deadline(connection, _DOORWAY_SECONDS)
         self._open[transport.fd] = connection
-        connection.mask = connection.wanted_mask
-        self._epoll.register(transport.fd, connection.mask)
+        connection.mask = transport.blocked_on
         self._run(self._step, connection)
 
     def give_up_one(self, now: float) -> None:

@@ -13,6 +13,7 @@ import logging
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +40,9 @@ from railscope.exporters.web.transport import PlainTransport, Transport
 __all__ = ["WebConfig", "WebConfigError", "WebConfigFile", "load_web_config"]
 
 _logger: Final = logging.getLogger("railscope.web_config")
+
+_UNUSABLE_SECONDS: Final = 1.0
+"""A certificate may become usable without a change of the file that names it."""
 
 HEADERS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -100,6 +104,8 @@ class WebConfigFile:
         self._state = _State(path)
         self._complaint = ""
         """Why the file as it is now cannot be used; said once."""
+        self._unusable: tuple[tuple[int, int, int] | None, float] | None = None
+        """The signature of a file that cannot be used, and until when it is not read again: who asks need not wait."""
         for note in self._state.config.notes:
             _logger.info("%s", note)
 
@@ -135,9 +141,14 @@ class WebConfigFile:
         with self._lock:
             if self._state.current():
                 return self._state
+            signature, now = _file_signature(self._path), time.monotonic()
+            if self._unusable is not None and self._unusable[0] == signature and now < self._unusable[1]:
+                return self._state
             try:
                 self._state = _State(self._path)
+                self._unusable = None
             except WebConfigError as error:
+                self._unusable = signature, now + _UNUSABLE_SECONDS
                 if str(error) != self._complaint:
                     _logger.error("%s; the settings before this change stay in use", error)
                 self._complaint = str(error)

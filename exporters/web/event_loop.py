@@ -112,7 +112,10 @@ class EventLoop:
         self._ending = True
         if self._thread is not None:
             self._ring()
-            self._thread.join()
+            self._thread.join(_CLOSE_SECONDS)
+            if self._thread.is_alive():  # a health check that waits: what it uses stays open
+                _logger.warning("the HTTP server did not end in time")
+                return
             self._thread = None
         self._listener.close()
         self._clients.close()
@@ -140,9 +143,9 @@ class EventLoop:
             try:
                 self._turn()
             except Exception as error:  # noqa: BLE001  # the server outlives what nobody has foreseen
-                now = time.monotonic()
-                self._refusals.record(Reason.FAILED, f"the server: {type(error).__name__}: {error}", now)
-                self._deaf_until = now + _AFTER_SHORTAGE_SECONDS
+                line = f"the server: {type(error).__name__}: {error}"
+                self._refusals.record(Reason.FAILED, line, time.monotonic())
+                time.sleep(_AFTER_SHORTAGE_SECONDS)
 
     def _turn(self) -> None:
         clients = self._clients

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import http.client
+import random
 import re
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 
+import psutil
 import pytest
 
 from railscope.agent.facts.snapshot import Snapshot
@@ -381,3 +383,49 @@ def test_a_check_that_fails_is_one_line_and_the_server_goes_on(caplog: pytest.Lo
 def test_an_accept_header_of_thousands_of_ranges_is_answered(agent: Agent) -> None:
     ranges = ",".join(["application/openmetrics-text;version=1.0.0;q=0.1"] * 300)
     assert ask(agent.server(), "/metrics", Accept=ranges).status == 200
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_clients_of_every_kind_leave_nothing_behind(agent: Agent, seed: int) -> None:
+    chance = random.Random(seed)
+    agent.snapshot = lambda: typical_node(64)
+    server = agent.server(replace(FREE_PORT, max_connections=16, unsent_bytes=1_000_000))
+    assert ask(server, "/metrics").status == 200
+    process = psutil.Process()
+    before = process.num_fds()
+    sent = (
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip\r\nConnection: close\r\n\r\n",
+        b"GET /stalls HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" * 20,
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + b"y" * 50_000,
+        b"GET /met",
+        b"\r\n" * 1000,
+        b"\0" * 20_000,
+        b"",
+    )
+    clients: list[socket.socket] = []
+    for _ in range(400):
+        client = socket.socket()
+        client.settimeout(10)
+        if chance.random() < 0.3:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        client.connect(("127.0.0.1", server.port))
+        with suppress(OSError):
+            client.sendall(chance.choice(sent))
+            if chance.random() < 0.2:
+                client.shutdown(socket.SHUT_WR)
+            if chance.random() < 0.3:
+                client.settimeout(0.01)
+                client.recv(chance.choice((1, 65536)))
+        clients.append(client)
+        while len(clients) > chance.choice((0, 8, 40)):
+            clients.pop(chance.randrange(len(clients))).close()
+    for client in clients:
+        client.close()
+    deadline = time.monotonic() + 20
+    while process.num_fds() > before:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert ask(server, "/metrics").status == 200
+    assert server.refusals()["failed"] == 0

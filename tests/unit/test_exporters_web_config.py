@@ -17,8 +17,9 @@ from pathlib import Path
 import bcrypt
 import pytest
 
+from railscope.exporters.web import config
 from railscope.exporters.web.auth import BasicAuth, is_bcrypt_hash
-from railscope.exporters.web.config import WebConfigError, WebConfigFile, load_web_config
+from railscope.exporters.web.config import WebConfig, WebConfigError, WebConfigFile, load_web_config
 from railscope.exporters.web.http import MetricsServer, ServerSettings
 from railscope.exporters.web.tls import CIPHERS, CURVES, certificate_names
 from tests.unit.exporters_snapshots import full_snapshot
@@ -287,6 +288,33 @@ def test_a_change_that_cannot_be_used_is_logged_once_and_the_settings_before_it_
     assert "secret" not in message
     site.write("")
     assert get(server)[0] == 200
+
+
+def test_a_file_that_cannot_be_used_is_not_read_again_for_each_request(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.write(f"basic_auth_users: {{ada: {HASH}}}\n")
+    file = WebConfigFile(site.file)
+    readings: list[Path] = []
+
+    def read(path: Path) -> WebConfig:
+        readings.append(path)
+        return load_web_config(path)
+
+    monkeypatch.setattr(config, "load_web_config", read)
+    monkeypatch.setattr(config, "_UNUSABLE_SECONDS", 3600.0)
+    site.write("basic_auth_users: {ada: secret}\n")
+    for _ in range(10):
+        assert file.auth().has_users
+    assert len(readings) == 1
+    # It is after a while: what it names may have become usable.
+    monkeypatch.setattr(config, "_UNUSABLE_SECONDS", 0.0)
+    site.write("basic_auth_users: {ada: another}\n")
+    for _ in range(2):
+        assert file.auth().has_users
+    assert len(readings) == 3
+    site.write("")
+    assert not file.auth().has_users
 
 
 def test_a_client_that_never_shakes_hands_does_not_hold_up_the_others(site: Site, pki: Path) -> None:
