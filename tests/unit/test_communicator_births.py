@@ -94,3 +94,27 @@ def test_a_call_that_made_no_communicator_that_is_known_is_told_with_what_follow
         communicators.record_events(event)
     assert caplog.messages == [f"process 4711: {said}"]
     assert list(communicators) == []
+
+
+def test_what_a_process_does_thousands_of_times_is_told_once_and_of_each_process(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    communicators = Communicators(SimulatedTable(COMMUNICATOR_KEY, COMMUNICATOR), lambda _tgid: "2.27.3")
+    events = np.zeros(1000, LIFECYCLE_EVENT)
+    events["tgid"], events["kind"], events["comm"] = 4711, LifecycleKind.INIT, 0x7F00
+    events["tgid"][-1] = 4712
+    with caplog.at_level(logging.INFO, "railscope.communicators"):
+        communicators.record_events(events)
+        assert [message.split(":")[0] for message in caplog.messages] == ["process 4711", "process 4712"]
+        communicators.end_process(4711, 1)
+        communicators.record_events(events[:1])
+    assert len(caplog.messages) == 3, "the number may be another process's by then"
+
+
+def test_results_that_a_process_makes_up_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    communicators = Communicators(SimulatedTable(COMMUNICATOR_KEY, COMMUNICATOR), lambda _tgid: "2.27.3")
+    events = np.zeros(1000, LIFECYCLE_EVENT)
+    events["tgid"], events["kind"], events["result"] = 4711, LifecycleKind.INIT, np.arange(100, 1100)
+    with caplog.at_level(logging.INFO, "railscope.communicators"):
+        communicators.record_events(events)
+    assert len(caplog.messages) == 16

@@ -11,6 +11,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -33,6 +34,8 @@ _BIRTHS = {
     LifecycleKind.GROW: "ncclCommGrow",
 }
 """What makes communicators, as the job calls it."""
+_MOST_SAID: Final = 16
+"""Different things that are said of one process."""
 _ENDS = (LifecycleKind.DESTROY, LifecycleKind.ABORT)
 
 
@@ -96,6 +99,8 @@ class Communicators:
         """Keys and values of the kernel's table at the last refresh."""
         self._known: dict[int, Communicator] = {}
         self._settled: dict[int, Communicator] = {}
+        self._said: defaultdict[int, set[str]] = defaultdict(set)
+        """What the log has of calls that made nothing, by process."""
         self._of_process: defaultdict[int, set[int]] = defaultdict(set)
         """Instances that are not settled, by process."""
         self._of_hash: defaultdict[int, set[int]] = defaultdict(set)
@@ -137,7 +142,7 @@ class Communicators:
             kind = LifecycleKind(int(event["kind"]))
             instance = int(event["instance"])
             if not instance:
-                _log.info("process %d: %s", event["tgid"], _nothing_made(kind, event))
+                self._say(int(event["tgid"]), _nothing_made(kind, event))
                 continue
             if instance in self._settled:
                 continue
@@ -159,6 +164,15 @@ class Communicators:
             self._keep(known)
         self._name_by_unique_id()
         return processes
+
+    def _say(self, tgid: int, words: str) -> None:
+        """Say something of a process once: it may do the same thousands of times."""
+        said = self._said[tgid]
+        _log.log(
+            logging.DEBUG if words in said or len(said) >= _MOST_SAID else logging.INFO, "process %d: %s", tgid, words
+        )
+        if len(said) < _MOST_SAID:
+            said.add(words)
 
     def _name_by_unique_id(self) -> None:
         """Name those whose struct cannot be read, as NCCL names them."""
@@ -196,6 +210,7 @@ class Communicators:
 
     def end_process(self, tgid: int, ended_ns: int) -> None:
         """End everything that a process had; what begins later belongs to another one with the same number."""
+        self._said.pop(tgid, None)
         for instance in self._of_process.get(tgid, ()):
             known = self._known[instance]
             if known.ended_ns is None and known.first_ns <= ended_ns:
