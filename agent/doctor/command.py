@@ -8,6 +8,7 @@ fewer.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from contextlib import closing
@@ -33,10 +34,12 @@ from railscope.agent.doctor.probes import check_probes
 from railscope.agent.doctor.processes import check_processes
 from railscope.agent.doctor.rails import check_rails
 from railscope.agent.doctor.topology import TopologyReport, check_topology, render_picture, topology_of_file
-from railscope.agent.node.inspection.inspection import InspectionProcesses
+from railscope.agent.node.inspection.inspection import InProcess, Inspection, InspectionProcesses
 from railscope.probes.clock import Clock, SystemClock
 from railscope.probes.printable import LONGEST_SHOWN, printable, printable_document
 from railscope.probes.processes.processes import ProcessIdentity
+
+_log = logging.getLogger("railscope.doctor")
 
 FINE: Final = 0
 PROBLEM: Final = 1
@@ -102,6 +105,17 @@ def run_topology(file: Path, config: Config, *, as_json: bool, out: TextIO) -> i
     return FINE if rails else PROBLEM
 
 
+def _inspection() -> Inspection:
+    """Processes that read what others map; this one, where it may not start any."""
+    try:
+        return InspectionProcesses(
+            QUESTIONS, patience_seconds=PATIENCE_SECONDS, tenants_patience_seconds=TENANTS_PATIENCE_SECONDS
+        )
+    except OSError as error:
+        _log.debug("no inspection process: %s", error)
+        return InProcess()
+
+
 def examine(config: Config, clock: Clock, *, command_lines: bool = False) -> Examination:
     """Make every check; a check that fails is a finding."""
     host = os.uname()
@@ -114,11 +128,7 @@ def examine(config: Config, clock: Clock, *, command_lines: bool = False) -> Exa
     processes: list[ProcessReport] = []
 
     def examine_libraries() -> list[Finding]:
-        with closing(
-            InspectionProcesses(
-                QUESTIONS, patience_seconds=PATIENCE_SECONDS, tenants_patience_seconds=TENANTS_PATIENCE_SECONDS
-            )
-        ) as inspection:
+        with closing(_inspection()) as inspection:
             found, reports, mappers = check_libraries(config, inspection)
         libraries.extend(reports)
         identities.update(mappers)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+import select
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -72,6 +74,7 @@ QUESTIONS: Final = ("railscope.agent.node.completion.files", "railscope.agent.no
 PATIENCE_SECONDS: Final = 20.0
 TENANTS_PATIENCE_SECONDS: Final = 5.0
 """How long what processes map is waited for: of all users together, and of one user."""
+_WAIT_SECONDS: Final = 0.1
 
 
 def check_libraries(
@@ -89,10 +92,10 @@ def check_libraries(
         )
         try:
             discovery.scan()
+            errors = {*discovery.errors, *_late_answers(discovery, inspector)}
             found = sorted(discovery.libraries, key=lambda library: library.path)
             reports = tuple(_report(library, attacher, inspector) for library in found)
             processes = frozenset(identity for library in found for identity in library.mappers)
-            errors = sorted(set(discovery.errors))
         finally:
             discovery.close()
         findings = _internals(programs)
@@ -105,7 +108,7 @@ def check_libraries(
     if errors:
         what = (
             f"{len(errors)} cannot be opened (no permission): whether they contain NCCL is unknown; the first: "
-            f"{errors[0]}"
+            f"{min(errors)}"
         )
         findings.append(Finding("mapped files", "problem", what, privilege_remedy()))
     if not reports:
@@ -114,6 +117,20 @@ def check_libraries(
     if missed := pids_without_nccl(config.procfs, config.pids, {process.pid for process in processes}):
         findings.append(Finding("processes", "problem", f"--pid: {missed}", "name running processes that use NCCL"))
     return findings, reports, processes
+
+
+def _late_answers(discovery: Libraries, inspector: Inspection) -> set[str]:
+    """Wait for what processes map that are slow to read; returns errors, one line each."""
+    errors: set[str] = set()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while inspector.busy:
+        if time.monotonic() > deadline:
+            errors.add("what some processes map is still being read")
+            break
+        select.select([inspector], [], [], _WAIT_SECONDS)
+        for pid in inspector.collect():
+            errors.update(discovery.scan_process(pid))
+    return errors
 
 
 def _unreadable(processes: int, *, allowed: bool) -> Finding:

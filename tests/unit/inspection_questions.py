@@ -31,7 +31,7 @@ class Echo:
     value: str
     after_seconds: float = 0.0
     builds: ClassVar[Collection[type]] = (Pair,)
-    seconds: ClassVar[float] = 1.0
+    seconds: ClassVar[float] = 3.0
 
     def find(self, memory: Memory, descriptors: Collection[int]) -> Found[Pair]:
         del descriptors

@@ -84,20 +84,20 @@ def test_who_takes_long_is_answered_later_and_nobody_else(inspection: Inspection
     later(inspection, YOURS, Echo(2, "first"))
     began = time.monotonic()
     with pytest.raises(NotYet):
-        inspection.ask(MINE, Echo(1, "slow", after_seconds=0.6))
-    assert time.monotonic() - began < 0.5
+        inspection.ask(MINE, Echo(1, "slow", after_seconds=1.6))
+    assert time.monotonic() - began < 1.5
     assert inspection.ask(YOURS, Echo(2, "swift")).answer == Pair(2, "swift")
     assert select.select([inspection], [], [], 5)[0]
     assert within(5, lambda: inspection.collect() or None) == {1}
-    assert inspection.ask(MINE, Echo(1, "slow", after_seconds=0.6)).answer == Pair(2, "slow")
+    assert inspection.ask(MINE, Echo(1, "slow", after_seconds=1.6)).answer == Pair(2, "slow")
 
 
 def test_the_daemon_waits_no_longer_than_a_second_for_all_tenants_together(inspection: InspectionProcesses) -> None:
     began = time.monotonic()
     for uid in range(MOST_PROCESSES):
         with pytest.raises(NotYet):
-            inspection.ask(Tenant(6000 + uid), Echo(uid, "slow", after_seconds=0.9))
-    assert time.monotonic() - began < 2.0
+            inspection.ask(Tenant(6000 + uid), Echo(uid, "slow", after_seconds=2.5))
+    assert time.monotonic() - began < 2.5
 
 
 def test_who_takes_longer_than_the_question_allows_is_ended_and_rests(
@@ -106,9 +106,9 @@ def test_who_takes_longer_than_the_question_allows_is_ended_and_rests(
     hangs, well = Echo(7, "hangs", after_seconds=3600.0), Echo(8, "well")
     with caplog.at_level(logging.WARNING), pytest.raises(NotYet):
         inspection.ask(MINE, hangs)
-    within(5, lambda: inspection.collect() is None or (True if inspection.late() else None))
+    within(8, lambda: inspection.collect() is None or (True if inspection.late() else None))
     assert inspection.late() == {MINE: 1}
-    assert "takes longer than 1 s" in caplog.text
+    assert "takes longer than 3 s" in caplog.text
     with pytest.raises(NotYet):
         inspection.ask(MINE, well)
     assert later(inspection, YOURS, well).answer == Pair(1, "well")
@@ -123,7 +123,7 @@ def test_a_process_that_takes_too_much_memory_or_ends_is_the_tenants_loss(
 ) -> None:
     with pytest.raises(NotYet):
         inspection.ask(MINE, question)
-    within(5, lambda: inspection.collect() is None or (True if inspection.late() else None))
+    within(8, lambda: inspection.collect() is None or (True if inspection.late() else None))
     assert later(inspection, YOURS, Echo(2, "well")).answer == Pair(1, "well")
 
 

@@ -54,7 +54,7 @@ def test_a_page_that_never_comes_holds_up_nobody_else(procfs: Path, inspection: 
     began = time.monotonic()
     with pytest.raises(NotYet):
         memory.read(HOLDS, WORK)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 1.5
     assert plain_is_read()
 
     def is_given_up() -> bool:

@@ -15,6 +15,7 @@ import ctypes
 import gc
 import logging
 import os
+import select
 import selectors
 import sys
 import threading
@@ -68,6 +69,8 @@ QUESTIONS: Final = (
     "railscope.agent.node.targets.sightings",
 )
 """Modules whose questions inspection processes answer."""
+_FIRST_INSPECTIONS_NS: Final = 3_000_000_000
+"""How long the agent waits at its start for what processes map; what is not known by then comes later."""
 _TROUBLE_SECONDS: Final = 0.2
 _SETTLE_SECONDS: Final = 0.005
 """New mappings are looked at together after this long: a start maps dozens of libraries at once."""
@@ -289,6 +292,7 @@ class Daemon:
             self._selector.register(self._ring_wakeups, selectors.EVENT_READ, self._on_ring_wakeup)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._wake_up)
         self.observer.scan()
+        self._await_first_inspections()
         self.recordings.prepare()
         if self._server is not None:
             if self._kept is not None:
@@ -307,6 +311,13 @@ class Daemon:
             libc.malloc_trim(0)
         self._say_how()
         self._service.ready("attached")
+
+    def _await_first_inspections(self) -> None:
+        """Wait until it is known what the running processes map, unless one of them makes that take long."""
+        until_ns = self._clock.monotonic_ns() + _FIRST_INSPECTIONS_NS
+        while self.observer.awaits_inspections and (left_ns := until_ns - self._clock.monotonic_ns()) > 0:
+            select.select([self.observer.inspection_fd], [], [], left_ns / 1e9)
+            self.observer.take_inspections()
 
     def run(self, *, tell_calls: bool = True) -> None:
         """React until `stop` is called.  What the kernel refuses once is logged and tried again, never the end.

@@ -478,6 +478,11 @@ class NcclObserver:
         if events is not None:
             self._new_process(process.identity, events)
 
+    @property
+    def awaits_inspections(self) -> bool:
+        """Whether something that was asked about processes is not known yet."""
+        return self._inspector.busy
+
     def take_inspections(self) -> None:
         """Learn what was asked about processes and was not known at once."""
         self._look_again(self._inspector.collect())

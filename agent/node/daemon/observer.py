@@ -157,6 +157,11 @@ class Observer:
         """Becomes readable when `take_inspections` has something to learn; -1: never."""
         return self._nccl.inspection_fd if self._nccl is not None else -1
 
+    @property
+    def awaits_inspections(self) -> bool:
+        """Whether something that was asked about processes is not known yet."""
+        return self._nccl is not None and self._nccl.awaits_inspections
+
     def take_inspections(self) -> None:
         """Learn what was asked about processes and was not known at once."""
         if self._nccl is not None:

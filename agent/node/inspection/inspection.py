@@ -76,6 +76,10 @@ class Inspection(Protocol):
     def sweep(self) -> set[int]:
         """Now and then: end what takes too long or is idle, and forget what is old.  Returns as `collect` does."""
 
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is still to come."""
+
     def late(self) -> Mapping[Tenant, int]:
         """Questions that took longer than they may, by tenant, of those who are remembered."""
 
@@ -102,6 +106,10 @@ class InProcess:
 
     def sweep(self) -> set[int]:
         return set()
+
+    @property
+    def busy(self) -> bool:
+        return False
 
     def late(self) -> Mapping[Tenant, int]:
         return {}
@@ -211,7 +219,7 @@ class InspectionProcesses:
     """For the loop's thread only, like all that asks it."""
 
     def __init__(
-        self, modules: Sequence[str] = (), *, patience_seconds: float = 1.0, tenants_patience_seconds: float = 0.3
+        self, modules: Sequence[str] = (), *, patience_seconds: float = 1.5, tenants_patience_seconds: float = 1.0
     ) -> None:
         """`modules` hold the questions that will be asked: loaded once, and shared by all inspection processes.
 
@@ -316,6 +324,11 @@ class InspectionProcesses:
             if tenant not in self._lanes and not account.stuck and now_ns - account.struck_ns > _STRIKES_NS:
                 del self._accounts[tenant]
         return self.collect()
+
+    @property
+    def busy(self) -> bool:
+        """See `Inspection.busy`."""
+        return bool(self._come or self._again) or any(lane.under_way for lane in self._lanes.values())
 
     def late(self) -> Mapping[Tenant, int]:
         """See `Inspection.late`."""
