@@ -61,7 +61,9 @@ def test_it_has_every_metric_but_those_of_what_is_wrong_and_of_what_is_asked_for
         name.removeprefix("railscope_") for name in NODE.families
     }
     assert missing == {
+        "agent_dark_seconds_total",
         "comm_counted_from_start",
+        "limit_reached_total",
         "comm_ended",
         "comm_errors_total",
         "comm_graph_captured_total",
