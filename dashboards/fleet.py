@@ -152,9 +152,14 @@ def _jobs() -> list[AnyPanel]:
         ),
         timeseries(
             "Communicators made and ended",
-            "Communicator events: created, destroyed, aborted, revoked and others.",
+            "Communicator events: created, destroyed, aborted, revoked and others; and communicators that gave a name "
+            "which another process had first.",
             "short",
             query(f"sum by (event) (increase({catalogue.COMM_EVENTS.where(HOST)}[$__rate_interval]))", "{{event}}"),
+            query(
+                f"sum(increase({catalogue.COMM_IDENTITY_CONFLICTS.where(HOST)}[$__rate_interval])) > 0",
+                "name of another process",
+            ),
         ),
     ]
 

@@ -270,6 +270,11 @@ COMM_EVENTS: Final = _counter(
 COMM_ERRORS: Final = _counter(
     "comm_errors", "error", "Errors that NCCL reported for communicators, each counted once, by ncclResult_t name."
 )
+COMM_IDENTITY_CONFLICTS: Final = _counter(
+    "comm_identity_conflicts",
+    "",
+    "Communicators that gave a hash and rank that another process had first: their comm label ends in ~ and the pid.",
+)
 RAIL_INFO: Final = _gauge(
     "rail_info",
     "rail device port netdev pci gpu numa link_layer driver",

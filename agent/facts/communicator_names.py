@@ -16,7 +16,12 @@ def normalise_hash(text: str) -> str:
 
 
 def matches_prefix(comm: str, text: str) -> bool:
-    """Whether a communicator is one of those that were meant; imported ones may have names that are no hashes."""
+    """Whether a communicator is one of those that were meant; imported ones may have names that are no hashes.
+
+    A whole hash means the communicator that has it, and not those of other processes that only say so (`hash~pid`).
+    """
+    if comm[HASH_DIGITS : HASH_DIGITS + 1] == "~" and len(normalise_hash(text)) == HASH_DIGITS:
+        return False
     return comm.startswith((text, normalise_hash(text) or text))
 
 

@@ -514,6 +514,8 @@ class NodeCollectives:
     """Communicators' events (`init`, `abort`, …) so far, by kind."""
     errors: Mapping[str, int] = field(default_factory=dict)
     """NCCL errors on communicators so far, by result."""
+    identity_conflicts: int | None = None
+    """Communicators so far that gave a name which other processes had first; None: calls are not observed."""
     completion: NodeCompletion = NodeCompletion()
     times: NodeTimes = NodeTimes()
 

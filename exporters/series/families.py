@@ -176,6 +176,7 @@ def _drafts(snapshot: Snapshot, detail: _Detail, selection: Selection) -> Iterat
     yield from _times(snapshot.collectives, detail)
     yield make_draft_by_label(catalogue.COMM_EVENTS, snapshot.collectives.events.items())
     yield make_draft_by_label(catalogue.COMM_ERRORS, snapshot.collectives.errors.items())
+    yield make_draft(catalogue.COMM_IDENTITY_CONFLICTS, [((), snapshot.collectives.identity_conflicts)])
     yield from rail_families(detail.rails, selection)
     yield from gpu_families(snapshot.gpus, selection)
     yield from _probes(snapshot.health.probes)

@@ -171,6 +171,7 @@ def full_snapshot() -> Snapshot:
             ),
             events={"init": 3, "abort": 0},
             errors={"remote_error": 1},
+            identity_conflicts=2,
             completion=NodeCompletion(
                 durations=(OpHistogram("AllReduce", Histogram((1e-06, 0.0001, 0.5), (0, 7, 3, 0), sum=0.75)),),
                 bandwidths=(OpHistogram("AllReduce", Histogram((1e6, 1e9), (0, 10, 0), sum=2.5e9)),),

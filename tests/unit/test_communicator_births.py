@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from railscope.agent.node.collectives.communicators import Communicators
+from railscope.agent.node.collectives.name_claims import NameClaims
 from railscope.probes.nccl.records.calls import COMMUNICATOR, COMMUNICATOR_KEY, LIFECYCLE_EVENT, LifecycleKind
 from railscope.probes.nccl.records.errors import Result
 from tests.unit.collectives_kernel import SimulatedTable
@@ -29,7 +30,11 @@ from tests.unit.collectives_kernel import SimulatedTable
     ids=lambda value: "-".join(kind.name for kind in value) if isinstance(value, tuple) else str(value),
 )
 def test_only_what_was_seen_to_be_made_is_whole(kinds: tuple[LifecycleKind, ...], whole: bool) -> None:
-    communicators = Communicators(SimulatedTable(COMMUNICATOR_KEY, COMMUNICATOR), lambda _tgid: "2.27.3")
+    communicators = Communicators(
+        SimulatedTable(COMMUNICATOR_KEY, COMMUNICATOR),
+        lambda _tgid: "2.27.3",
+        NameClaims(lambda _: None, lambda _: True),
+    )
     for kind in kinds:
         event = np.zeros(1, LIFECYCLE_EVENT)
         event["instance"], event["tgid"], event["kind"] = 7, 4711, kind
@@ -87,7 +92,11 @@ def test_only_what_was_seen_to_be_made_is_whole(kinds: tuple[LifecycleKind, ...]
 def test_a_call_that_made_no_communicator_that_is_known_is_told_with_what_follows(
     kind: LifecycleKind, result: int, comm: int, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    communicators = Communicators(SimulatedTable(COMMUNICATOR_KEY, COMMUNICATOR), lambda _tgid: "2.27.3")
+    communicators = Communicators(
+        SimulatedTable(COMMUNICATOR_KEY, COMMUNICATOR),
+        lambda _tgid: "2.27.3",
+        NameClaims(lambda _: None, lambda _: True),
+    )
     event = np.zeros(1, LIFECYCLE_EVENT)
     event["tgid"], event["kind"], event["result"], event["comm"] = 4711, kind, result, comm
     with caplog.at_level(logging.INFO, "railscope.communicators"):
@@ -99,7 +108,11 @@ def test_a_call_that_made_no_communicator_that_is_known_is_told_with_what_follow
 def test_what_a_process_does_thousands_of_times_is_told_once_and_of_each_process(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    communicators = Communicators(SimulatedTable(COMMUNICATOR_KEY, COMMUNICATOR), lambda _tgid: "2.27.3")
+    communicators = Communicators(
+        SimulatedTable(COMMUNICATOR_KEY, COMMUNICATOR),
+        lambda _tgid: "2.27.3",
+        NameClaims(lambda _: None, lambda _: True),
+    )
     events = np.zeros(1000, LIFECYCLE_EVENT)
     events["tgid"], events["kind"], events["comm"] = 4711, LifecycleKind.INIT, 0x7F00
     events["tgid"][-1] = 4712
@@ -112,7 +125,11 @@ def test_what_a_process_does_thousands_of_times_is_told_once_and_of_each_process
 
 
 def test_results_that_a_process_makes_up_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    communicators = Communicators(SimulatedTable(COMMUNICATOR_KEY, COMMUNICATOR), lambda _tgid: "2.27.3")
+    communicators = Communicators(
+        SimulatedTable(COMMUNICATOR_KEY, COMMUNICATOR),
+        lambda _tgid: "2.27.3",
+        NameClaims(lambda _: None, lambda _: True),
+    )
     events = np.zeros(1000, LIFECYCLE_EVENT)
     events["tgid"], events["kind"], events["result"] = 4711, LifecycleKind.INIT, np.arange(100, 1100)
     with caplog.at_level(logging.INFO, "railscope.communicators"):

@@ -19,6 +19,7 @@ from railscope.agent.node.collectives.ended import CommunicatorHistory
 from railscope.agent.node.collectives.events import CommEvents, StoredErrors
 from railscope.agent.node.collectives.expected_bytes import ExpectedWire
 from railscope.agent.node.collectives.kernel_readings import CountingPrograms, KernelReadings
+from railscope.agent.node.collectives.name_claims import NameClaims
 from railscope.agent.node.collectives.node_totals import NodeTotals
 from railscope.agent.node.collectives.peer_bytes import PeerBytes
 from railscope.agent.node.collectives.sequences import Sequences
@@ -49,13 +50,14 @@ class Collectives:
         on_lifecycle: Callable[[Records], None] | None = None,
         before_forgetting: Callable[[], object] = lambda: None,
         most_peers: int = 0,
+        is_running: Callable[[int], bool] = lambda _: True,
     ) -> None:
         """`processes` is shared with the observer, by pid: those that end are marked there, and removed from here.
 
         `completion` None: calls are counted, and nothing more.  `memory` None: nothing is read of what communicators
         hold in their processes.  `on_lifecycle` is shown every lifecycle event.
         `before_forgetting` is called before the kernel forgets what communicators did that have ended.
-        `most_peers`: peers of a rank whose bytes are reported; 0: none.
+        `most_peers`: peers of a rank whose bytes are reported; 0: none.  `is_running` looks at a process now.
         """
         self._on_lifecycle = on_lifecycle
         self._completion = completion
@@ -68,7 +70,8 @@ class Collectives:
         self._programs = programs
         self._processes = processes
         self._readings = KernelReadings(programs)
-        self._communicators = Communicators(programs.communicators, self._version_of)
+        self._claims = NameClaims(processes.get, is_running)
+        self._communicators = Communicators(programs.communicators, self._version_of, self._claims)
         self._totals = NodeTotals()
         self._history = CommunicatorHistory()
         self._expected = ExpectedWire(
@@ -297,6 +300,7 @@ class Collectives:
             peers=self._peers.totals(counts) if self._peers is not None else (),
             events=self._events.events(),
             errors=self._events.errors(),
+            identity_conflicts=self._claims.conflicts,
             completion=completion.facts(communicators, realtime_offset_ns) if completion else NodeCompletion(),
             times=times,
         )

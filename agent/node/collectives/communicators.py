@@ -19,6 +19,7 @@ from railscope.agent.facts.snapshot import UNKNOWN
 from railscope.agent.model.edge_share import Placement, placement_of
 from railscope.agent.node.collectives.call_counts import Table
 from railscope.agent.node.collectives.events import error_name
+from railscope.agent.node.collectives.name_claims import NameClaims
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.comm_hash import comm_hash
 from railscope.probes.nccl.records.calls import COMMUNICATOR, COMMUNICATOR_KEY, LifecycleKind
@@ -58,10 +59,14 @@ class Communicator:
     ended_ns: int | None = None
     whole: bool = False
     """Seen from its first call on: its calls are numbered as those of other ranks are."""
+    mark: str = ""
+    """What tells it from those of another process that had its name first (agent/node/collectives/name_claims.py)."""
 
     @property
     def name(self) -> str:
-        return UNKNOWN if self.comm_hash is None else f"{self.comm_hash:016x}"
+        if self.comm_hash is None:
+            return UNKNOWN
+        return f"{self.comm_hash:016x}~{self.mark}" if self.mark else f"{self.comm_hash:016x}"
 
     @property
     def gpu(self) -> str:
@@ -87,10 +92,13 @@ def _value_or_none(value: int) -> int | None:
 class Communicators:
     """Every instance seen and not forgotten yet.  Not thread-safe: the daemon's lock guards it."""
 
-    def __init__(self, table: Table, version_of: Callable[[int], str]) -> None:
+    def __init__(self, table: Table, version_of: Callable[[int], str], claims: NameClaims) -> None:
         """`version_of` returns a process's NCCL version by pid: `unknown` if it is not known (yet)."""
+        self._claims = claims
         self._table = table
         self._version_of = version_of
+        self._named_now: list[int] = []
+        """Those that were just named by their unique id."""
         self._unnamed: dict[int, bytes] = {}
         """Unique ids of communicators whose hash is not known, by instance."""
         self._keys: dict[int, bytes] = {}
@@ -129,7 +137,8 @@ class Communicators:
         """Ranks whose end of a communicator has ended, by its name: none where that is not known."""
         if name == UNKNOWN:
             return set()
-        ends = [end for one in self._of_hash.get(int(name, 16), ()) if (end := self.get(one)) is not None]
+        numbered = self._of_hash.get(int(name.partition("~")[0], 16), ())
+        ends = [end for one in numbered if (end := self.get(one)) is not None and end.name == name]
         # Where jobs fix NCCL's id, the next one's communicator has the same name.
         living = {one.rank for one in ends if one.ended_ns is None}
         return {format_label(one.rank) for one in ends if one.rank is not None and one.rank not in living}
@@ -163,6 +172,7 @@ class Communicators:
                 known = replace(known, ended_ns=known.ended_ns or time_ns)
             self._keep(known)
         self._name_by_unique_id()
+        self._claim_names(int(event["instance"]) for event in events)
         return processes
 
     def _say(self, tgid: int, words: str) -> None:
@@ -174,6 +184,15 @@ class Communicators:
         if len(said) < _MOST_SAID:
             said.add(words)
 
+    def _claim_names(self, instances: Iterable[int]) -> None:
+        """Mark those whose name another process had first."""
+        fresh = {instance for instance in (*instances, *self._named_now) if not self._claims.is_decided(instance)}
+        self._named_now.clear()
+        known = [one for instance in fresh if (one := self._known.get(instance)) is not None]
+        for one in sorted(known, key=lambda one: one.first_ns):
+            if mark := self._claims.claim(one, self._known.get):
+                self._keep(replace(one, mark=mark))
+
     def _name_by_unique_id(self) -> None:
         """Name those whose struct cannot be read, as NCCL names them."""
         for instance, unique_id in list(self._unnamed.items()):
@@ -184,6 +203,7 @@ class Communicators:
                     continue
                 source = "init" if known.source == UNKNOWN else known.source
                 self._keep(replace(known, comm_hash=found, source=source))
+                self._named_now.append(instance)
             del self._unnamed[instance]
 
     def refresh(self) -> set[int]:
@@ -206,6 +226,7 @@ class Communicators:
                 known = replace(known, ended_ns=int(value["destroyed_ns"]))
             self._keep(known)
         self._name_by_unique_id()
+        self._claim_names(values["instance"].tolist())
         return set(keys["tgid"].tolist())
 
     def end_process(self, tgid: int, ended_ns: int) -> None:
@@ -229,6 +250,7 @@ class Communicators:
         for known in ended:
             self._settled[known.instance] = self._known.pop(known.instance)
             _remove(self._of_process, known.tgid, known.instance)
+            self._claims.release(known)
         return ended
 
     def delete_archived(self) -> None:

@@ -209,6 +209,7 @@ class NcclObserver:
             on_lifecycle=recorder.add_lifecycle if recorder is not None else None,
             before_forgetting=self._before_forgetting,
             most_peers=config.series_peers,
+            is_running=self._is_running,
         )
         self.stalls = Watchdog(
             self._programs.communicators,
@@ -456,6 +457,11 @@ class NcclObserver:
         self._new_process(identity, self._hardware.add_process(identity.pid, namespace, NOT_DESCRIBED, tenant))
         self.rank_processes.add(identity)
         self._describe(identity.pid)
+
+    def _is_running(self, pid: int) -> bool:
+        """True as well of a process that is not known: what it did in the kernel's tables tells that it was there."""
+        process = self._processes.get(pid)
+        return process is None or (process.ended_ns is None and is_alive(self._config.procfs, process.identity))
 
     def _describe(self, pid: int) -> None:
         """Learn whose job a process is, now or when that is known."""

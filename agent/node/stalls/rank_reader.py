@@ -118,7 +118,7 @@ class RankReader:
         self._facts: dict[int, RankFacts] = {}
         """Of those that were requested."""
         self._last_op: dict[int, int] = {}
-        self._late: set[int | None] = set()
+        self._late: set[str] = set()
         """Hashes of communicators of which not every rank here was seen from its first call on."""
         self._apart: set[int] = set()
         """Communicators used for what only some ranks call: their ranks' calls are numbered differently."""
@@ -197,7 +197,7 @@ class RankReader:
             # The kernel keeps what they did for half a second more.
             self.record_times()
         self.read_ns, self._rows, self._facts = now_ns, rows, {}
-        self._late = {row.communicator.comm_hash for row in rows.values() if not row.communicator.whole}
+        self._late = {row.communicator.name for row in rows.values() if not row.communicator.whole}
         found = [self._fact(instance) for instance in suspects]
         if remember:
             self._baselines.forget(rows)
@@ -322,7 +322,7 @@ class RankReader:
         op, slow = self._slow.get(instance, (None, None))
         # Ranks are numbered alike by their own calls if all were seen from the first one on, else by NCCL's numbers.
         position: int | None = row.enqueued
-        if communicator.comm_hash in self._late:
+        if communicator.name in self._late:
             position = self._known.position(instance, row.enqueued)
         return RankFacts(
             instance=instance,
