@@ -51,14 +51,9 @@ def fuzz(names: Sequence[str], seconds: int, found: Path, seed: int = 0, runs: i
 
 
 def keep(name: str, found: Path) -> None:
-    """Add to the corpus what reaches something that it does not."""
-    merged = found / name / "merged"
-    shutil.rmtree(merged, ignore_errors=True)
-    shutil.copytree(CORPUS / name, merged)
-    _drive([name], found, "-merge=1")
-    new = [file for file in merged.iterdir() if not (CORPUS / name / file.name).exists()]
+    """Add to the corpus the smallest inputs that reached something which it does not."""
     room = MOST_KEPT - len(list((CORPUS / name).iterdir()))
-    for file in sorted(new, key=lambda one: one.stat().st_size)[: max(0, room)]:
+    for file in sorted((found / name / "new").iterdir(), key=lambda one: one.stat().st_size)[: max(0, room)]:
         if file.stat().st_size <= LARGEST_KEPT_BYTES:
             shutil.copy(file, CORPUS / name / file.name[:12])
 

@@ -46,11 +46,8 @@ def _fuzz(name: str, folder: Path, options: Sequence[str]) -> None:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     limits = [f"-timeout={MOST_SECONDS_A_FILE}", f"-rss_limit_mb={MOST_MIB}", f"-max_len={LARGEST_BYTES}"]
-    merging = any(option.startswith("-merge") for option in options)
-    # A merge adds to its first folder what the others have and it has not.
-    folders = [folder / "merged", folder / "new"] if merging else [folder / "new", CORPUS / name]
     outputs = [f"-artifact_prefix={folder}/failed-", "-print_final_stats=1"]
-    atheris.Setup([sys.argv[0], *limits, *outputs, *options, *map(str, folders)], TARGETS[name])
+    atheris.Setup([sys.argv[0], *limits, *outputs, *options, str(folder / "new"), str(CORPUS / name)], TARGETS[name])
     atheris.Fuzz()
     os._exit(0)
 
