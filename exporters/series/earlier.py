@@ -45,29 +45,25 @@ FROM_DEVICES: Final = frozenset(
     )
 )
 """Counters that begin with what the device counted."""
+
+
+def is_continued(metric: Metric) -> bool:
+    """Whether a metric is a total that goes on from one agent to the next."""
+    return metric.kind != "gauge" and metric.name not in OWN
+
+
+def is_of_rank(metric: Metric) -> bool:
+    """Whether each series of a metric is one rank's, which its first two labels name."""
+    return metric.labels[:2] == ("comm", "rank")
+
+
 OF_NODE: Final = frozenset(
     metric.name
-    for metric in (
-        catalogue.COLLECTIVE_CALLS,
-        catalogue.COLLECTIVE_PAYLOAD_BYTES,
-        catalogue.COLLECTIVE_SIZE_BYTES,
-        catalogue.COLLECTIVE_ENQUEUE_SECONDS,
-        catalogue.COLLECTIVE_DURATION_SECONDS,
-        catalogue.COLLECTIVE_BUS_BANDWIDTH,
-        catalogue.COLLECTIVE_LAUNCHES,
-        catalogue.COLLECTIVE_COMPLETED_PAYLOAD_BYTES,
-        catalogue.COLLECTIVE_COMPLETED_BUS_BYTES,
-        catalogue.COLLECTIVE_COMPLETED_SECONDS,
-        catalogue.STALLS,
-        catalogue.COMM_EVENTS,
-        catalogue.COMM_ERRORS,
-        catalogue.OVERHEAD_SECONDS,
-        catalogue.EVENTS_LOST,
-        catalogue.RECORDINGS,
-        catalogue.SERIES_DROPPED,
-        catalogue.HTTP_REFUSED,
-        catalogue.LIMIT_REACHED,
-    )
+    for metric in catalogue.METRICS
+    if is_continued(metric)
+    and not is_of_rank(metric)
+    and metric.name not in FROM_DEVICES
+    and metric.labels[:1] not in (("rail",), ("gpu",), ("collector",))
 )
 """Totals of the node: shown also while this agent has counted nothing of their kind."""
 MOST_SERIES: Final = 20_000
@@ -89,16 +85,6 @@ class Totals:
     """With all of their buckets, and without exemplars."""
     pids: dict[RankKey, int] = field(default_factory=dict)
     """Of the ranks that have values."""
-
-
-def is_continued(metric: Metric) -> bool:
-    """Whether a metric is a total that goes on from one agent to the next."""
-    return metric.kind != "gauge" and metric.name not in OWN
-
-
-def is_of_rank(metric: Metric) -> bool:
-    """Whether each series of a metric is one rank's, which its first two labels name."""
-    return metric.labels[:2] == ("comm", "rank")
 
 
 def rank_pids(snapshot: Snapshot) -> dict[RankKey, int]:

@@ -125,8 +125,10 @@ def test_every_total_of_the_catalogue_has_one_rule_for_a_restart() -> None:
     assert {metric.name for metric in counted} >= FROM_DEVICES | OF_NODE | OWN
     for metric in counted:
         rules = (metric.name in FROM_DEVICES, metric.name in OF_NODE, metric.name in OWN, is_of_rank(metric))
-        own = metric.labels[:1] in (("rail",), ("gpu",), ("collector",))
-        assert sum(rules) == 1 or (own and not any(rules)), metric.name
+        of_part = metric.labels[:1] in (("rail",), ("gpu",), ("collector",))
+        assert sum(rules) == 1 or (of_part and not any(rules)), metric.name
+    assert {catalogue.COLLECTIVE_CALLS.name, catalogue.STALLS.name, catalogue.EVENTS_LOST.name} <= OF_NODE
+    assert not any("rail" in metric.labels or "link" in metric.labels for metric in counted if metric.name in OF_NODE)
 
 
 def test_a_killed_agents_totals_go_on_in_the_next_one(tmp_path: Path, procfs: Path, hands: Hands) -> None:
