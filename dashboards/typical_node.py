@@ -123,6 +123,7 @@ def typical_node(communicators: int = GPUS * COMMUNICATORS_OF_A_GPU) -> Snapshot
         version="1.0.0",
         kernel="6.8.0",
         collectives=NodeCollectives(
+            identity_conflicts=0,
             totals=tuple(
                 CollectiveTotal(op, dtype, str(gpu), 1, 1)
                 for op in _OPS
