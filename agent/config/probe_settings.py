@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from railscope.agent.config.options import Config
 from railscope.probes.loading.links import AttachKind
 from railscope.probes.nccl.programs.calls import EnqueueTime, Loader, ProgramSettings
@@ -27,12 +29,16 @@ def enqueue_time(config: Config) -> EnqueueTime | None:
 
 def program_settings(config: Config) -> ProgramSettings:
     """How the agent loads its programs under this configuration."""
+    namespaces = config.namespaces
+    if config.scope == "netns" and not namespaces:
+        namespaces = frozenset({Path("/proc/self/ns/net").stat().st_ino})
     return ProgramSettings(
         loader=loader(config),
         attach=attach_kind(config),
         enqueue_time=enqueue_time(config),
         sample_every=config.probe_sample_every,
         only_observed_processes=bool(config.pids or config.namespaces) or config.scope == "netns",
+        namespaces=frozenset() if config.pids else namespaces,
         # Elsewhere, numbers may be those of another pid namespace than the kernel would look them up in.
         pids=config.pids if str(config.procfs) == "/proc" else (),
         ring_bytes=config.ring_bytes,

@@ -560,9 +560,9 @@ EVENTS_LOST: Final = _counter(
 LIMIT_REACHED: Final = _counter(
     "limit_reached",
     "limit uid",
-    "What a user lost at a limit of their own, never at the expense of others. libraries: NCCL libraries that are not "
-    "observed; inspection: questions about the user's files and processes that were not answered in time. Absent "
-    "until a limit is reached.",
+    "What a user lost at a limit of their own, never at the expense of others. communicators and aggregates: calls "
+    "without detail, which the node's totals still count; libraries: NCCL libraries that are not observed; inspection: "
+    "questions about the user's files and processes that were not answered in time. Absent until a limit is reached.",
 )
 RECORDINGS: Final = _counter(
     "recordings",

@@ -7,6 +7,7 @@
 
 #include "nccl.h"
 #include "observed.h"
+#include "shares.h"
 
 /*
  * Communicators that made a call, by process and address; read through probes/nccl/programs/tables.py.  An entry whose
@@ -207,9 +208,14 @@ static __noinline struct communicator *add_communicator(struct communicator_key 
 {
 	struct communicator fresh = {};
 	struct communicator *found;
+	__u64 place;
 
 	if (!key || !made)
 		return 0;
+	place = take_place((__u32)bpf_get_current_uid_gid(), key->tgid, SHARED_COMMUNICATORS, communicator_entries);
+	if (!place)
+		return 0;
+	fresh.uid = (__u32)place;
 	fresh.first_ns = bpf_ktime_get_ns();
 	fresh.instance = next_instance();
 	fresh.library = library;
@@ -219,8 +225,10 @@ static __noinline struct communicator *add_communicator(struct communicator_key 
 	bpf_map_update_elem(&communicators, key, &fresh, BPF_NOEXIST);
 	found = bpf_map_lookup_elem(&communicators, key);
 	*made = found && found->instance == fresh.instance;
-	if (!*made)
+	if (!*made) {
 		leave_slot(key, &fresh);
+		return_place(fresh.uid, key->tgid, SHARED_COMMUNICATORS);
+	}
 	return found;
 }
 

@@ -28,6 +28,11 @@ const volatile __u64 pid_namespace_inode = 0;
 const volatile __u32 only_observed_processes = 0; /* 1: count what observed_processes names, nothing else */
 const volatile __u32 write_events = 1;
 const volatile __u32 sample_shift = 4; /* host time is measured for 1 call in 2^shift */
+const volatile __u32 communicator_entries = 16384; /* of the tables that are shared out */
+const volatile __u32 aggregate_entries = 65536;
+const volatile __u32 task_nsproxy = 0; /* offsets in the kernel's structures, of the fields of these names */
+const volatile __u32 nsproxy_net_ns = 0;
+const volatile __u32 net_ns_inum = 0; /* 0: not known, or not needed */
 const volatile __u32 call_ring_mask = 0; /* number of rings, a power of two, less one */
 const volatile __u32 call_slot_bits = 6; /* a ring has 2^bits slots */
 
@@ -37,6 +42,7 @@ const volatile __u32 call_slot_bits = 6; /* a ring has 2^bits slots */
 #include "communicators.h"
 #include "lifecycle.h"
 #include "observed.h"
+#include "shares.h"
 
 /*
  * Exact counts, found as communicators are: a slot belongs to the first combination that comes to it, until the reader
@@ -57,10 +63,10 @@ struct {
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, 65536);
 	__type(key, struct aggregate_key);
-	__type(value, struct aggregate);
+	__type(value, struct hashed_aggregate);
 } aggregates SEC(".maps");
 
-/* Calls that found `aggregates` full: op × data type, so that the node's totals stay exact. */
+/* Calls that found no place in `aggregates`: op × data type, so that the node's totals stay exact. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, OP_COUNT * 16);
@@ -203,7 +209,7 @@ static __noinline int add_overflow(struct call *call)
 static __noinline int add_unslotted(struct call *call, __u32 tgid, __u32 instance)
 {
 	struct aggregate_key key = {.tgid = tgid, .instance = instance};
-	struct aggregate *total;
+	struct hashed_aggregate *entry;
 
 	if (!call)
 		return 0;
@@ -211,17 +217,22 @@ static __noinline int add_unslotted(struct call *call, __u32 tgid, __u32 instanc
 	key.op = call->op;
 	key.data_type = call->data_type;
 	key.size_bucket = size_bucket(call->payload_bytes);
-	total = bpf_map_lookup_elem(&aggregates, &key);
-	if (!total) {
-		struct aggregate zero = {};
+	entry = bpf_map_lookup_elem(&aggregates, &key);
+	if (!entry) {
+		struct hashed_aggregate zero = {};
+		__u64 place = take_place((__u32)bpf_get_current_uid_gid(), tgid, SHARED_AGGREGATES, aggregate_entries);
 
-		bpf_map_update_elem(&aggregates, &key, &zero, BPF_NOEXIST);
-		total = bpf_map_lookup_elem(&aggregates, &key);
-		if (!total)
+		if (!place)
+			return add_overflow(call);
+		zero.uid = (__u32)place;
+		if (bpf_map_update_elem(&aggregates, &key, &zero, BPF_NOEXIST))
+			return_place(zero.uid, tgid, SHARED_AGGREGATES);
+		entry = bpf_map_lookup_elem(&aggregates, &key);
+		if (!entry)
 			return add_overflow(call);
 	}
-	__sync_fetch_and_add(&total->calls, 1);
-	__sync_fetch_and_add(&total->payload_bytes, call->payload_bytes);
+	__sync_fetch_and_add(&entry->total.calls, 1);
+	__sync_fetch_and_add(&entry->total.payload_bytes, call->payload_bytes);
 	return 0;
 }
 

@@ -131,6 +131,34 @@ struct aggregate {
 	__u64 payload_bytes;
 };
 
+/* In the hash. */
+struct hashed_aggregate {
+	struct aggregate total;
+	__u32 uid; /* in whose share the entry is; on other CPUs than the one that made it 0 */
+	__u32 reserved;
+};
+
+/* Tables that are shared out (shares.h). */
+#define SHARED_COMMUNICATORS 0
+#define SHARED_AGGREGATES 1
+#define SHARED_TABLES 2 /* a power of two */
+#define NOBODY 0xffffffffU /* no user's number */
+
+/* tgid 0: a user's whole share.  Of uid NOBODY: 0 everybody's, 1 that of users for whom there was no room. */
+struct share_key {
+	__u32 uid; /* real user, as the initial user namespace numbers them */
+	__u32 tgid;
+};
+
+struct share {
+	__u64 taken[SHARED_TABLES]; /* entries made */
+	__u64 refused[SHARED_TABLES]; /* calls that got no entry because the share was used up; of users only */
+};
+
+struct share_freed {
+	__u64 freed[SHARED_TABLES]; /* entries that were taken out since */
+};
+
 /* Slots of tables that are searched by one multiplication: Knuth's, with the golden ratio of 2^64. */
 #define HASH_FACTOR 0x9e3779b97f4a7c15ULL
 #define AGGREGATE_SLOT_BITS 12
@@ -181,6 +209,8 @@ struct communicator {
 	__u8 confirmed; /* identity was read and its magics held */
 	__u8 attempts;
 	struct identity identity;
+	__u32 uid; /* in whose share the entry is */
+	__u32 reserved;
 };
 
 struct communicator_slot {
@@ -232,11 +262,15 @@ ASSERT_SIZE(call_slot, 64);
 ASSERT_SIZE(call_ring, 64);
 ASSERT_SIZE(aggregate_key, 16);
 ASSERT_SIZE(aggregate, 16);
+ASSERT_SIZE(hashed_aggregate, 24);
+ASSERT_SIZE(share_key, 8);
+ASSERT_SIZE(share, 32);
+ASSERT_SIZE(share_freed, 16);
 ASSERT_SIZE(aggregate_slot, 32);
 ASSERT_SIZE(enqueue_time, 272);
 ASSERT_SIZE(identity, 48);
 ASSERT_SIZE(communicator_key, 16);
-ASSERT_SIZE(communicator, 104);
+ASSERT_SIZE(communicator, 112);
 ASSERT_SIZE(communicator_slot, 32);
 ASSERT_SIZE(lifecycle_event, 232);
 ASSERT_SIZE(comm_layout, 52);

@@ -21,6 +21,11 @@ const volatile __u64 pid_namespace_inode = 0;
 const volatile __u32 only_observed_processes = 0;
 const volatile __u32 write_events = 1;
 const volatile __u32 sample_shift = 4;
+const volatile __u32 communicator_entries = 16384;
+const volatile __u32 aggregate_entries = 65536;
+const volatile __u32 task_nsproxy = 0;
+const volatile __u32 nsproxy_net_ns = 0;
+const volatile __u32 net_ns_inum = 0;
 
 #pragma clang diagnostic ignored "-Wunused-function" /* some are for the entry points only */
 #include "arguments.h"

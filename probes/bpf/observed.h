@@ -20,6 +20,14 @@ struct {
 	__type(value, __u8);
 } observed_processes SEC(".maps");
 
+/* By inode: network namespaces whose processes are observed.  Filled by the loader. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 256);
+	__type(key, __u32);
+	__type(value, __u8);
+} observed_namespaces SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, STAT_COUNT);
@@ -40,6 +48,22 @@ struct thread {
 	__u32 tid;
 };
 
+/*
+ * Whether the calling process, which nobody has named yet, is in a network namespace that is observed.  A process that
+ * was forked calls before the reader can know of it.
+ */
+static __noinline int in_observed_namespace(void)
+{
+	__u64 task = bpf_get_current_task(), nsproxy = 0, net = 0;
+	__u32 inode = 0;
+
+	if (!net_ns_inum || bpf_probe_read_kernel(&nsproxy, sizeof(nsproxy), (const void *)(task + task_nsproxy)) ||
+	    !nsproxy || bpf_probe_read_kernel(&net, sizeof(net), (const void *)(nsproxy + nsproxy_net_ns)) || !net ||
+	    bpf_probe_read_kernel(&inode, sizeof(inode), (const void *)(net + net_ns_inum)))
+		return 0;
+	return bpf_map_lookup_elem(&observed_namespaces, &inode) != 0;
+}
+
 /* The calling thread as the reader sees it; false when this process is not to be observed. */
 static __always_inline int observed_thread(struct thread *thread)
 {
@@ -58,7 +82,7 @@ static __always_inline int observed_thread(struct thread *thread)
 		thread->tgid = both >> 32;
 		thread->tid = (__u32)both;
 	}
-	if (only_observed_processes && !bpf_map_lookup_elem(&observed_processes, &thread->tgid)) {
+	if (only_observed_processes && !bpf_map_lookup_elem(&observed_processes, &thread->tgid) && !in_observed_namespace()) {
 		count(STAT_FILTERED);
 		return 0;
 	}

@@ -20,6 +20,9 @@ MAGIC: Final = 0x0280028002800280
 _CHILD: Final = """
 import ctypes, mmap, os, sys, threading
 library = ctypes.CDLL(sys.argv[1])
+for user in map(int, sys.argv[2:]):
+    os.setgid(user)
+    os.setuid(user)
 kept = []
 def call(name, times, *words):
     function = library[name]
@@ -84,9 +87,10 @@ for line in sys.stdin:
 class Caller:
     """The process lives as long as the `with` block."""
 
-    def __init__(self, library: Path) -> None:
+    def __init__(self, library: Path, *, user: int | None = None) -> None:
+        """`user`: the uid that it runs as; None: this process's."""
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, str(library)],
+            [sys.executable, "-c", _CHILD, str(library), *([str(user)] if user is not None else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "NCCL_SOCKET_IFNAME": "lo"},

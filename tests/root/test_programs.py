@@ -243,7 +243,7 @@ def test_more_combinations_than_one_look_up_takes_are_all_read(nccl: Target) -> 
 @pytest.mark.nccl
 def test_a_look_up_that_is_too_small_for_a_bucket_grows(nccl: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("railscope.probes.loading.maps._BATCH", 1)
-    with loaded(nccl, aggregate_entries=256) as programs, attached(programs, nccl):
+    with loaded(nccl, aggregate_entries=1024) as programs, attached(programs, nccl):
         nccl.caller.sweep("ncclSend", 3, 256, 0, 7, INT64, 0, 0, 0)
         keys, _ = programs.aggregates.read()
     assert sorted(keys["peer"].tolist()) == list(range(256))

@@ -143,7 +143,7 @@ def test_a_communicators_life_is_told_and_its_address_used_again_is_another_one(
 
 def test_when_the_communicators_are_full_calls_still_count(testbed: Target) -> None:
     comms = [testbed.caller.new_communicator() for _ in range(4)]
-    with loaded(testbed, communicator_entries=2) as programs, attached(programs, testbed):
+    with loaded(testbed, communicator_entries=6) as programs, attached(programs, testbed):
         for comm in comms:
             assert all_reduce(testbed, 10, comm) == 0
         assert counted(programs) == {Op.AllReduce: Count(40, 16_000)}

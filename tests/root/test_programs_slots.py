@@ -14,7 +14,7 @@ import pytest
 from railscope.probes.nccl.abi import DataType, Op
 from railscope.probes.nccl.layouts.layout import Layouts
 from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms
-from railscope.probes.nccl.records.calls import AGGREGATE, COMMUNICATOR_KEY, LifecycleKind, Stat
+from railscope.probes.nccl.records.calls import COMMUNICATOR_KEY, HASHED_AGGREGATE, LifecycleKind, Stat
 from tests.nccl.library import REPOSITORY
 from tests.root.probe_targets import (
     FLOAT32,
@@ -136,8 +136,8 @@ def test_what_was_counted_in_slot_and_hash_is_one_row_with_both(plain: Target) -
         all_reduce(plain, 300, comm)
         keys, values = programs.aggregates.read()
         assert (len(keys), len(programs.aggregates._taken)) == (1, 1)
-        hashed = np.zeros(values.shape[1], AGGREGATE)
-        hashed["calls"], hashed["payload_bytes"] = 2, 1000
+        hashed = np.zeros(values.shape[1], HASHED_AGGREGATE)
+        hashed["total"]["calls"], hashed["total"]["payload_bytes"] = 2, 1000
         programs.aggregates.update(keys.tobytes(), hashed.tobytes())
         keys, both = programs.aggregates.read()
         row = programs.aggregates.lookup(keys.tobytes())

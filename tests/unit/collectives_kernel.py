@@ -61,6 +61,16 @@ class SimulatedEvents:
         return np.concatenate(events) if events else np.zeros(0, records.LIFECYCLE_EVENT)
 
 
+class SimulatedShares:
+    """Who holds how much of the tables: what was refused is what a test says."""
+
+    def __init__(self) -> None:
+        self.lost: dict[tuple[str, int | None], int] = {}
+
+    def refused(self) -> dict[tuple[str, int | None], int]:
+        return dict(self.lost)
+
+
 class SimulatedPrograms:
     """What agent/node/collectives/collectives.py needs of `NcclPrograms`."""
 
@@ -68,6 +78,7 @@ class SimulatedPrograms:
         self.aggregates = SimulatedTable(records.AGGREGATE_KEY, records.AGGREGATE, per_cpu=True)
         self.communicators = SimulatedTable(records.COMMUNICATOR_KEY, records.COMMUNICATOR)
         self.lifecycle_events = SimulatedEvents()
+        self.shares = SimulatedShares()
         self.refuses_totals = False
         self._overflow = np.zeros((16, 16), records.AGGREGATE)
         self._enqueue_times = np.zeros(16, records.ENQUEUE_TIME)

@@ -239,7 +239,7 @@ def full_snapshot() -> Snapshot:
                 ),
                 levels=(ProbeLevel("/opt/nccl/libnccl.so.2", "2.27.3", 2, 3),),
                 events_lost={"ring_full": 0, "decode": 2},
-                limits_reached={("libraries", "5000"): 7},
+                limits_reached={("communicators", "5000"): 7},
                 overhead_seconds={"all_reduce": 0.0625},
             ),
             recordings={("stall", "written"): 2, ("signal", "failed"): 1},

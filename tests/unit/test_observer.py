@@ -180,13 +180,21 @@ class Overdue(InProcess):
 
 def test_who_is_at_a_limit_is_in_the_snapshot_under_the_user() -> None:
     kernel = SimulatedPrograms()
+    kernel.shares.lost = {("communicators", 5000): 7, ("communicators", None): 1, ("aggregates", 1000): 2}
     sources = NcclSources(cast(NcclPrograms, kernel), inspector=Overdue())
     observer = Observer(Config(collectors=frozenset({"collective"})), sources, SystemClock(), "0")
     try:
         assert observer.at_limits() == ""
         for _ in range(2):
             observer.update()
-            assert observer.snapshot().health.probes.limits_reached == {("inspection", "5000"): 3}
-        assert observer.at_limits() == "inspection of uid 5000"
+            assert observer.snapshot().health.probes.limits_reached == {
+                ("communicators", "5000"): 7,
+                ("communicators", "unknown"): 1,
+                ("aggregates", "1000"): 2,
+                ("inspection", "5000"): 3,
+            }
+        assert observer.at_limits() == (
+            "aggregates of uid 1000, communicators of uid 5000, communicators of uid unknown, inspection of uid 5000"
+        )
     finally:
         observer.close()

@@ -86,13 +86,20 @@ def test_the_constants_of_the_programs_are_packed_in_their_order() -> None:
         "only_observed_processes",
         "write_events",
         "sample_shift",
+        "communicator_entries",
+        "aggregate_entries",
+        "task_nsproxy",
+        "nsproxy_net_ns",
+        "net_ns_inum",
         "call_ring_mask",
         "call_slot_bits",
     ]
-    settings = ProgramSettings(only_observed_processes=True, write_events=False, sample_every=64)
+    settings = ProgramSettings(
+        only_observed_processes=True, write_events=False, sample_every=64, communicator_entries=100
+    )
     packed = programs.constants(settings, EnqueueTime.PAIR) + CallRings(16, 1 << 20).constants
     assert len(packed) == sum(int(bits) // 8 for bits, _ in declared)
-    assert struct.unpack_from("<IIIII", packed, 16) == (1, 0, 6, 15, 14)
+    assert struct.unpack_from("<IIIIIIIIII", packed, 16) == (1, 0, 6, 100, 65_536, 0, 0, 0, 15, 14)
     assert struct.unpack_from("<I", programs.constants(settings, EnqueueTime.OFF), 24)[0] >= 32
 
 

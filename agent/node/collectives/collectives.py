@@ -325,6 +325,10 @@ class Collectives:
             unchecked += found is None
         return missed, unchecked
 
+    def limits_reached(self) -> Mapping[tuple[str, int | None], int]:
+        """Calls that got no entry in a table because their user's share was used up, by table and uid."""
+        return self._readings.limits_reached()
+
 
 def _netns_label(process: ObservedProcess | None, names: Mapping[int, str]) -> str:
     """How people call a process's network namespace; empty for the agent's own."""

@@ -44,6 +44,12 @@ class Events(Protocol):
     def read(self) -> Records: ...
 
 
+class SharedTables(Protocol):
+    """Who holds how much of the tables (probes/nccl/programs/shares.py)."""
+
+    def refused(self) -> Mapping[tuple[str, int | None], int]: ...
+
+
 class CountingPrograms(Protocol):
     """What is read of the loaded programs (probes/nccl/programs/calls.py)."""
 
@@ -55,6 +61,9 @@ class CountingPrograms(Protocol):
 
     @property
     def lifecycle_events(self) -> Events: ...
+
+    @property
+    def shares(self) -> SharedTables: ...
 
     def overflow_totals(self) -> Records: ...
 
@@ -72,6 +81,9 @@ class KernelReadings:
         self._overflow: Records | None = None
         self._enqueue_times: tuple[OpHistogram, ...] = ()
         self._lost = dict.fromkeys(_LOST, 0)
+        self._limits_reached: Mapping[tuple[str, int | None], int] = {}
+        self._full: tuple[int, int] | None = (0, 0)
+        """Calls that found no place in a table when the shares were read last."""
         self._refused: set[str] = set()
         self._runs: tuple[tuple[int, int] | None, tuple[int, int] | None] = (None, None)
         """Runs of the programs at the last two readings."""
@@ -123,6 +135,16 @@ class KernelReadings:
         reading = self._attempt("losses", self._read_lost)
         self._lost = self._lost if reading is None else reading
         return dict(self._lost)
+
+    def limits_reached(self) -> Mapping[tuple[str, int | None], int]:
+        """Calls that got no entry because a user's share was used up, by table and uid."""
+        stats = self._attempt("losses", self._programs.stats)
+        full = None if stats is None else (stats[Stat.COMMUNICATORS_FULL], stats[Stat.AGGREGATES_FULL])
+        if full not in (None, self._full):
+            reading = self._attempt("shares", self._programs.shares.refused)
+            if reading is not None:
+                self._limits_reached, self._full = reading, full
+        return self._limits_reached
 
     def _read_enqueue_times(self) -> tuple[OpHistogram, ...]:
         return tuple(

@@ -1,7 +1,7 @@
 """What users lost because they had reached a limit of their own: totals that never fall, and who reached one lately.
 
-Places for libraries and the time of inspections are shared out by user (agent/node/targets/libraries.py,
-agent/node/inspection).  A user who is at a limit loses detail of his own jobs, and here it says who, and how often.
+Tables, places and inspections are shared out by user (probes/bpf/shares.h, agent/node/targets/libraries.py,
+agent/node/inspection).  Whoever is at his limit loses his own detail, and here it says what and who.
 """
 
 from __future__ import annotations

@@ -53,6 +53,7 @@ from railscope.probes.nccl.functions.internals import Level
 from railscope.probes.nccl.memory.net_devices import NetDevice
 from railscope.probes.nccl.memory.proxy_work import ProxyWorkLayout
 from railscope.probes.nccl.programs.calls import NcclPrograms
+from railscope.probes.nccl.records.calls import SHARED_TABLES
 from railscope.probes.netdev.events import LinkEvents
 from railscope.probes.processes.namespaces import NamespaceError, network_namespace
 from railscope.probes.processes.owner import ProcessOwner
@@ -394,6 +395,9 @@ class NcclObserver:
             self._control.reconfigure(budget_ratio=config.budget_ratio, level=config.level)
 
     def _record_limits(self) -> None:
+        refused = self._collectives.limits_reached()
+        for table in SHARED_TABLES:
+            self.limits.record(table, {uid: calls for (name, uid), calls in refused.items() if name == table})
         for limit, lost in (("libraries", self._libraries.left_out), ("inspection", self._inspector.late())):
             by_user: Counter[int | None] = Counter()
             for tenant, count in lost.items():

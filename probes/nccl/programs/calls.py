@@ -25,6 +25,7 @@ from railscope.probes.loading.bpf_syscall import (
     KernelRefusal,
     possible_cpus,
 )
+from railscope.probes.loading.kernel_structs import kernel_offsets
 from railscope.probes.loading.libbpf import ARCHITECTURES, OBJECTS, LoadedObject
 from railscope.probes.loading.links import (
     AttachKind,
@@ -36,6 +37,7 @@ from railscope.probes.loading.links import (
 from railscope.probes.loading.maps import Map, MappedArray, Records
 from railscope.probes.nccl.functions.probe_points import ProbePoints
 from railscope.probes.nccl.layouts.layout import CommLayout
+from railscope.probes.nccl.programs.shares import Shares
 from railscope.probes.nccl.programs.tables import AggregateTable, CommunicatorTable
 from railscope.probes.nccl.records import calls as records
 from railscope.probes.nccl.records.calls import CALL_EVENT, CALL_SLOT, Stat
@@ -50,6 +52,7 @@ _SAMPLING_OFF: Final = 32
 _INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 MOST_LIBRARIES: Final = 256
 """Slots of the programs' `layouts` map."""
+_MOST_NAMESPACES: Final = 256  # as in observed.h; processes of more are found by their reader
 _MOST_PIDS: Final = 2
 """A hit looks at every link of its function, also at those that are for other processes.
 
@@ -57,6 +60,14 @@ With sessions one is the most.  A link that is for another process does not say 
 (uprobe_multi_link_handler() in the kernel's bpf_trace.c), so that with two of them every return of both processes
 traps, where a link to all processes traps at sampled ones alone.
 """
+
+
+_NAMESPACE_OF_TASK: Final = (
+    ("task_struct", "nsproxy"),
+    ("nsproxy", "net_ns"),
+    ("net", "ns"),
+    ("ns_common", "inum"),
+)
 
 
 class Loader(Enum):
@@ -85,6 +96,8 @@ class ProgramSettings:
     sample_every: int = 16
     """Host time is measured for one call in this many; a power of two."""
     only_observed_processes: bool = False
+    namespaces: frozenset[int] = frozenset()
+    """Network namespaces, by inode, whose processes are counted besides, from their first call on."""
     pids: tuple[int, ...] = ()
     """Attach to these processes alone where the kernel can: others meet no probe then.  Empty: to all."""
     write_events: bool = True
@@ -158,20 +171,29 @@ class NcclPrograms:
         def map_of(name: str, key: np.dtype[Any], value: np.dtype[Any], *, per_cpu: bool = False) -> Map:
             return Map(loaded.map_fds[name], name, key, value, cpus=cpus, per_cpu=per_cpu)
 
+        self.shares = Shares(
+            map_of("shares", records.SHARE_KEY, records.SHARE),
+            map_of("shares_freed", records.SHARE_KEY, records.SHARE_FREED),
+        )
         self.aggregates = AggregateTable(
             loaded.map_fds["aggregates"],
             cpus=cpus,
             slots=self._mapped("aggregate_slots", records.AGGREGATE_SLOT, records.AGGREGATE_SLOTS),
+            shares=self.shares,
         )
         self.communicators = CommunicatorTable(
             loaded.map_fds["communicators"],
             slots=self._mapped("communicator_slots", records.COMMUNICATOR_SLOT, records.COMMUNICATOR_SLOTS),
+            shares=self.shares,
         )
         self._overflow = map_of("overflow_totals", records.SLOT, records.AGGREGATE, per_cpu=True)
         self._enqueue_times = map_of("enqueue_times", records.SLOT, records.ENQUEUE_TIME, per_cpu=True)
         self._stats = map_of("stats", records.SLOT, records.STAT, per_cpu=True)
         self._layouts = map_of("layouts", records.SLOT, records.COMM_LAYOUT)
         self._observed = map_of("observed_processes", records.SLOT, np.dtype("u1"))
+        namespaces = map_of("observed_namespaces", records.SLOT, np.dtype("u1"))
+        for inode in sorted(settings.namespaces)[:_MOST_NAMESPACES]:
+            namespaces.update(struct.pack("<I", inode), b"\1")
         self.call_events = call_rings.open(loaded)
         self.lifecycle_events = Ring(loaded.map_fds["lifecycle_events"], _LIFECYCLE_RING_BYTES, records.LIFECYCLE_EVENT)
 
@@ -368,13 +390,26 @@ def constants(settings: ProgramSettings, enqueue_time: EnqueueTime) -> bytes:
     initial = namespace.st_ino == _INITIAL_PID_NAMESPACE
     off = enqueue_time is EnqueueTime.OFF
     return struct.pack(
-        "<QQIII",
+        "<QQIIIIIIII",
         0 if initial else namespace.st_dev,
         0 if initial else namespace.st_ino,
         int(settings.only_observed_processes),
         int(settings.write_events),
         _SAMPLING_OFF if off else settings.sample_every.bit_length() - 1,
+        settings.communicator_entries,
+        settings.aggregate_entries,
+        *(_namespace_offsets() if settings.namespaces else (0, 0, 0)),
     )
+
+
+def _namespace_offsets() -> tuple[int, int, int]:
+    """The way from a thread to its network namespace's inode; zeros where the kernel does not tell."""
+    found = kernel_offsets(_NAMESPACE_OF_TASK)
+    if found is None:
+        _log.info("the kernel has no BTF: processes that are forked are observed once a scan has found them")
+        return 0, 0, 0
+    nsproxy, net, namespace, inode = found
+    return nsproxy, net, namespace + inode
 
 
 def _kernel_links(loaded: libbpf.LoadedObject, enqueue_time: EnqueueTime) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from railscope.probes.loading.maps import Map, Records
+from railscope.probes.nccl.programs.shares import Shares
 from railscope.probes.nccl.records import calls as records
 
 _WORDS: Final = np.dtype([("owner", "<u8"), ("kind", "<u8")])
@@ -27,15 +28,18 @@ class AggregateTable(Map):
     Counts from slots, which all CPUs share, stand in the first column.
     """
 
-    def __init__(self, fd: int, *, cpus: int, slots: Map) -> None:
-        super().__init__(fd, "aggregates", records.AGGREGATE_KEY, records.AGGREGATE, cpus=cpus, per_cpu=True)
+    def __init__(self, fd: int, *, cpus: int, slots: Map, shares: Shares) -> None:
+        super().__init__(fd, "aggregates", records.AGGREGATE_KEY, records.HASHED_AGGREGATE, cpus=cpus, per_cpu=True)
         self._slot_table = slots
+        self._shares = shares
         self._taken: dict[bytes, int] = {}
         """Slots by key, as of the last reading."""
 
     def read(self) -> tuple[Records, Records]:
         """See `Map.read`."""
-        hashed_keys, hashed = super().read()
+        self._shares.flush()
+        hashed_keys, entries = super().read()
+        hashed = entries["total"]
         numbers, slots = self._slot_table.read()
         taken = (slots["owner"] != 0) & (slots["kind"] != 0)
         numbers, slots = numbers[taken], slots[taken]
@@ -59,7 +63,8 @@ class AggregateTable(Map):
 
     def lookup(self, key: bytes) -> Records | None:
         """See `Map.lookup`."""
-        hashed = super().lookup(key)
+        entry = super().lookup(key)
+        hashed = None if entry is None else entry["total"]
         slot = self._slot_of(key)
         if slot is None:
             return hashed
@@ -74,7 +79,11 @@ class AggregateTable(Map):
         if slot is not None:
             self._slot_table.update(slot[0], bytes(records.AGGREGATE_SLOT.itemsize))
             del self._taken[key]
-        super().delete(key)
+        entry = super().lookup(key)
+        if entry is not None:
+            super().delete(key)
+            tgid = int(np.frombuffer(key, records.AGGREGATE_KEY)["tgid"][0])
+            self._shares.free("aggregates", int(entry["uid"].max()), tgid)
 
     def _slot_of(self, key: bytes) -> tuple[bytes, Any] | None:
         number = self._taken.get(key)
@@ -88,12 +97,14 @@ class AggregateTable(Map):
 class CommunicatorTable(Map):
     """Communicators by process and address: keys of dtype COMMUNICATOR_KEY, values of dtype COMMUNICATOR."""
 
-    def __init__(self, fd: int, *, slots: Map) -> None:
+    def __init__(self, fd: int, *, slots: Map, shares: Shares) -> None:
         super().__init__(fd, "communicators", records.COMMUNICATOR_KEY, records.COMMUNICATOR)
         self._slot_table = slots
+        self._shares = shares
 
     def read(self) -> tuple[Records, Records]:
         """See `Map.read`."""
+        self._shares.flush()
         keys, values = super().read()
         _, slots = self._slot_table.read()
         slots = slots[slots["instance"] != 0]
@@ -131,11 +142,15 @@ class CommunicatorTable(Map):
     def delete(self, key: bytes) -> None:
         """See `Map.delete`."""
         entry = self.lookup(key)
-        if entry is not None:
-            numbers, slots = self._slot_table.read()
-            for number in numbers[slots["instance"] == entry["instance"][0]].tolist():
-                self._slot_table.update(number.to_bytes(4, "little"), bytes(records.COMMUNICATOR_SLOT.itemsize))
+        if entry is None:
+            return
+        number = _slot_of(key).to_bytes(4, "little")
+        slot = self._slot_table.lookup(number)
+        if slot is not None and slot["instance"][0] == entry["instance"][0]:
+            self._slot_table.update(number, bytes(records.COMMUNICATOR_SLOT.itemsize))
         super().delete(key)
+        tgid = int(np.frombuffer(key, records.COMMUNICATOR_KEY)["tgid"][0])
+        self._shares.free("communicators", int(entry["uid"][0]), tgid)
 
 
 def _slot_of(key: bytes) -> int:

@@ -46,6 +46,7 @@ AGGREGATE_KEY: Final[Dtype] = np.dtype(
     ]
 )
 AGGREGATE: Final[Dtype] = np.dtype([("calls", "<u8"), ("payload_bytes", "<u8")])
+HASHED_AGGREGATE: Final[Dtype] = np.dtype([("total", AGGREGATE), ("uid", "<u4"), ("reserved", "<u4")])
 AGGREGATE_SLOT: Final[Dtype] = np.dtype([("owner", "<u8"), ("kind", "<u8"), ("calls", "<u8"), ("payload_bytes", "<u8")])
 """`owner` and `kind` hold an AGGREGATE_KEY whose `reserved` is 1."""
 AGGREGATE_SLOTS: Final = 1 << 12
@@ -79,6 +80,8 @@ COMMUNICATOR: Final[Dtype] = np.dtype(
         ("confirmed", "u1"),
         ("attempts", "u1"),
         ("identity", IDENTITY),
+        ("uid", "<u4"),
+        ("reserved", "<u4"),
     ]
 )
 COMMUNICATOR_SLOT: Final[Dtype] = np.dtype(
@@ -123,6 +126,12 @@ COMM_LAYOUT: Final[Dtype] = np.dtype(
         )
     ]
 )
+SHARED_TABLES: Final = ("communicators", "aggregates")
+"""Tables that are shared out among users, by their number in `shares.h`."""
+NOBODY: Final = 0xFFFFFFFF
+SHARE_KEY: Final[Dtype] = np.dtype([("uid", "<u4"), ("tgid", "<u4")])
+SHARE: Final[Dtype] = np.dtype([("taken", "<u8", (len(SHARED_TABLES),)), ("refused", "<u8", (len(SHARED_TABLES),))])
+SHARE_FREED: Final[Dtype] = np.dtype([("freed", "<u8", (len(SHARED_TABLES),))])
 STAT: Final[Dtype] = np.dtype("<u8")
 SLOT: Final[Dtype] = np.dtype("<u4")
 
@@ -132,11 +141,15 @@ SIZES: Final = {
     "call_ring": (CALL_RING, 64),
     "aggregate_key": (AGGREGATE_KEY, 16),
     "aggregate": (AGGREGATE, 16),
+    "hashed_aggregate": (HASHED_AGGREGATE, 24),
+    "share_key": (SHARE_KEY, 8),
+    "share": (SHARE, 32),
+    "share_freed": (SHARE_FREED, 16),
     "aggregate_slot": (AGGREGATE_SLOT, 32),
     "enqueue_time": (ENQUEUE_TIME, 272),
     "identity": (IDENTITY, 48),
     "communicator_key": (COMMUNICATOR_KEY, 16),
-    "communicator": (COMMUNICATOR, 104),
+    "communicator": (COMMUNICATOR, 112),
     "communicator_slot": (COMMUNICATOR_SLOT, 32),
     "lifecycle_event": (LIFECYCLE_EVENT, 232),
     "comm_layout": (COMM_LAYOUT, 52),

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * Fair shares of the tables that processes fill: included once, by nccl.bpf.c.
+ *
+ * A user may hold as many entries of a table as it has free, and a process as many as its user could still take.  So a
+ * table is never full: one process that fills it stops at a third of it, all of one user at half, and whoever comes
+ * next has room of his own.  Nothing is reserved for users who never come.  The same rule serves buffers of switches
+ * (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998).
+ *
+ * Processes, not control groups, stand for containers: a user may make control groups of his own where systemd gave him
+ * a part of the tree, and processes that he forks take from his own half only.
+ *
+ * The programs count what was taken, the reader what it took out again (probes/nccl/programs/shares.py): two writers of
+ * one number would lose some.  All of this runs when an entry is made, not when it is found.
+ */
+#ifndef RAILSCOPE_SHARES_H
+#define RAILSCOPE_SHARES_H
+
+#include <linux/bpf.h>
+#include <linux/types.h>
+
+#include <bpf/bpf_helpers.h>
+
+#include "nccl.h"
+
+/* By user, by user and process, and of everybody. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 65536);
+	__type(key, struct share_key);
+	__type(value, struct share);
+} shares SEC(".maps");
+
+/* Written by the reader. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 65536);
+	__type(key, struct share_key);
+	__type(value, struct share_freed);
+} shares_freed SEC(".maps");
+
+static __always_inline struct share *share_of(__u32 uid, __u32 tgid)
+{
+	struct share_key key = {.uid = uid, .tgid = tgid};
+	struct share fresh = {};
+	struct share *found = bpf_map_lookup_elem(&shares, &key);
+
+	if (found)
+		return found;
+	bpf_map_update_elem(&shares, &key, &fresh, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&shares, &key);
+}
+
+/* Entries of a table that somebody holds. */
+static __always_inline __s64 held(const struct share *share, __u32 uid, __u32 tgid, __u32 table)
+{
+	struct share_key key = {.uid = uid, .tgid = tgid};
+	struct share_freed *freed;
+
+	if (!share)
+		return 0;
+	freed = bpf_map_lookup_elem(&shares_freed, &key);
+	table &= SHARED_TABLES - 1;
+	return (__s64)share->taken[table] - (freed ? (__s64)freed->freed[table] : 0);
+}
+
+#define PLACE_TAKEN (1ULL << 32)
+
+/*
+ * Whether a process of a user may make one more entry of a table of so many; if so, it is counted as made.  Returns
+ * PLACE_TAKEN and in whose share it was counted, NOBODY where there was no room for one more user; else 0.
+ */
+VERIFIED_ONCE __u64 take_place(__u32 uid, __u32 tgid, __u32 table, __u32 entries)
+{
+	struct share *all, *user, *process;
+	__s64 of_user, free;
+	__u32 at = table & (SHARED_TABLES - 1);
+
+	all = share_of(NOBODY, 0);
+	user = share_of(uid, 0);
+	if (!user) {
+		/* They share what is one user's. */
+		uid = NOBODY;
+		user = share_of(NOBODY, 1);
+	}
+	if (!all || !user)
+		return 0;
+	of_user = held(user, uid, uid == NOBODY, table);
+	free = (__s64)entries - held(all, NOBODY, 0, table);
+	if (of_user >= free)
+		goto refused;
+	if (uid != NOBODY) {
+		process = share_of(uid, tgid);
+		if (process && held(process, uid, tgid, table) >= free - of_user)
+			goto refused;
+		if (process)
+			__sync_fetch_and_add(&process->taken[at], 1);
+	}
+	__sync_fetch_and_add(&user->taken[at], 1);
+	__sync_fetch_and_add(&all->taken[at], 1);
+	return PLACE_TAKEN | uid;
+refused:
+	__sync_fetch_and_add(&user->refused[at], 1);
+	return 0;
+}
+
+static __always_inline void return_to(__u32 uid, __u32 tgid, __u32 at)
+{
+	struct share_key key = {.uid = uid, .tgid = tgid};
+	struct share *share = bpf_map_lookup_elem(&shares, &key);
+
+	if (share)
+		__sync_fetch_and_add(&share->taken[at], -1);
+}
+
+/* The place that was taken is not needed: another thread made the entry. */
+VERIFIED_ONCE int return_place(__u32 uid, __u32 tgid, __u32 table)
+{
+	__u32 at = table & (SHARED_TABLES - 1);
+
+	return_to(NOBODY, 0, at);
+	return_to(uid, uid == NOBODY, at);
+	if (uid != NOBODY)
+		return_to(uid, tgid, at);
+	return 0;
+}
+
+#endif
