@@ -153,7 +153,7 @@ def test_descriptors_go_both_ways_and_none_is_left_open(inspection: InspectionPr
 
 def test_questions_that_wait_have_a_bound_and_all_that_do_are_answered(inspection: InspectionProcesses) -> None:
     later(inspection, MINE, Echo(1, "first"))
-    questions = [Echo(pid, "x", after_seconds=0.004) for pid in range(MOST_QUEUED + 200)]
+    questions = [Echo(pid, "x", after_seconds=0.004) for pid in range(MOST_QUEUED + 800)]
     later_on = {question.pid for question in questions if not _answered(inspection, MINE, question)}
     come: set[int] = set()
 

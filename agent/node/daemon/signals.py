@@ -22,6 +22,8 @@ _log = logging.getLogger("railscope.daemon")
 _DEADLINE_SECONDS: Final = 4.0
 """From SIGTERM to the end, whatever hangs."""
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT)
+_STANDARD_ERROR: Final = 2
+"""The descriptor: where a handler of a fault writes, whatever stands for standard error in the interpreter."""
 _OF_AGENT: Final = (*_ENDING, signal.SIGHUP, signal.SIGUSR2)
 
 
@@ -60,7 +62,7 @@ class AgentSignals:
         for number in _OF_AGENT:
             signal.signal(number, self._handle)
         # The watchdog of systemd ends an agent that hangs by SIGABRT: the journal then has where it hung.
-        faulthandler.enable()
+        faulthandler.enable(_STANDARD_ERROR)
 
     def connect(self, *, stop: Callable[[], None], reload: Callable[[], None], record: Callable[[], None]) -> None:
         """Pass signals on from now on."""
@@ -89,5 +91,5 @@ class AgentSignals:
         while came := self._read.recv(64):
             if not set(came).isdisjoint(_ENDING):
                 # Needs no interpreter: a part that never lets go of its lock cannot keep it.
-                faulthandler.dump_traceback_later(self._deadline_seconds, exit=True)
+                faulthandler.dump_traceback_later(self._deadline_seconds, exit=True, file=_STANDARD_ERROR)
                 return
