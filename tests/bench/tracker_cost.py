@@ -167,6 +167,13 @@ class _Batch:
     completions: Records
 
 
+class _NoShares:
+    """Nobody comes to a limit here."""
+
+    def refused(self) -> Mapping[tuple[str, int | None], int]:
+        return {}
+
+
 class Load:
     """The kernel's side of eight processes that call their communicators in turn, and the programs' interface to it.
 
@@ -194,6 +201,7 @@ class Load:
         values["instance"], values["first_ns"], values["confirmed"] = self._instances, 1, 1
         values["identity"] = identity
         self.communicators = _Table(keys, values)
+        self.shares = _NoShares()
         self.aggregates = _Table(*self._counts())
         self.lifecycle_events = _Births(self._births(identity))
         self._histories = self._history_rows()

@@ -72,7 +72,7 @@ def test_a_rank_that_stops_beside_a_calm_job_ends_the_calm_before_it_is_named(
             finally:
                 os.kill(pids[1], signal.SIGCONT)
             assert said.since(began, of=(NO_TIME, STALLS)) == [NO_TIME, STALLS, STALLS], said.text()
-            assert "a tick a second: a rank is suspected" in said.text()
+            assert "one tick a second: a rank became suspect, or stopped calling" in said.text()
             assert "rank 1 of 2 stalls in AllReduce: process_stopped, blamed on rank 1" in said.text()
             began = said.lines
             agent.until(lambda: said.since(began, of=(TIME,)) != [])
@@ -93,4 +93,4 @@ def test_whoever_asks_all_the_time_leaves_an_agent_none_to_lose(
                 return said.since(began, of=(NO_TIME,)) != []
 
             agent.until(asked)
-            assert "a tick a second: a client scrapes repeatedly" in said.text()
+            assert "one tick a second: a client scrapes repeatedly" in said.text()

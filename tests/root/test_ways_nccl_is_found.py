@@ -289,7 +289,10 @@ def test_without_any_layout_calls_are_counted_and_what_is_not_probed_is_named(tm
 
 def test_a_library_that_is_loaded_late_and_closed_again_is_probed_while_it_is_mapped(tmp_path: Path) -> None:
     path = library(tmp_path / "libnccl.so.2")
-    with LateCaller() as job, AgentProcess("--pid", str(job.pid), "--probe.scan-interval", "1s") as agent:
+    with (
+        LateCaller() as job,
+        AgentProcess("--pid", str(job.pid), "--probe.scan-interval", "1s", "--probe.linger", "0s") as agent,
+    ):
         assert probed(agent, tmp_path) == {}
         for total in (5, 10):
             job.load(path)

@@ -109,6 +109,7 @@ def forged_communicators(number: int) -> Attack:
         pytest.param(more_libraries_than_there_are_places, id="maps more libraries than there are places"),
         pytest.param(libraries_that_are_dear_to_read, id="maps libraries that are dear to read"),
         pytest.param(forged_communicators(3000), id="makes three thousand communicators"),
+        pytest.param(forged_communicators(20_000), id="makes more communicators than there are places"),
     ],
 )
 def test_a_job_is_observed_whatever_another_user_does(fabric: Fabric, open_folder: Path, attack: Attack) -> None:
