@@ -60,6 +60,7 @@ def measure(_built: Built, rounds: int) -> list[Line]:
     attached_s: list[float] = []
     detached_s: list[float] = []
     resident_mb: list[float] = []
+    inspection_mb: list[float] = []
     cpu_percent: list[float] = []
     leave_bytecode()
     with idle_mapper(library):
@@ -70,16 +71,19 @@ def measure(_built: Built, rounds: int) -> list[Line]:
                 attached_s.append(time.monotonic() - start)
                 time.sleep(_SETTLE_SECONDS)
                 pid = agent.process.pid
-                before_s, before = time.monotonic(), cpu_seconds(pid)
+                all_pids = (pid, *_descendants(pid))
+                before_s, before = time.monotonic(), sum(map(cpu_seconds, all_pids))
                 time.sleep(_IDLE_SECONDS)
-                cpu_percent.append((cpu_seconds(pid) - before) / (time.monotonic() - before_s) * 100)
+                cpu_percent.append((sum(map(cpu_seconds, all_pids)) - before) / (time.monotonic() - before_s) * 100)
                 resident_mb.append(_resident_bytes(pid) / 1e6)
+                inspection_mb.append(sum(map(_proportional_bytes, all_pids[1:])) / 1e6)
                 start = time.monotonic()
                 agent.process.send_signal(signal.SIGTERM)
                 agent.process.wait(30)
                 detached_s.append(time.monotonic() - start)
     return [
         figure(PART, "resident memory", "MB", resident_mb, target=Limit(Bound.AT_MOST, 60)),
+        figure(PART, "memory of its inspection processes", "MB", inspection_mb),
         figure(PART, "CPU, idle, not scraped", "%", cpu_percent, target=Limit(Bound.AT_MOST, 1)),
         figure(PART, "start to attached", "s", attached_s, target=Limit(Bound.AT_MOST, 1)),
         figure(PART, "SIGTERM to exit", "s", detached_s, target=Limit(Bound.AT_MOST, 0.2)),
@@ -88,6 +92,19 @@ def measure(_built: Built, rounds: int) -> list[Line]:
 
 def _attached(agent: AgentProcess, library: Path) -> bool:
     return any(value == 1 for _, value in agent.samples("railscope_probe_attached", library=str(library)))
+
+
+def _descendants(pid: int) -> list[int]:
+    children = [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return [one for child in children for one in (child, *_descendants(child))]
+
+
+def _proportional_bytes(pid: int) -> int:
+    """Memory, of which each process that shares a page has its part: proc_pid_smaps(5)."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
 def _resident_bytes(pid: int) -> int:
