@@ -12,6 +12,7 @@ import logging
 import math
 import select
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
@@ -261,7 +262,7 @@ class Clients:
         was_begun = connection.begun
         head = connection.receive_head()
         if head is not None:
-            connection.asked = self._now
+            connection.asked = time.monotonic()  # `_now` may be from before the client sent it
             self._follow(connection, self._replies.to_head(head, connection.peer))
         elif connection.begun and not was_begun and not connection.in_doorway:
             self._set_deadline(connection, self._settings.request_timeout_seconds)
