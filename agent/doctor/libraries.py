@@ -78,7 +78,7 @@ _WAIT_SECONDS: Final = 0.1
 
 
 def check_libraries(
-    config: Config, inspector: Inspection
+    config: Config, inspection: Inspection
 ) -> tuple[list[Finding], tuple[LibraryReport, ...], frozenset[ProcessIdentity]]:
     """Findings, one report for each library, and the processes that have one mapped.
 
@@ -88,13 +88,13 @@ def check_libraries(
     with _programs(config) as programs:
         attacher = LeashedAttacher(programs)
         discovery = Libraries(
-            attacher, config.procfs, inspector, SystemClock(), wanted=lambda _: True, found=lambda *_: None
+            attacher, config.procfs, inspection, SystemClock(), wanted=lambda _: True, found=lambda *_: None
         )
         try:
             discovery.scan()
-            errors = {*discovery.errors, *_late_answers(discovery, inspector)}
+            errors = {*discovery.errors, *_late_answers(discovery, inspection)}
             found = sorted(discovery.libraries, key=lambda library: library.path)
-            reports = tuple(_report(library, attacher, inspector) for library in found)
+            reports = tuple(_report(library, attacher, inspection) for library in found)
             processes = frozenset(identity for library in found for identity in library.mappers)
         finally:
             discovery.close()
@@ -119,16 +119,16 @@ def check_libraries(
     return findings, reports, processes
 
 
-def _late_answers(discovery: Libraries, inspector: Inspection) -> set[str]:
+def _late_answers(discovery: Libraries, inspection: Inspection) -> set[str]:
     """Wait for what processes map that are slow to read; returns errors, one line each."""
     errors: set[str] = set()
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while inspector.busy:
+    while inspection.busy:
         if time.monotonic() > deadline:
             errors.add("what some processes map is still being read")
             break
-        select.select([inspector], [], [], _WAIT_SECONDS)
-        for pid in inspector.collect():
+        select.select([inspection], [], [], _WAIT_SECONDS)
+        for pid in inspection.collect():
             errors.update(discovery.scan_process(pid))
     return errors
 
@@ -156,10 +156,10 @@ def _programs(config: Config) -> Iterator[NcclPrograms | None]:
         programs.close()
 
 
-def _report(library: Library, attacher: LeashedAttacher, inspector: Inspection) -> LibraryReport:
+def _report(library: Library, attacher: LeashedAttacher, inspection: Inspection) -> LibraryReport:
     points = library.points
     refusal = attacher.refusals.get(library.number, "")
-    level, completion_unseen = _below_calls(library, inspector)
+    level, completion_unseen = _below_calls(library, inspection)
     return LibraryReport(
         path=library.path,
         nccl_version=library.nccl_version,
@@ -175,11 +175,11 @@ def _report(library: Library, attacher: LeashedAttacher, inspector: Inspection) 
     )
 
 
-def _below_calls(library: Library, inspector: Inspection) -> tuple[Level, str]:
+def _below_calls(library: Library, inspection: Inspection) -> tuple[Level, str]:
     """The highest level that the library allows, and why completion is not seen, if it is not."""
     question = BelowCalls(library.number, library.path, library.build_id)
     try:
-        points = inspector.ask(library.tenant, question, (library.descriptor,)).answer.internals
+        points = inspection.ask(library.tenant, question, (library.descriptor,)).answer.internals
     except NotYet:
         return Level.COUNTS, "it could not be read in time"
     except Refused as refused:

@@ -92,10 +92,10 @@ def look(pid: int) -> tuple[str, float]:
         internals = Internals.load(programs)
         stack.callback(internals.close)
         discovery = Libraries(
-            programs, _PROCFS, wanted=lambda _: True, found=lambda *_: None, inspector=InProcess(), clock=SystemClock()
+            programs, _PROCFS, wanted=lambda _: True, found=lambda *_: None, inspection=InProcess(), clock=SystemClock()
         )
         stack.callback(discovery.close)
-        levels = Levels(internals, Layouts.load().structures, Level.RAILS, inspector=InProcess())
+        levels = Levels(internals, Layouts.load().structures, Level.RAILS, inspection=InProcess())
         stack.callback(levels.close)
         began_ns = time.perf_counter_ns()
         errors = [*discovery.scan_process(pid), *levels.set_libraries(discovery.libraries)]

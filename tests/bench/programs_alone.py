@@ -92,7 +92,7 @@ class ProgramsAlone:
                     internals = Internals.load(programs, write_events=write_events)
                     stack.callback(internals.close)
                     rings.append(internals.completion_events)
-                    levels = Levels(internals, Layouts.load().structures, Level.COUNTS, inspector=InProcess())
+                    levels = Levels(internals, Layouts.load().structures, Level.COUNTS, inspection=InProcess())
                     stack.callback(levels.close)
             except LoadError as error:
                 raise BenchError(str(error)) from None

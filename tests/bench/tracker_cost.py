@@ -393,7 +393,7 @@ def followed_percent(load: Load, *, warm_seconds: int = _WARM_SECONDS, seconds: 
     observer = Observer(
         Config(collectors=frozenset({"collective"})),
         NcclSources(
-            cast(NcclPrograms, load), cast(Any, load), level=Level.RAILS, inspector=InProcess(), in_flight=load
+            cast(NcclPrograms, load), cast(Any, load), level=Level.RAILS, inspection=InProcess(), in_flight=load
         ),
         clock,
         "bench",

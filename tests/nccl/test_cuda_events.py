@@ -90,7 +90,7 @@ def watched(
         internals.describe(NUMBER, offsets)
         stack.callback(programs.attach(str(double.nccl), points, NUMBER, layout).close)
         stack.callback(internals.attach(str(double.nccl), below, Level.COMPLETION).close)
-        cuda = CudaCompletion(internals.cuda, PROCFS, inspector=InProcess())
+        cuda = CudaCompletion(internals.cuda, PROCFS, inspection=InProcess())
         stack.callback(cuda.close)
         library = ObservedNccl(file, str(double.nccl))
         library.mappers.update(identity for pid in pids if (identity := identity_of(PROCFS, pid)) is not None)

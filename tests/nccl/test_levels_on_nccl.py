@@ -109,7 +109,7 @@ def payload_of(reports: list[RankReport]) -> Counter[int]:
 def test_twenty_thousand_mixed_operations_are_exact_at_every_point(
     probed: Probed, two_hosts: Fabric, double: Double, tmp_path: Path
 ) -> None:
-    completion = Completion(probed.internals, Level.ALL, inspector=InProcess())
+    completion = Completion(probed.internals, Level.ALL, inspection=InProcess())
     assert completion.set_libraries([probed.library]) == []
     iterations = 2_000  # ten calls each
     with Job(two_hosts, tmp_path, double, pattern="mixed", iterations=iterations, size_bytes=4_000, hold=True) as job:
@@ -146,7 +146,7 @@ def test_twenty_thousand_mixed_operations_are_exact_at_every_point(
 def test_counts_stay_exact_while_levels_change(
     probed: Probed, two_hosts: Fabric, double: Double, tmp_path: Path
 ) -> None:
-    completion = Completion(probed.internals, Level.COUNTS, inspector=InProcess())
+    completion = Completion(probed.internals, Level.COUNTS, inspection=InProcess())
     assert completion.set_libraries([probed.library]) == []
     cycle = (Level.ALL, Level.COMPLETION, Level.RAILS, Level.COUNTS, Level.RAILS, Level.COMPLETION)
     changes = 0
@@ -176,7 +176,7 @@ def test_each_completed_operation_is_one_event_with_its_times_and_shape(
     probed: Probed, two_hosts: Fabric, double: Double, tmp_path: Path
 ) -> None:
     internals = Internals.load(probed.programs, write_events=True)
-    completion = Completion(internals, Level.COMPLETION, inspector=InProcess())
+    completion = Completion(internals, Level.COMPLETION, inspection=InProcess())
     assert completion.set_libraries([probed.library]) == []
     calls, size_bytes = 200, 1 << 15
     with Job(two_hosts, tmp_path, double, iterations=calls, size_bytes=size_bytes, hold=True) as job:
@@ -208,7 +208,7 @@ def test_launches_without_a_network_part_tell_what_nccl_chose(
     probed: Probed, two_hosts: Fabric, double: Double, tmp_path: Path, pattern: str, of_each: int
 ) -> None:
     """Two ranks of one host send through memory: no proxy tells of them.  All tasks of a plan count."""
-    completion = Completion(probed.internals, Level.ALL, inspector=InProcess())
+    completion = Completion(probed.internals, Level.ALL, inspection=InProcess())
     assert completion.set_libraries([probed.library]) == []
     one_host, calls = OneHost(two_hosts.hosts[:1]), 25
     with Job(
@@ -232,7 +232,7 @@ def test_ranks_that_share_a_host_are_not_taken_for_ones_that_send_through_each_o
     probed: Probed, two_hosts: Fabric, double: Double, tmp_path: Path
 ) -> None:
     """What goes to another rank's proxy is not seen to end (PXN); shared memory needs none."""
-    completion = Completion(probed.internals, Level.COMPLETION, inspector=InProcess())
+    completion = Completion(probed.internals, Level.COMPLETION, inspection=InProcess())
     assert completion.set_libraries([probed.library]) == []
     calls = 20
     with Job(two_hosts, tmp_path, double, iterations=calls, size_bytes=40_000, ranks_per_host=2, hold=True) as job:

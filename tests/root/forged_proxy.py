@@ -200,6 +200,6 @@ def probed(programs: NcclPrograms, made: Forged) -> Iterator[Probed]:
         internals.describe(LIBRARY, layout_record(made.structures))
         for level in Level:
             stack.callback(internals.attach(str(made.target.path), made.points, level).close)
-        completion = Completion(internals, Level.ALL, inspector=InProcess())
+        completion = Completion(internals, Level.ALL, inspection=InProcess())
         stack.callback(completion.levels.close)
         yield Probed(made, programs, internals, completion)

@@ -55,7 +55,7 @@ def discovering(
         PROCFS,
         wanted=lambda identity: identity.pid in pids,
         found=lambda *_: None,
-        inspector=InProcess(),
+        inspection=InProcess(),
         clock=clock or SystemClock(),
         linger_ns=linger_ns,
     )

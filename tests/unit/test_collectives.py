@@ -135,7 +135,7 @@ def test_one_reading_of_the_communicators_serves_all_who_look_at_them(
     (tmp_path / "10").mkdir()
     (tmp_path / "10" / "mem").touch()
     node = Node()
-    completion = Completion(level_programs.SimulatedPrograms(), Level.COUNTS, inspector=InProcess())
+    completion = Completion(level_programs.SimulatedPrograms(), Level.COUNTS, inspection=InProcess())
     libraries: list[int] = []
     monkeypatch.setattr(completion.levels, "error_layout_of", libraries.append)
     monkeypatch.setattr(completion.levels, "sequence_layout_of", libraries.append)
@@ -167,7 +167,7 @@ def test_before_the_kernel_forgets_what_a_communicator_did_somebody_may_learn_it
         node.kernel,
         node.processes,
         0,
-        Completion(programs, Level.COMPLETION, inspector=InProcess()),
+        Completion(programs, Level.COMPLETION, inspection=InProcess()),
         before_forgetting=lambda: done.append("learnt"),
     )
     node.begin(10)

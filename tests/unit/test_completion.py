@@ -57,7 +57,7 @@ def test_calls_that_nccl_discards_are_complete_once_those_before_them_are(
     run: EmptyRun, completed: int, followed: int
 ) -> None:
     programs = SimulatedPrograms(states={7: progress(5)}, discarded={7: run})
-    completion = Completion(programs, Level.COMPLETION, inspector=InProcess())
+    completion = Completion(programs, Level.COMPLETION, inspection=InProcess())
     completion.read()
     known = completion.progress_of(7)
     assert known is not None
@@ -66,7 +66,7 @@ def test_calls_that_nccl_discards_are_complete_once_those_before_them_are(
 
 def test_discarded_calls_stay_complete_when_later_ones_are_known_instead() -> None:
     programs = SimulatedPrograms(states={7: progress(5)}, discarded={7: EmptyRun(6, 9)})
-    completion = Completion(programs, Level.COMPLETION, inspector=InProcess())
+    completion = Completion(programs, Level.COMPLETION, inspection=InProcess())
     completion.read()
     programs.discarded = {7: EmptyRun(12, 12)}
     completion.read()
@@ -77,7 +77,7 @@ def test_discarded_calls_stay_complete_when_later_ones_are_known_instead() -> No
 
 def test_a_discarded_call_behind_one_in_flight_is_not_complete() -> None:
     programs = SimulatedPrograms(states={7: progress(4, oldest_ns=9, sequence=5)}, discarded={7: EmptyRun(6, 9)})
-    completion = Completion(programs, Level.COMPLETION, inspector=InProcess())
+    completion = Completion(programs, Level.COMPLETION, inspection=InProcess())
     completion.read()
     known = completion.progress_of(7)
     assert known is not None
@@ -88,7 +88,7 @@ def test_a_discarded_call_behind_one_in_flight_is_not_complete() -> None:
 
 def test_a_communicator_that_sends_through_anothers_proxy_is_not_known_to_be_complete() -> None:
     programs = SimulatedPrograms(states={7: progress(5)})
-    completion = Completion(programs, Level.COMPLETION, inspector=InProcess())
+    completion = Completion(programs, Level.COMPLETION, inspection=InProcess())
     completion.read()
     assert completion.progress_of(7) is not None
     programs.states = {7: progress(6, elsewhere=True)}
@@ -99,7 +99,7 @@ def test_a_communicator_that_sends_through_anothers_proxy_is_not_known_to_be_com
 def test_what_cuda_proved_is_followed_by_what_nccl_discarded(tmp_path: Path) -> None:
     programs = SimulatedPrograms(discarded={7: EmptyRun(13, 15)})
     completion = Completion(
-        programs, Level.ALL, ProvedTwelve(SimulatedCuda(), tmp_path, inspector=InProcess()), inspector=InProcess()
+        programs, Level.ALL, ProvedTwelve(SimulatedCuda(), tmp_path, inspection=InProcess()), inspector=InProcess()
     )
     completion.read()
     known = completion.progress_of(7)
@@ -109,7 +109,7 @@ def test_what_cuda_proved_is_followed_by_what_nccl_discarded(tmp_path: Path) -> 
 
 def test_what_is_complete_never_falls() -> None:
     programs = SimulatedPrograms()
-    completion = Completion(programs, Level.COMPLETION, inspector=InProcess())
+    completion = Completion(programs, Level.COMPLETION, inspection=InProcess())
     seen = []
     for state in (progress(5), progress(3, oldest_ns=9), progress(8)):
         programs.states = {7: state}
@@ -122,14 +122,14 @@ def test_what_is_complete_never_falls() -> None:
 
 def test_nothing_is_known_of_a_communicator_that_handed_nothing_to_the_network() -> None:
     programs = SimulatedPrograms(states={7: progress(0, posted=0)})
-    completion = Completion(programs, Level.COMPLETION, inspector=InProcess())
+    completion = Completion(programs, Level.COMPLETION, inspection=InProcess())
     completion.read()
     assert completion.progress_of(7) is None
 
 
 def test_below_completion_nothing_is_known_of_progress() -> None:
     programs = SimulatedPrograms(states={7: progress(5)})
-    completion = Completion(programs, Level.COMPLETION, inspector=InProcess())
+    completion = Completion(programs, Level.COMPLETION, inspection=InProcess())
     completion.read()
     completion.set_level(Level.COUNTS)
     completion.read()
@@ -138,7 +138,7 @@ def test_below_completion_nothing_is_known_of_progress() -> None:
 
 def test_what_is_complete_does_not_fall_when_nobody_looked_for_a_while() -> None:
     programs = SimulatedPrograms(states={7: progress(5)})
-    completion = Completion(programs, Level.COMPLETION, inspector=InProcess())
+    completion = Completion(programs, Level.COMPLETION, inspection=InProcess())
     completion.read()
     completion.set_level(Level.COUNTS)
     programs.states = {7: progress(0, oldest_ns=9)}  # attached again, and the first operation is under way
@@ -151,7 +151,7 @@ def test_what_is_complete_does_not_fall_when_nobody_looked_for_a_while() -> None
 
 def test_a_communicator_that_has_ended_stays_known_at_every_level() -> None:
     programs = SimulatedPrograms(states={7: progress(5), 8: progress(6)})
-    completion = Completion(programs, Level.COMPLETION, inspector=InProcess())
+    completion = Completion(programs, Level.COMPLETION, inspection=InProcess())
     completion.read()
     completion.end_communicators({7})
     completion.set_level(Level.COUNTS)
@@ -172,8 +172,8 @@ def test_what_cuda_proved_stands_still_nowhere_once_cuda_is_not_watched(tmp_path
     completion = Completion(
         SimulatedPrograms(),
         Level.ALL,
-        ProvedTwelve(SimulatedCuda(), tmp_path, inspector=InProcess()),
-        inspector=InProcess(),
+        ProvedTwelve(SimulatedCuda(), tmp_path, inspection=InProcess()),
+        inspection=InProcess(),
     )
     known = completion.progress_of(7)
     assert known is not None
@@ -188,7 +188,7 @@ def test_what_cuda_proved_stands_still_nowhere_once_cuda_is_not_watched(tmp_path
 
 def test_what_an_ended_process_completed_stays_known_until_it_is_forgotten() -> None:
     programs = SimulatedPrograms(states={7: progress(5)})
-    completion = Completion(programs, Level.COMPLETION, inspector=InProcess())
+    completion = Completion(programs, Level.COMPLETION, inspection=InProcess())
     completion.end_process(4711)
     programs.states = {}
     completion.read()
@@ -200,7 +200,7 @@ def test_what_an_ended_process_completed_stays_known_until_it_is_forgotten() -> 
 
 def test_tables_that_cannot_be_read_show_and_keep_what_was_known() -> None:
     programs = SimulatedPrograms(states={7: progress(5)})
-    completion = Completion(programs, Level.COMPLETION, inspector=InProcess())
+    completion = Completion(programs, Level.COMPLETION, inspection=InProcess())
     completion.read()
     programs.unreadable = True
     completion.read()
@@ -212,7 +212,7 @@ def test_tables_that_cannot_be_read_show_and_keep_what_was_known() -> None:
 
 
 def test_durations_are_seconds_and_launches_have_nccls_names() -> None:
-    completion = Completion(SimulatedPrograms(), Level.COMPLETION, inspector=InProcess())
+    completion = Completion(SimulatedPrograms(), Level.COMPLETION, inspection=InProcess())
     shown = completion.facts((), 0)
     (durations,) = shown.durations
     assert durations.op == "AllReduce"
@@ -235,8 +235,8 @@ def test_durations_that_cuda_tells_are_seconds_too(tmp_path: Path) -> None:
     completion = Completion(
         SimulatedPrograms(),
         Level.ALL,
-        CudaCompletion(Measured(), tmp_path, inspector=InProcess()),
-        inspector=InProcess(),
+        CudaCompletion(Measured(), tmp_path, inspection=InProcess()),
+        inspection=InProcess(),
     )
     (shown,) = completion.facts((), 0).cuda_durations
     assert (shown.op, shown.histogram.sum) == ("AllReduce", 3.0)
@@ -249,7 +249,7 @@ def test_what_was_lost_is_told_by_its_reason() -> None:
         def stats(self) -> dict[InternalStat, int]:
             return {stat: 100 + stat for stat in InternalStat}
 
-    lost = Completion(Losing(), Level.COMPLETION, inspector=InProcess()).events_lost()
+    lost = Completion(Losing(), Level.COMPLETION, inspection=InProcess()).events_lost()
     assert dict(lost) == {
         "completion_ring_full": 100 + InternalStat.RING_FULL,
         "completion_tables_full": 100 + InternalStat.FULL,
@@ -267,7 +267,7 @@ def test_bandwidths_are_bytes_per_second_in_powers_of_two_from_64_kib() -> None:
             one["buckets"][0, 4] = 3
             return {Op.AllReduce: one[0]}
 
-    (shown,) = Completion(Fast(), Level.COMPLETION, inspector=InProcess()).facts((), 0).bandwidths
+    (shown,) = Completion(Fast(), Level.COMPLETION, inspection=InProcess()).facts((), 0).bandwidths
     assert shown.histogram.sum == 3 << 20
     assert (shown.histogram.bounds[0], shown.histogram.bounds[4]) == (1 << 16, 1 << 20)
     assert shown.histogram.counts[4] == 3
@@ -288,7 +288,7 @@ class Sending(SimulatedPrograms):
 
 def sending(level: Level = Level.RAILS) -> tuple[Completion, Node]:
     programs = Sending()
-    return Completion(programs, level, rail_bytes=programs.node.rails, inspector=InProcess()), programs.node
+    return Completion(programs, level, rail_bytes=programs.node.rails, inspection=InProcess()), programs.node
 
 
 def test_what_was_handed_over_without_a_name_is_said_once_for_each_time_it_happens() -> None:

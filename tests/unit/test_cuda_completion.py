@@ -150,7 +150,7 @@ def programs() -> SimulatedPrograms:
 
 @pytest.fixture
 def cuda(programs: SimulatedPrograms) -> Iterator[CudaCompletion]:
-    completion = CudaCompletion(programs, PROCFS, inspector=InProcess())
+    completion = CudaCompletion(programs, PROCFS, inspection=InProcess())
     yield completion
     completion.close()
 
@@ -261,4 +261,4 @@ def test_a_process_that_has_gone_is_no_error(
 
 
 def test_every_run_of_the_programs_is_a_hit_and_what_they_proved_is_none() -> None:
-    assert CudaCompletion(SimulatedPrograms(), PROCFS, inspector=InProcess()).hits() == 5
+    assert CudaCompletion(SimulatedPrograms(), PROCFS, inspection=InProcess()).hits() == 5

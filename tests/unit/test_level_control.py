@@ -74,7 +74,7 @@ def control_of(
 
 def test_the_level_begins_where_the_governor_begins_or_where_it_is_fixed() -> None:
     for text, expected in (("auto", START), ("all", Level.ALL), ("completion", Level.COMPLETION)):
-        completion = Completion(SimulatedPrograms(), Level.COUNTS, inspector=InProcess())
+        completion = Completion(SimulatedPrograms(), Level.COUNTS, inspection=InProcess())
         control_of(CountedCalls(), completion, SimulatedClock(), text)
         assert completion.levels.target_level is expected
 
@@ -93,7 +93,7 @@ def test_what_hits_cost_is_added_up_also_where_only_calls_are_counted() -> None:
 
 def test_counters_that_cannot_be_read_are_one_line_and_change_nothing() -> None:
     calls, clock = CountedCalls(refuses=True), SimulatedClock()
-    completion = Completion(SimulatedPrograms(), Level.COUNTS, inspector=InProcess())
+    completion = Completion(SimulatedPrograms(), Level.COUNTS, inspection=InProcess())
     control = control_of(calls, completion, clock, "rails")
     (line,) = control.update(1)
     assert line.endswith("simulated refusal")
@@ -102,7 +102,7 @@ def test_counters_that_cannot_be_read_are_one_line_and_change_nothing() -> None:
 
 def test_without_communicators_and_calls_nothing_below_the_calls_is_read_and_nothing_is_missed() -> None:
     calls, clock, below = CountedCalls(), SimulatedClock(), CountingPrograms()
-    control = control_of(calls, Completion(below, Level.COUNTS, inspector=InProcess()), clock, "rails")
+    control = control_of(calls, Completion(below, Level.COUNTS, inspection=InProcess()), clock, "rails")
 
     def tick(processes: int) -> None:
         clock.now_ns += SECOND_NS
@@ -132,7 +132,7 @@ def level_after(
     caplog.set_level("INFO")
     caplog.clear()
     calls, clock, below = CountedCalls(), SimulatedClock(), CountingPrograms()
-    completion = Completion(below, Level.COUNTS, inspector=InProcess())
+    completion = Completion(below, Level.COUNTS, inspection=InProcess())
     control = control_of(calls, completion, clock, level, budget_ratio, **host)
     for _ in range(15):
         clock.now_ns += SECOND_NS
@@ -179,7 +179,7 @@ def test_the_level_never_goes_above_what_the_libraries_that_are_there_have(
 ) -> None:
     caplog.set_level("INFO", "railscope.levels")
     clock = SimulatedClock()
-    completion = Completion(CountingPrograms(), Level.COUNTS, inspector=InProcess())
+    completion = Completion(CountingPrograms(), Level.COUNTS, inspection=InProcess())
     control = control_of(CountedCalls(), completion, clock, "auto")
     with real_library(monkeypatch, build_id="00" * 20) as library:
         completion.set_libraries([library])
@@ -193,7 +193,7 @@ def test_the_level_never_goes_above_what_the_libraries_that_are_there_have(
 
 def test_what_the_kernel_refused_once_is_tried_again_while_the_level_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, programs = SimulatedClock(), CountingPrograms(refuses=Level.RAILS)
-    completion = Completion(programs, Level.COUNTS, inspector=InProcess())
+    completion = Completion(programs, Level.COUNTS, inspection=InProcess())
     control = control_of(CountedCalls(), completion, clock, "rails")
     with real_library(monkeypatch) as library:
         assert len(completion.set_libraries([library])) == 1

@@ -40,7 +40,7 @@ def test_a_refused_reading_is_a_failed_collector_and_not_a_broken_scrape(what: s
     kernel.call(2**22 - 1, 0, 3)
     observer = Observer(
         Config(collectors=frozenset({"collective"})),
-        NcclSources(cast(NcclPrograms, kernel), inspector=InProcess()),
+        NcclSources(cast(NcclPrograms, kernel), inspection=InProcess()),
         SystemClock(),
         "0",
     )
@@ -74,7 +74,9 @@ def test_a_process_without_nccl_that_maps_something_leads_to_no_look_below_the_c
     monkeypatch.setattr(Completion, "set_libraries", follow)
     observer = Observer(
         Config(collectors=frozenset({"collective"}), pids=(os.getppid(),)),
-        NcclSources(cast(NcclPrograms, SimulatedPrograms()), level_programs.SimulatedPrograms(), inspector=InProcess()),
+        NcclSources(
+            cast(NcclPrograms, SimulatedPrograms()), level_programs.SimulatedPrograms(), inspection=InProcess()
+        ),
         SystemClock(),
         "0",
     )
@@ -113,7 +115,7 @@ def test_stalls_are_judged_by_what_is_followed_and_times_are_taken_before_they_a
             below,
             level=Level.COMPLETION,
             control=control,
-            inspector=InProcess(),
+            inspection=InProcess(),
         ),
         SystemClock(),
         "0",
@@ -147,7 +149,7 @@ def test_how_a_process_ended_is_asked_of_its_descriptor_before_a_scan_gives_it_u
         observer = Observer(
             config,
             NcclSources(
-                cast(NcclPrograms, kernel), new_process=lambda identity, _: new.append(identity), inspector=InProcess()
+                cast(NcclPrograms, kernel), new_process=lambda identity, _: new.append(identity), inspection=InProcess()
             ),
             SystemClock(),
             "0",
@@ -181,7 +183,7 @@ class Overdue(InProcess):
 def test_who_is_at_a_limit_is_in_the_snapshot_under_the_user() -> None:
     kernel = SimulatedPrograms()
     kernel.shares.lost = {("communicators", 5000): 7, ("communicators", None): 1, ("aggregates", 1000): 2}
-    sources = NcclSources(cast(NcclPrograms, kernel), inspector=Overdue())
+    sources = NcclSources(cast(NcclPrograms, kernel), inspection=Overdue())
     observer = Observer(Config(collectors=frozenset({"collective"})), sources, SystemClock(), "0")
     try:
         assert observer.at_limits() == ""

@@ -63,7 +63,7 @@ class Host:
             NcclSources(
                 cast(NcclPrograms, self.kernel),
                 new_process=lambda identity, _: self.new.append(identity),
-                inspector=InProcess(),
+                inspection=InProcess(),
             ),
             self._clock,
             "0",

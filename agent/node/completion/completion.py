@@ -90,7 +90,7 @@ class Completion:
         level: Level,
         cuda: CudaCompletion | None = None,
         *,
-        inspector: Inspection,
+        inspection: Inspection,
         rail_bytes: RailBytes | None = None,
         before_forgetting: Callable[[], object] = lambda: None,
     ) -> None:
@@ -98,7 +98,7 @@ class Completion:
 
         `rail_bytes` keeps what is handed to each rail; None: not wanted.  `before_forgetting`: see `Levels`.
         """
-        self.levels = Levels(programs, Layouts.load().structures, level, inspector, before_forgetting)
+        self.levels = Levels(programs, Layouts.load().structures, level, inspection, before_forgetting)
         self._rail_bytes = rail_bytes
         self._unnamed_bytes = 0
         """Handed to rails without a name until `sees_all_handed_over` was asked last."""

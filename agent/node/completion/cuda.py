@@ -113,10 +113,10 @@ class _Nccl:
 class CudaCompletion:
     """Not thread-safe: the daemon's lock guards it."""
 
-    def __init__(self, programs: CudaPrograms, procfs: Path, inspector: Inspection) -> None:
+    def __init__(self, programs: CudaPrograms, procfs: Path, inspection: Inspection) -> None:
         self._programs = programs
         self._procfs = procfs
-        self._inspector = inspector
+        self._inspection = inspection
         self._processes: dict[ProcessIdentity, _Process] = {}
         self._files: list[_CudaFile] = []
         self._libraries: dict[int, _Nccl] = {}
@@ -223,7 +223,7 @@ class CudaCompletion:
     def _files_of(self, identity: ProcessIdentity, look: int, errors: list[str]) -> list[_CudaFile]:
         """Raises NotYet, Refused where that is not known."""
         tenant = tenant_of(self._procfs, identity.pid)
-        opened = self._inspector.ask(tenant, FindCuda(str(self._procfs), identity.pid, look))
+        opened = self._inspection.ask(tenant, FindCuda(str(self._procfs), identity.pid, look))
         errors += opened.answer.errors
         found: list[_CudaFile] = []
         for file, descriptor in zip(opened.answer.files, opened.descriptors, strict=True):
@@ -298,7 +298,7 @@ class CudaCompletion:
 
     def _examine(self, library: CudaLibrary) -> _Nccl:
         question = BelowCalls(library.number, library.path, library.build_id)
-        points = self._inspector.ask(library.tenant, question, (library.descriptor,)).answer.launches
+        points = self._inspection.ask(library.tenant, question, (library.descriptor,)).answer.launches
         if not points:
             _log.info("%s: CUDA launches are not observed: it exports none of the launch functions", library.path)
         return _Nccl(library, points)

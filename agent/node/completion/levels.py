@@ -98,7 +98,7 @@ class Levels:
         programs: LevelPrograms,
         structures_of: Callable[[str | None], Mapping[str, Structure]],
         wanted: Level,
-        inspector: Inspection,
+        inspection: Inspection,
         before_forgetting: Callable[[], object] = lambda: None,
     ) -> None:
         """`structures_of` knows struct layouts by build-id; `wanted` is the level to begin with.
@@ -107,7 +107,7 @@ class Levels:
         """
         self._programs = programs
         self._structures_of = structures_of
-        self._inspector = inspector
+        self._inspection = inspection
         self._wanted = wanted
         self._observed: dict[int, _Observed] = {}
         self._detaching: dict[int, _Detaching] = {}
@@ -224,7 +224,7 @@ class Levels:
         structures = self._structures_of(library.build_id)
         layout, errors = layout_record(structures), error_layout(structures)
         question = BelowCalls(library.number, library.path, library.build_id)
-        below: PointsBelow = self._inspector.ask(library.tenant, question, (library.descriptor,)).answer
+        below: PointsBelow = self._inspection.ask(library.tenant, question, (library.descriptor,)).answer
         points = below.internals
         error_links = self._programs.watch_errors(_path(library), below.errors, library.number, errors)
         self._programs.describe(library.number, layout)

@@ -185,7 +185,7 @@ class Daemon:
             programs,
             internals,
             CudaCompletion(internals.cuda, self._config.procfs, self._inspection) if internals is not None else None,
-            inspector=self._inspection,
+            inspection=self._inspection,
             in_flight=internals,
             control=lambda completion: self._control(programs, completion),
             new_process=self._watch_process,

@@ -74,7 +74,7 @@ class NcclSources:
     """The sources of NCCL's calls on this host."""
 
     programs: NcclPrograms
-    inspector: Inspection = field(kw_only=True)
+    inspection: Inspection = field(kw_only=True)
     """Looks into what processes map and say; closed with the observer."""
     internals: InternalPrograms | None = None
     """None: calls are counted, and nothing below them is seen."""
@@ -158,7 +158,7 @@ class NcclObserver:
         """`recorder` None: nothing is kept for recordings."""
         self._config = config
         self._programs = sources.programs
-        self._inspector = sources.inspector
+        self._inspection = sources.inspection
         self._new_process = sources.new_process
         self._hardware = hardware
         self._clock = clock
@@ -179,11 +179,11 @@ class NcclObserver:
         """What users lost at limits of their own, as of the last update."""
         self._troubles = Troubles(_log)
         self._pids_remark = Remark(_log, "--pid", "every process named is observed")
-        self._memory = ProcessMemory(config.procfs, sources.inspector, self._tenant_of)
+        self._memory = ProcessMemory(config.procfs, sources.inspection, self._tenant_of)
         self._libraries = Libraries(
             self._programs,
             config.procfs,
-            sources.inspector,
+            sources.inspection,
             clock,
             wanted=self._wanted,
             found=self._found,
@@ -197,7 +197,7 @@ class NcclObserver:
                 sources.internals,
                 sources.level,
                 sources.cuda,
-                inspector=sources.inspector,
+                inspection=sources.inspection,
                 rail_bytes=rail_bytes,
                 before_forgetting=self._before_forgetting,
             )
@@ -330,7 +330,7 @@ class NcclObserver:
     @property
     def inspection_fd(self) -> int:
         """Becomes readable when `take_inspections` has something to learn; -1: never."""
-        return self._inspector.fileno()
+        return self._inspection.fileno()
 
     def _follow(self) -> list[str]:
         """Observe the probed libraries below their calls; returns errors."""
@@ -380,7 +380,7 @@ class NcclObserver:
         self.stalls.forget(self._collectives.forget(now_ns - self._config.comm_lifetime_ns, self._most_ended))
         self._libraries.expire()
         self._record_limits()
-        self._look_again(self._inspector.sweep().union(self._undescribed))
+        self._look_again(self._inspection.sweep().union(self._undescribed))
         # After what ended was put away: with the last process goes the level at which it was observed.
         if self._control is not None:
             errors = self._control.update(self._collectives.processes_with_communicators)
@@ -398,7 +398,7 @@ class NcclObserver:
         refused = self._collectives.limits_reached()
         for table in SHARED_TABLES:
             self.limits.record(table, {uid: calls for (name, uid), calls in refused.items() if name == table})
-        for limit, lost in (("libraries", self._libraries.left_out), ("inspection", self._inspector.late())):
+        for limit, lost in (("libraries", self._libraries.left_out), ("inspection", self._inspection.late())):
             by_user: Counter[int | None] = Counter()
             for tenant, count in lost.items():
                 by_user[tenant.uid] += count
@@ -475,7 +475,7 @@ class NcclObserver:
             return
         question = Describe(str(self._config.procfs), process.identity, self._node_name, self._hardware.wants_topology)
         try:
-            description: Description = self._inspector.ask(process.tenant, question).answer
+            description: Description = self._inspection.ask(process.tenant, question).answer
         except NotYet:
             self._undescribed.add(pid)
             return
@@ -491,11 +491,11 @@ class NcclObserver:
     @property
     def awaits_inspections(self) -> bool:
         """Whether something that was asked about processes is not known yet."""
-        return self._inspector.busy
+        return self._inspection.busy
 
     def take_inspections(self) -> None:
         """Learn what was asked about processes and was not known at once."""
-        self._look_again(self._inspector.collect())
+        self._look_again(self._inspection.collect())
 
     def _look_again(self, pids: Set[int]) -> None:
         errors = [error for pid in pids for error in self._libraries.scan_process(pid)]
@@ -579,7 +579,7 @@ class NcclObserver:
     def close(self) -> None:
         """Close what was opened to inspect stalls, once everything is detached."""
         self.stalls.close()
-        self._inspector.close()
+        self._inspection.close()
 
 
 def _stall_limits(config: Config) -> StallLimits:

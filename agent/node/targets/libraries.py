@@ -130,7 +130,7 @@ class Libraries:
         self,
         programs: Attacher,
         procfs: Path,
-        inspector: Inspection,
+        inspection: Inspection,
         clock: Clock,
         *,
         wanted: Callable[[ProcessIdentity], bool],
@@ -143,7 +143,7 @@ class Libraries:
         """
         self._programs = programs
         self._procfs = procfs
-        self._inspector = inspector
+        self._inspection = inspection
         self._clock = clock
         self._wanted = wanted
         self._found = found
@@ -245,7 +245,7 @@ class Libraries:
             return True
         tenant = tenant_of(self._procfs, identity.pid)
         try:
-            sighting: Sighting = self._inspector.ask(tenant, Look(str(self._procfs), identity.pid)).answer
+            sighting: Sighting = self._inspection.ask(tenant, Look(str(self._procfs), identity.pid)).answer
         except NotYet:
             return False
         except Refused:  # it has gone
@@ -310,7 +310,7 @@ class Libraries:
             _NoNumberError: there is no room for it.
         """
         tenant = tenant_of(self._procfs, identity.pid)
-        opened = self._inspector.ask(tenant, OpenLibrary(str(self._procfs), identity.pid, mapping))
+        opened = self._inspection.ask(tenant, OpenLibrary(str(self._procfs), identity.pid, mapping))
         file, (descriptor,) = opened.answer, opened.descriptors
         library = None
         try:
@@ -405,7 +405,7 @@ class Libraries:
             if stamp == library.stamp:
                 return True
             question = Reexamine(_any_pid(library), library.number, stamp.changed_ns)
-            content = self._inspector.ask(library.tenant, question, (library.descriptor,)).answer
+            content = self._inspection.ask(library.tenant, question, (library.descriptor,)).answer
         except (Refused, OSError) as error:
             _log.debug("%s: %s", library.path, error)
             return True
@@ -427,7 +427,7 @@ class Libraries:
         # A server of files may be the tenant's own: it is asked by who may wait for it.
         second = self._clock.monotonic_ns() // 1_000_000_000
         question = Stamped(_any_pid(library), library.number, second)
-        return self._inspector.ask(library.tenant, question, (library.descriptor,)).answer
+        return self._inspection.ask(library.tenant, question, (library.descriptor,)).answer
 
     def _forget_unmapped(self, living: frozenset[ProcessIdentity]) -> None:
         """Forget mappers that have gone, or that live on without the library."""
