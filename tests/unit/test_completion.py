@@ -99,7 +99,7 @@ def test_a_communicator_that_sends_through_anothers_proxy_is_not_known_to_be_com
 def test_what_cuda_proved_is_followed_by_what_nccl_discarded(tmp_path: Path) -> None:
     programs = SimulatedPrograms(discarded={7: EmptyRun(13, 15)})
     completion = Completion(
-        programs, Level.ALL, ProvedTwelve(SimulatedCuda(), tmp_path, inspection=InProcess()), inspector=InProcess()
+        programs, Level.ALL, ProvedTwelve(SimulatedCuda(), tmp_path, inspection=InProcess()), inspection=InProcess()
     )
     completion.read()
     known = completion.progress_of(7)
