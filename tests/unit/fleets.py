@@ -29,6 +29,8 @@ from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.snapshot import RankIdentity, identity_of
 
 NOW: Final = 1_000_000.0
+SIZES: Final = (2, 4)
+"""Hosts of a fleet, where a case holds for few and for more."""
 COMM: Final = "00000000000000aa"
 OTHER: Final = "00000000000000bb"
 _OF_JOB: Final = frozenset(("job", "world_rank", "user"))
@@ -207,6 +209,11 @@ def only(fleets: Fleets) -> Finding:
 def waiting(hosts: int = 2) -> Fleets:
     """A communicator in which every rank waits and no host knows why."""
     return Fleets(hosts).communicator().all_say("unknown")
+
+
+def waits(hosts: int = 2) -> Fleets:
+    """Every rank waits, and its host says so."""
+    return waiting(hosts).all_say("rank_behind")
 
 
 def gone(blaming: int) -> Stall:

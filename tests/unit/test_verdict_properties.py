@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +15,7 @@ from railscope.agent.cluster.verdict.culprits import find_culprits
 from railscope.agent.cluster.verdict.quantities import format_decimal_bytes, format_duration, format_rank_numbers
 from railscope.agent.cluster.verdict.verdict import find_root_causes, has_ended, is_idle
 from railscope.agent.cluster.verdict.words import make_verdict
-from tests.unit.fleets import COMM, Fleets, fleets_of_any_kind, identity, only, stall
+from tests.unit.fleets import COMM, NOW, Fleets, fleets_of_any_kind, identity, only, stall
 
 
 @given(fleets_of_any_kind())
@@ -103,3 +105,33 @@ def test_lengths_of_time_are_short() -> None:
         "3 min 5 s",
         "2 h 10 min",
     ]
+
+
+@pytest.mark.parametrize("early", [0, 500])
+def test_thousands_of_ranks_are_not_compared_each_with_each(early: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    fleets = Fleets(64, 16).communicator().all_say("rank_behind", blamed_rank="1023")
+    before: dict[str, Any] = {
+        "enqueued": 1204,
+        "completed": 1204,
+        "position": Position(1204),
+        "inflight_seconds": 0.0,
+        "stall": None,
+    }
+    for number, rank in enumerate(fleets.ranks):
+        if number < 500:
+            fleets.ranks[number] = replace(rank, **before)
+        elif number < 500 + early:
+            fleets.ranks[number] = replace(rank, **before, scraped=NOW - 45)
+    compared = 0
+    equal = Rank.__eq__
+
+    def counted(one: Rank, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return equal(one, other)
+
+    monkeypatch.setattr(Rank, "__eq__", counted)
+    finding = only(fleets)
+    assert finding.ranks == tuple(map(str, range(500)))
+    assert len(finding.evidence) < 20
+    assert compared < 10 * len(fleets.ranks)
