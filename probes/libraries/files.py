@@ -32,7 +32,13 @@ _LOCAL_MAGICS: Final = frozenset(
 )
 """ext4, XFS, Btrfs, F2FS, ZFS, tmpfs, ramfs, squashfs, EROFS (linux/magic.h; ZFS's own)."""
 _IN_MODIFY: Final = 0x2
+_TOLD: Final = _IN_MODIFY | 0x4000
+"""With IN_Q_OVERFLOW: not the end of a watch."""
+SOME_DROPPED: Final = -1
+"""The watch that the kernel names where it has dropped events."""
 _READ_BYTES: Final = 1 << 16
+_EVENT: Final = struct.Struct("<iIII")
+"""Watch, mask, cookie and the length of a name, which is 0: files are watched, not folders (inotify(7))."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -157,15 +163,15 @@ class FileChanges:
     def unwatch(self, watch: int) -> None:
         _libc.inotify_rm_watch(self._fd, watch)
 
-    def drain(self) -> bool:
-        """Read all pending events; returns whether there were any."""
-        told = False
-        try:
-            while os.read(self._fd, _READ_BYTES):
-                told = True
-        except BlockingIOError:
-            return told
-        return told
+    def drain(self) -> frozenset[int]:
+        """Read all pending events; returns the watches of files that were written to, and perhaps SOME_DROPPED."""
+        written: set[int] = set()
+        while True:
+            try:
+                events = os.read(self._fd, _READ_BYTES)
+            except BlockingIOError:
+                return frozenset(written)
+            written.update(watch for watch, mask, _, _ in _EVENT.iter_unpack(events) if mask & _TOLD)
 
     def close(self) -> None:
         if self._fd >= 0:

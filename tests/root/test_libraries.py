@@ -5,16 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import select
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
-from railscope.agent.node.inspection.inspection import InProcess
+from railscope.agent.node.inspection.inspection import InProcess, Inspection
+from railscope.agent.node.inspection.questions import Found, NotYet, Question
+from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.targets import libraries as discovery
 from railscope.agent.node.targets.libraries import Libraries
+from railscope.agent.node.targets.sightings import OpenLibrary, Reexamine
 from railscope.probes.clock import Clock, SystemClock
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.links import Links
@@ -28,6 +32,8 @@ from tests.unit.elf_writer import WantedElf, WantedSymbol, write_elf
 from tests.unit.test_processes import mapped_executable, spare_descriptors
 
 pytestmark = pytest.mark.root
+
+A = TypeVar("A")
 
 
 class RecordingAttacher:
@@ -45,9 +51,28 @@ class RecordingAttacher:
         return Links()
 
 
+class CountingInspection(InProcess):
+    """Counts its questions; while `rests`, it answers none of these kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: Counter[type] = Counter()
+        self.rests: tuple[type, ...] = ()
+
+    def ask(self, tenant: Tenant, question: Question[A], descriptors: Collection[int] = ()) -> Found[A]:
+        self.asked[type(question)] += 1
+        if isinstance(question, self.rests):
+            raise NotYet
+        return super().ask(tenant, question, descriptors)
+
+
 @contextmanager
 def discovering(
-    *pids: int, attacher: RecordingAttacher | None = None, clock: Clock | None = None, linger_ns: int = 0
+    *pids: int,
+    attacher: RecordingAttacher | None = None,
+    clock: Clock | None = None,
+    linger_ns: int = 0,
+    inspection: Inspection | None = None,
 ) -> Iterator[Libraries]:
     """Discovery among these processes only."""
     made = Libraries(
@@ -55,7 +80,7 @@ def discovering(
         PROCFS,
         wanted=lambda identity: identity.pid in pids,
         found=lambda *_: None,
-        inspection=InProcess(),
+        inspection=inspection or InProcess(),
         clock=clock or SystemClock(),
         linger_ns=linger_ns,
     )
@@ -231,6 +256,40 @@ def test_probes_leave_a_library_with_the_first_byte_that_is_written_to_it(tmp_pa
         assert select.select(readable, [], [], 0)[0] == []
 
 
+@pytest.mark.parametrize("through", ["the scan", "the watch"])
+def test_probes_leave_a_library_that_was_written_to_while_its_tenant_rests(tmp_path: Path, through: str) -> None:
+    # Whoever mapped it first may rest for minutes, and what he maps may be other users' library too.
+    path, inspection = library(tmp_path / "libnccl.so.2"), CountingInspection()
+    with Caller(path) as job, discovering(job.pid, inspection=inspection) as found:
+        found.scan()
+        inspection.rests = (Reexamine, OpenLibrary)
+        path.chmod(0o700)
+        found.detach_changed()
+        found.scan()
+        assert paths(found) == [str(path)], "rights are no content"
+        with path.open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"x")
+        found.scan() if through == "the scan" else found.detach_changed()
+        assert found.libraries == ()
+        inspection.rests = ()
+        found.scan()
+        assert paths(found) == [str(path)]
+
+
+def test_only_what_is_written_to_is_looked_at(tmp_path: Path) -> None:
+    files, inspection = [library(tmp_path / f"libnccl.so.{number}") for number in range(2)], CountingInspection()
+    with Caller(files[0]) as one, Caller(files[1]) as other:
+        with discovering(one.pid, other.pid, inspection=inspection) as found:
+            found.scan()
+            for path in files:
+                path.chmod(0o700)
+            with files[0].open("ab") as file:
+                file.write(b"x")
+            found.detach_changed()
+            assert inspection.asked[Reexamine] == 1
+
+
 def test_what_the_kernel_refuses_is_asked_once_a_scan_however_many_processes_there_are(tmp_path: Path) -> None:
     path = library(tmp_path / "libnccl.so.2")
     attacher = RecordingAttacher()
@@ -346,7 +405,10 @@ def test_a_tenant_has_a_share_of_the_places_and_what_lingers_makes_room(
     files = [library(tmp_path / f"libnccl.so.{number}") for number in range(4)]
     with ExitStack() as stack:
         jobs = [stack.enter_context(LateCaller()) for _ in files]
-        found = stack.enter_context(discovering(*(job.pid for job in jobs), linger_ns=60 * 10**9))
+        inspection = CountingInspection()
+        found = stack.enter_context(
+            discovering(*(job.pid for job in jobs), linger_ns=60 * 10**9, inspection=inspection)
+        )
         for job, file in zip(jobs[:3], files, strict=False):
             job.load(file)
             found.scan_process(job.pid)
@@ -355,7 +417,16 @@ def test_a_tenant_has_a_share_of_the_places_and_what_lingers_makes_room(
         (error,) = found.errors
         assert error.startswith(f"{files[2]}: not observed, for uid 0 has 2 NCCL libraries mapped already")
         assert list(found.left_out.values()) == [1], "counted once, however often it is tried"
+        assert inspection.asked[OpenLibrary] == 2, "what has no place is not opened"
         jobs[0].unload()
         found.scan()
         assert paths(found) == [str(file) for file in files[1:3]]
         assert found.errors == ()
+        jobs[3].load(files[3])
+        found.scan()
+        assert list(found.left_out.values()) == [2]
+        jobs[3].unload()
+        found.scan()
+        jobs[3].load(files[3])
+        found.scan()
+        assert list(found.left_out.values()) == [3], "what is mapped no longer is not remembered"

@@ -15,11 +15,10 @@ library after the other comes to his own limit first.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -30,13 +29,21 @@ from railscope.agent.node.inspection.questions import NotYet, Refused
 from railscope.agent.node.inspection.tenants import Tenant, tenant_of
 from railscope.agent.node.targets.sightings import LibraryFile, Look, OpenLibrary, Reexamine, Sighting, Stamped
 from railscope.probes.clock import Clock
-from railscope.probes.libraries.files import FileChanges, FileStamp, LibraryKey, file_stamp, same_library
+from railscope.probes.libraries.files import (
+    SOME_DROPPED,
+    FileChanges,
+    FileStamp,
+    LibraryKey,
+    file_stamp,
+    same_library,
+)
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.links import Links, close_together
 from railscope.probes.nccl.functions.probe_points import ProbePoints
 from railscope.probes.nccl.layouts.layout import CommLayout
 from railscope.probes.nccl.programs.calls import MOST_LIBRARIES
-from railscope.probes.processes.processes import AddressSpaces, FileKey, Mapping, ProcessIdentity, identity_of
+from railscope.probes.processes.processes import AddressSpaces, FileKey, ProcessIdentity, identity_of
+from railscope.probes.processes.processes import Mapping as ExecutableMapping
 
 _log = logging.getLogger("railscope.discovery")
 
@@ -78,6 +85,8 @@ class Library:
     """The watch that reports writes to the file, if any."""
     links: Links | None = None
     mappers: set[ProcessIdentity] = field(default_factory=set)
+    names: set[FileKey] = field(default_factory=set)
+    """The file, by every mount that it was mapped through."""
     unmapped_ns: int | None = None
     """Since when nobody maps it."""
 
@@ -111,6 +120,14 @@ class Library:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Mapper:
+    """A process that maps NCCL, as it was looked at last."""
+
+    tenant: Tenant
+    files: Mapping[FileKey, ExecutableMapping]
+
+
 @dataclass(slots=True)
 class _Round:
     """One look at some processes."""
@@ -120,7 +137,7 @@ class _Round:
     failed: set[FileKey] = field(default_factory=set)
     """Files that another mapper need not be tried for in this round."""
     checked: set[int] = field(default_factory=set)
-    """Numbers of libraries that are known to be as they were."""
+    """Numbers of libraries that need no further check."""
 
 
 class Libraries:
@@ -157,8 +174,7 @@ class Libraries:
         self._libraries: dict[int, Library] = {}
         self._by_file: dict[FileKey, int] = {}
         """Numbers of the libraries, by file."""
-        self._looked: dict[ProcessIdentity, dict[FileKey, Mapping]] = {}
-        """What each process that maps NCCL had mapped of it when it was looked at last."""
+        self._looked: dict[ProcessIdentity, _Mapper] = {}
         self.errors: tuple[str, ...] = ()
         """What went wrong in the last scan, one line each."""
         self.changes = 0
@@ -186,6 +202,9 @@ class Libraries:
         for identity in self._looked.keys() - set(survey.due):
             self._take(identity, this)
         self._forget_unmapped(survey.living)
+        if self._left_out:
+            mapped = {file for mapper in self._looked.values() for file in mapper.files}
+            self._left_out = {one for one in self._left_out if one[1] in mapped}
         self.errors = tuple(this.errors)
 
     def scan_process(self, pid: int) -> list[str]:
@@ -199,7 +218,8 @@ class Libraries:
 
     def file_of(self, library: int, mapper: ProcessIdentity) -> FileKey | None:
         """The file by which a process maps a library, the library by its number; None: it does not map it."""
-        return next((file for file in self._looked.get(mapper, {}) if self._by_file.get(file) == library), None)
+        looked = self._looked.get(mapper)
+        return next((file for file in looked.files if self._by_file.get(file) == library), None) if looked else None
 
     @property
     def change_fd(self) -> int | None:
@@ -208,8 +228,10 @@ class Libraries:
 
     def detach_changed(self) -> None:
         """Take the probes off libraries that are being written to."""
-        if self._changes is not None and self._changes.drain():
-            self._drop_overwritten(self.libraries, _Round())
+        if self._changes is not None:
+            written = self._changes.drain()
+            due = self.libraries if SOME_DROPPED in written else [one for one in self.libraries if one.watch in written]
+            self._drop_overwritten(due, _Round(), written)
 
     def process_gone(self, identity: ProcessIdentity) -> None:
         """Forget a mapper; the probes linger."""
@@ -260,17 +282,26 @@ class Libraries:
                 f"process {identity.pid} maps {sighting.more + len(sighting.nccl)} files with NCCL: "
                 f"{len(sighting.nccl)} of them are looked at"
             )
-        before = self._looked.pop(identity, {})
-        if sighting.nccl:
-            self._looked[identity] = {mapping.file: mapping for mapping in sighting.nccl}
-        for file in before.keys() - self._looked.get(identity, {}).keys():
-            self._let_go(file, identity)
+        before = self._numbers(self._looked.pop(identity, None))
+        mapper = _Mapper(tenant, {mapping.file: mapping for mapping in sighting.nccl})
+        if mapper.files:
+            self._looked[identity] = mapper
+        for number in before - self._numbers(mapper):
+            self._forget(self._libraries[number], identity)
         self._take(identity, this)
         return True
 
+    def _numbers(self, mapper: _Mapper | None) -> set[int]:
+        """The libraries that a process maps, by their numbers."""
+        found = (self._by_file.get(file) for file in mapper.files) if mapper is not None else ()
+        return {number for number in found if number is not None}
+
     def _take(self, identity: ProcessIdentity, this: _Round) -> None:
         """Open and attach to what a process maps, as far as that was not done."""
-        for file, mapping in self._looked.get(identity, {}).items():
+        mapper = self._looked.get(identity)
+        if mapper is None:
+            return
+        for file, mapping in mapper.files.items():
             number = self._by_file.get(file)
             if number is not None:
                 self._drop_overwritten((self._libraries[number],), this)
@@ -278,7 +309,10 @@ class Libraries:
             if number is None and file in this.failed:
                 continue
             try:
-                library = self._libraries[number] if number is not None else self._open(identity, mapping, this)
+                if number is not None:
+                    library = self._libraries[number]
+                else:
+                    library = self._open(identity, mapper.tenant, mapping, this)
             except NotYet:
                 continue
             except Refused as refused:
@@ -290,8 +324,6 @@ class Libraries:
                 this.failed.add(file)
                 this.errors.append(f"{mapping.path}: {error}")
                 continue
-            if library is None:
-                continue
             if mapping.deleted and mapping.path == library.path:
                 library.path += _DELETED
             if identity not in library.mappers:
@@ -302,14 +334,15 @@ class Libraries:
             if library.links is None and file not in this.failed:
                 self._attach(library, file, this)
 
-    def _open(self, identity: ProcessIdentity, mapping: Mapping, this: _Round) -> Library | None:
-        """The library that a file is, known through another mount or new; None: it must be looked at anew.
+    def _open(self, identity: ProcessIdentity, tenant: Tenant, mapping: ExecutableMapping, this: _Round) -> Library:
+        """The library that a file is: known through another mount, or new.
 
         Raises:
             NotYet, Refused: it is not known what is in it.
             _NoNumberError: there is no room for it.
         """
-        tenant = tenant_of(self._procfs, identity.pid)
+        # A tenant's own limit is known before his file is opened: he may map as many as he likes.
+        self._make_room(tenant, mapping.file)
         opened = self._inspection.ask(tenant, OpenLibrary(str(self._procfs), identity.pid, mapping))
         file, (descriptor,) = opened.answer, opened.descriptors
         library = None
@@ -325,37 +358,49 @@ class Libraries:
         finally:
             if library is None or library.descriptor != descriptor:
                 os.close(descriptor)
+        library.names.add(mapping.file)
         self._by_file[mapping.file] = library.number
         return library
 
-    def _free_number(self, tenant: Tenant, file: FileKey) -> int:
-        """A number for one more library of a tenant.
-
-        Libraries that linger make room for those that are mapped.
+    def _make_room(self, tenant: Tenant, file: FileKey) -> None:
+        """Make sure that a tenant has fewer libraries than his share: what lingers of his makes room.
 
         Raises:
-            _NoNumberError: there is none.
+            _NoNumberError: he has all of it mapped.
         """
         own = [library for library in self.libraries if library.tenant == tenant]
-        full = len(self._libraries) >= MOST_LIBRARIES
-        if full or len(own) >= TENANTS_SHARE:
-            lingering = [one for one in (self.libraries if full else own) if one.unmapped_ns is not None]
-            if lingering:
-                self._drop(min(lingering, key=lambda one: one.unmapped_ns or 0), "its place is needed")
-                return self._free_number(tenant, file)
-            if (tenant, file) not in self._left_out:
-                self._left_out.add((tenant, file))
-                self.left_out[tenant] += 1
-            if full:
-                raise _NoNumberError(
-                    f"not observed: {MOST_LIBRARIES} NCCL libraries are already mapped; end jobs that still map "
-                    "replaced ones"
-                )
+        if len(own) >= TENANTS_SHARE and not self._drop_lingering(own):
+            self._count_left_out(tenant, file)
             raise _NoNumberError(
                 f"not observed, for uid {tenant.label} has {TENANTS_SHARE} NCCL libraries mapped already, the most "
                 "that one user or container may have observed"
             )
+
+    def _free_number(self, tenant: Tenant, file: FileKey) -> int:
+        """A number for one more library; what lingers makes room.
+
+        Raises:
+            _NoNumberError: there is none.
+        """
+        if len(self._libraries) >= MOST_LIBRARIES and not self._drop_lingering(self.libraries):
+            self._count_left_out(tenant, file)
+            raise _NoNumberError(
+                f"not observed: {MOST_LIBRARIES} NCCL libraries are already mapped; end jobs that still map "
+                "replaced ones"
+            )
         return next(number for number in range(MOST_LIBRARIES) if number not in self._libraries)
+
+    def _drop_lingering(self, libraries: Sequence[Library]) -> bool:
+        """Take the probes off the library that no process has mapped for longest; False: each is mapped."""
+        lingering = [one for one in libraries if one.unmapped_ns is not None]
+        if lingering:
+            self._drop(min(lingering, key=lambda one: one.unmapped_ns or 0), "its place is needed")
+        return bool(lingering)
+
+    def _count_left_out(self, tenant: Tenant, file: FileKey) -> None:
+        if (tenant, file) not in self._left_out:
+            self._left_out.add((tenant, file))
+            self.left_out[tenant] += 1
 
     def _begin(self, library: Library) -> None:
         for symbol in library.points.refused:
@@ -388,27 +433,33 @@ class Libraries:
             library.layout.source if library.layout else f"{UNKNOWN}: communicators have no identity",
         )
 
-    def _drop_overwritten(self, libraries: Iterable[Library], this: _Round) -> None:
-        """Take the probes off libraries that were written over in place; the new content is found like any other."""
+    def _drop_overwritten(
+        self, libraries: Iterable[Library], this: _Round, written: Collection[int] = frozenset()
+    ) -> None:
+        """Take the probes off libraries that were written over in place; the new content is found like any other.
+
+        `written`: watches of files that were written to.
+        """
         for library in libraries:
             if library.number in this.checked:
                 continue
             this.checked.add(library.number)
-            with contextlib.suppress(NotYet):
-                if not self._still_the_same(library):
-                    self._drop(library, "it was written over while processes had it mapped")
+            if not self._still_the_same(library, written=library.watch in written):
+                self._drop(library, "it was written over while processes had it mapped")
 
-    def _still_the_same(self, library: Library) -> bool:
-        """Raises NotYet where that is not known."""
+    def _still_the_same(self, library: Library, *, written: bool) -> bool:
+        """Whether its probes may stay; not where it was written to, and what it holds now is not known."""
+        stamp = library.stamp
         try:
             stamp = self._stamp(library)
-            if stamp == library.stamp:
+            if stamp == library.stamp and not written:
                 return True
             question = Reexamine(_any_pid(library), library.number, stamp.changed_ns)
             content = self._inspection.ask(library.tenant, question, (library.descriptor,)).answer
-        except (Refused, OSError) as error:
+        except (NotYet, Refused, OSError) as error:
+            # Its tenant may be resting, and the file another's too.
             _log.debug("%s: %s", library.path, error)
-            return True
+            return stamp.same_content(library.stamp) and not written
         if content.points is None:
             return False
         # Without a build-id only its size and time tell of content that has its functions in the same places.
@@ -431,18 +482,11 @@ class Libraries:
 
     def _forget_unmapped(self, living: frozenset[ProcessIdentity]) -> None:
         """Forget mappers that have gone, or that live on without the library."""
+        mapped = {identity: self._numbers(mapper) for identity, mapper in self._looked.items() if identity in living}
         for library in self.libraries:
-            for identity in list(library.mappers):
-                files = self._looked.get(identity, {})
-                if identity not in living or not any(self._by_file.get(file) == library.number for file in files):
-                    self._forget(library, identity)
+            for identity in [one for one in library.mappers if library.number not in mapped.get(one, ())]:
+                self._forget(library, identity)
         self.expire()
-
-    def _let_go(self, file: FileKey, identity: ProcessIdentity) -> None:
-        """A process maps a file no longer."""
-        number = self._by_file.get(file)
-        if number is not None and self.file_of(number, identity) is None:
-            self._forget(self._libraries[number], identity)
 
     def _forget(self, library: Library, identity: ProcessIdentity) -> None:
         if identity in library.mappers:
@@ -462,7 +506,8 @@ class Libraries:
         os.close(library.descriptor)
         self.changes += 1
         del self._libraries[library.number]
-        self._by_file = {key: number for key, number in self._by_file.items() if number != library.number}
+        for file in library.names:
+            del self._by_file[file]
 
 
 def _any_pid(library: Library) -> int:
