@@ -5,26 +5,36 @@ The processes are folders that look like /proc, the kernel's tables are simulate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 
 from railscope.agent.config.options import Config
 from railscope.agent.facts.snapshot import CommunicatorFacts
+from railscope.agent.node.completion.cuda import CudaCompletion, CudaLibrary
 from railscope.agent.node.daemon.nccl_observer import NcclSources
 from railscope.agent.node.daemon.observer import Observer
-from railscope.agent.node.inspection.inspection import InProcess
+from railscope.agent.node.inspection.inspection import InProcess, Inspection
+from railscope.agent.node.inspection.questions import Found, NotYet, Question
+from railscope.agent.node.inspection.tenants import Tenant
+from railscope.agent.node.targets.processes import Describe
+from railscope.agent.node.targets.sightings import Look
 from railscope.probes.clock import SystemClock
 from railscope.probes.loading.links import Links
+from railscope.probes.nccl.functions.internals import Level
 from railscope.probes.nccl.programs.calls import NcclPrograms, ProgramSettings
 from railscope.probes.nccl.records.calls import LifecycleKind
 from railscope.probes.processes.processes import ProcessIdentity
 from tests.unit.collectives_kernel import SimulatedPrograms
 from tests.unit.elf_writer import WantedElf, WantedSymbol, write_elf
+from tests.unit.level_programs import SimulatedPrograms as SimulatedInternals
+from tests.unit.test_cuda_completion import SimulatedPrograms as SimulatedCuda
 from tests.unit.test_processes import SimulatedProcfs
+
+A = TypeVar("A")
 
 PID = 7
 FIRST, SECOND = 0x7FFD10000000, 0x7FFD20000000
@@ -47,15 +57,44 @@ class AttachablePrograms(SimulatedPrograms):
         self.observed.remove(pid)
 
 
+class CountedCuda(CudaCompletion):
+    """Counts how often all libraries were gone through."""
+
+    rounds = 0
+
+    def set_libraries(self, libraries: Iterable[CudaLibrary], level: Level) -> list[str]:
+        self.rounds += 1
+        return super().set_libraries(libraries, level)
+
+
+class SilentAboutJobs(InProcess):
+    """Does not tell whose job a process is until it is allowed to; notes what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[type] = []
+        self.silent = True
+
+    def ask(self, tenant: Tenant, question: Question[A], descriptors: Collection[int] = ()) -> Found[A]:
+        self.asked.append(type(question))
+        if self.silent and isinstance(question, Describe):
+            raise NotYet
+        return super().ask(tenant, question, descriptors)
+
+
 class Host:
     """Processes that appear and change as a test says, and an observer of them."""
 
-    def __init__(self, folder: Path, settings: ProgramSettings, **config: Any) -> None:
+    def __init__(
+        self, folder: Path, settings: ProgramSettings, inspection: Inspection | None = None, **config: Any
+    ) -> None:
         self._folder = folder
         self._procfs = SimulatedProcfs(folder / "proc")
         self._procfs.root.mkdir()
         self._clock = SystemClock()
         self.kernel = AttachablePrograms(settings)
+        self.internals = SimulatedInternals()
+        self.cuda = CountedCuda(SimulatedCuda(), self._procfs.root, InProcess())
         self.new: list[ProcessIdentity] = []
         everything = Config(collectors=frozenset({"collective"}), procfs=self._procfs.root, **config)
         self.observer = Observer(
@@ -63,7 +102,9 @@ class Host:
             NcclSources(
                 cast(NcclPrograms, self.kernel),
                 new_process=lambda identity, _: self.new.append(identity),
-                inspection=InProcess(),
+                internals=self.internals,
+                cuda=self.cuda,
+                inspection=inspection or InProcess(),
             ),
             self._clock,
             "0",
@@ -111,8 +152,10 @@ def nccl(version: str) -> bytes:
 
 
 @contextmanager
-def host_with(folder: Path, settings: ProgramSettings | None = None, **config: Any) -> Iterator[Host]:
-    host = Host(folder, settings or ProgramSettings(), **config)
+def host_with(
+    folder: Path, settings: ProgramSettings | None = None, inspection: Inspection | None = None, **config: Any
+) -> Iterator[Host]:
+    host = Host(folder, settings or ProgramSettings(), inspection, **config)
     try:
         yield host
     finally:
@@ -220,3 +263,30 @@ def test_only_living_processes_are_let_through_to_be_counted(tmp_path: Path) -> 
         assert host.kernel.observed == {PID}, "it executes another program"
         host.observer.process_gone(ProcessIdentity(PID, 100))
         assert host.kernel.observed == set()
+
+
+def test_between_scans_nothing_is_looked_at_but_what_there_is_news_of(tmp_path: Path) -> None:
+    inspection = SilentAboutJobs()
+    with host_with(tmp_path, inspection=inspection) as host:
+        host.runs(PID, host.library("2.90.1"), job="111")
+        host.observer.scan()
+        host.uses_nccl(PID, 1)
+        inspection.asked.clear()
+        rounds = host.cuda.rounds
+        for _ in range(20):
+            host.observer.update()
+        assert Look not in inspection.asked
+        assert host.cuda.rounds == rounds
+        inspection.silent = False
+        host.observer.update()
+        assert host.communicators(lambda one: dict(one.identity.job).get("job")) == {1: "111"}
+
+
+def test_what_lies_below_a_library_goes_with_it_when_it_expires(tmp_path: Path) -> None:
+    with host_with(tmp_path, probes_linger_ns=1) as host:
+        host.runs(PID, host.library("2.90.1"))
+        host.observer.scan()
+        rounds = host.cuda.rounds
+        host.observer.process_gone(host.new[0])
+        host.observer.update()
+        assert host.cuda.rounds == rounds + 2, "with the process, and with the library"

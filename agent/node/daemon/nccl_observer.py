@@ -378,9 +378,15 @@ class NcclObserver:
         self._collectives.read_positions(now_ns)
         self._collectives.archive_ended(now_ns)
         self.stalls.forget(self._collectives.forget(now_ns - self._config.comm_lifetime_ns, self._most_ended))
+        changes = self._libraries.changes
         self._libraries.expire()
+        if changes != self._libraries.changes:
+            self._follow()
         self._record_limits()
-        self._look_again(self._inspection.sweep().union(self._undescribed))
+        self._look_again(self._inspection.sweep())
+        # One whose tenant rests is in no queue: nothing tells when to ask again.
+        for pid in tuple(self._undescribed):
+            self._describe(pid)
         # After what ended was put away: with the last process goes the level at which it was observed.
         if self._control is not None:
             errors = self._control.update(self._collectives.processes_with_communicators)
@@ -498,6 +504,9 @@ class NcclObserver:
         self._look_again(self._inspection.collect())
 
     def _look_again(self, pids: Set[int]) -> None:
+        """Look at processes of which there is more to know now."""
+        if not pids:
+            return
         errors = [error for pid in pids for error in self._libraries.scan_process(pid)]
         for pid in self._undescribed & pids:
             self._describe(pid)
