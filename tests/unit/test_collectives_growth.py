@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterator
-from math import log
-from types import FrameType
-from typing import Any
+from functools import partial
 
 import pytest
 
+from tests.unit.growth import MOST_EXPONENT, exponent, lines_run
 from tests.unit.test_collectives import SECOND_NS, Node
 
-MOST_EXPONENT = 1.1
 FEW, MANY = 32, 512
 
 
@@ -62,32 +59,11 @@ def all_end(node: Node) -> None:
     node.collectives.forget(4 * SECOND_NS, 0)
 
 
-def work(node: Node, act: Callable[[Node], None]) -> int:
-    """Lines of Python that are run: unlike time, the same on a machine that is busy otherwise."""
-    lines = 0
-
-    def count(_frame: FrameType, _event: str, _argument: Any) -> Callable[..., Any]:
-        nonlocal lines
-        lines += 1
-        return count
-
-    before = sys.gettrace()
-    sys.settrace(count)
-    try:
-        act(node)
-    finally:
-        sys.settrace(before)
-    return lines
-
-
-def exponent(shape: Callable[[int], Node], act: Callable[[Node], None], *, prepare: bool) -> float:
-    spent = []
-    for size in (FEW, MANY):
-        node = shape(size)
-        if prepare:
-            first_tick(node)
-        spent.append(work(node, act))
-    return log(spent[1] / spent[0], MANY / FEW)
+def work(shape: Callable[[int], Node], act: Callable[[Node], None], size: int, *, prepare: bool) -> int:
+    node = shape(size)
+    if prepare:
+        first_tick(node)
+    return lines_run(lambda: act(node))
 
 
 def of_one_process(size: int) -> Node:
@@ -100,10 +76,10 @@ def of_as_many_processes(size: int) -> Node:
 
 @pytest.mark.parametrize("shape", [of_one_process, of_as_many_processes])
 def test_the_first_tick_grows_as_the_communicators(shape: Callable[[int], Node]) -> None:
-    assert exponent(shape, first_tick, prepare=False) <= MOST_EXPONENT
+    assert exponent(partial(work, shape, first_tick, prepare=False), FEW, MANY) <= MOST_EXPONENT
 
 
 @pytest.mark.parametrize("shape", [of_one_process, of_as_many_processes])
 @pytest.mark.parametrize("act", [first_tick, scrape, ends_of_each, all_end])
 def test_what_comes_later_grows_as_the_communicators(shape: Callable[[int], Node], act: Callable[[Node], None]) -> None:
-    assert exponent(shape, act, prepare=True) <= MOST_EXPONENT
+    assert exponent(partial(work, shape, act, prepare=True), FEW, MANY) <= MOST_EXPONENT

@@ -16,6 +16,7 @@ import pytest
 from railscope.agent.node.inspection.inspection import MOST_PROCESSES, MOST_QUEUED, InspectionProcesses
 from railscope.agent.node.inspection.questions import Found, NotYet, Question, Refused
 from railscope.agent.node.inspection.tenants import Tenant, tenant_of
+from tests.unit.growth import lines_run
 from tests.unit.inspection_questions import Code, Echo, Greedy, Opened, Pair, Rights, Stranger
 
 MINE, YOURS = Tenant(5000), Tenant(5001)
@@ -163,6 +164,25 @@ def test_questions_that_wait_have_a_bound_and_all_that_do_are_answered(inspectio
 
     assert len(later_on) > MOST_QUEUED
     within(10, all_came)
+
+
+def test_to_ask_costs_the_same_whatever_waits() -> None:
+    inspection = InspectionProcesses(["tests.unit.inspection_questions"], tenants_patience_seconds=0.0)
+
+    def ask_again() -> None:
+        assert not _answered(inspection, MINE, waiting)
+
+    try:
+        under_way, waiting = Echo(0, "x", after_seconds=2.5), Echo(1, "x")
+        for question in (under_way, waiting):
+            assert not _answered(inspection, MINE, question)
+        alone = lines_run(ask_again)
+        for pid in range(2, MOST_QUEUED):
+            assert not _answered(inspection, MINE, Echo(pid, "x"))
+        waiting = Echo(MOST_QUEUED - 1, "x")
+        assert lines_run(ask_again) <= 2 * alone
+    finally:
+        inspection.close()
 
 
 def test_an_inspection_process_may_read_and_nothing_else(inspection: InspectionProcesses, tmp_path: Path) -> None:

@@ -8,13 +8,10 @@ unread, operations in flight, a process that has ended.
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from math import log
-from types import FrameType
-from typing import Any
+from functools import partial
 
 import pytest
 
@@ -25,12 +22,12 @@ from railscope.agent.node.targets.jobs import JobFacts
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.nccl.abi import Op
 from railscope.probes.processes.processes import ProcessIdentity
+from tests.unit.growth import MOST_EXPONENT, exponent, lines_run
 from tests.unit.stall_world import START_NS, Rank, World
 
 STOPPED = ProcessFacts("stopped", 0, 0.0, 0.0, 0, None)
 FIRST_PID = 4711
 LOOKS = 10
-MOST_EXPONENT = 1.1
 
 
 class Crowd(World):
@@ -148,28 +145,9 @@ def quiet() -> Iterator[None]:
 
 
 def work_of_a_look(shape: Callable[[int], Crowd], size: int) -> int:
-    """Lines of Python that the dearest look runs: unlike time, the same on a machine that is busy otherwise."""
-    crowd, most = shape(size), 0
-    for _ in range(LOOKS):
-        lines = 0
-
-        def count(_frame: FrameType, _event: str, _argument: Any) -> Callable[..., Any]:
-            nonlocal lines
-            lines += 1
-            return count
-
-        before = sys.gettrace()
-        sys.settrace(count)
-        try:
-            crowd.step()
-        finally:
-            sys.settrace(before)
-        most = max(most, lines)
-    return most
-
-
-def exponent(shape: Callable[[int], Crowd], few: int, many: int) -> float:
-    return log(work_of_a_look(shape, many) / work_of_a_look(shape, few), many / few)
+    """That of the dearest one."""
+    crowd = shape(size)
+    return max(lines_run(crowd.step) for _ in range(LOOKS))
 
 
 @pytest.mark.parametrize(
@@ -185,11 +163,11 @@ def exponent(shape: Callable[[int], Crowd], few: int, many: int) -> float:
     ],
 )
 def test_a_look_grows_as_the_communicators(shape: Callable[[int], Crowd]) -> None:
-    assert exponent(shape, 24, 192) <= MOST_EXPONENT
+    assert exponent(partial(work_of_a_look, shape), 24, 192) <= MOST_EXPONENT
 
 
 def test_a_look_grows_as_the_processes() -> None:
-    assert exponent(processes_of_one_communicator, 24, 192) <= MOST_EXPONENT
+    assert exponent(partial(work_of_a_look, processes_of_one_communicator), 24, 192) <= MOST_EXPONENT
 
 
 def test_a_look_at_as_many_communicators_as_the_kernel_keeps_takes_less_than_a_second() -> None:

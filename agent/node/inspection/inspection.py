@@ -24,7 +24,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
@@ -187,16 +187,14 @@ class _Lane:
     """Its pidfd."""
     incoming: Incoming
     under_way: _Asked | None = None
-    waiting: deque[_Asked] = field(default_factory=deque)
+    waiting: dict[Question[Any], _Asked] = field(default_factory=dict)
+    """In the order in which they are sent."""
     left_out: set[int] = field(default_factory=set)
     """Pids of questions that found no room among those that wait."""
     used_ns: int = 0
 
     def has(self, question: Question[Any]) -> bool:
-        under_way = self.under_way
-        return (under_way is not None and under_way.question == question) or any(
-            one.question == question for one in self.waiting
-        )
+        return question in self.waiting or (self.under_way is not None and self.under_way.question == question)
 
 
 Key = tuple[Tenant, Question[Any]]
@@ -271,7 +269,7 @@ class InspectionProcesses:
             if len(lane.waiting) >= MOST_QUEUED:
                 lane.left_out.add(question.pid)
                 raise NotYet
-            lane.waiting.append(_Asked(question, tuple(os.dup(one) for one in descriptors)))
+            lane.waiting[question] = _Asked(question, tuple(os.dup(one) for one in descriptors))
             self._send_next(lane, now_ns)
         return self._wait(key, account)
 
@@ -384,7 +382,7 @@ class InspectionProcesses:
     def _send_next(self, lane: _Lane, now_ns: int) -> None:
         if lane.under_way is not None or not lane.waiting:
             return
-        lane.under_way = asked = lane.waiting.popleft()
+        lane.under_way = asked = lane.waiting.pop(next(iter(lane.waiting)))
         asked.sent_ns = lane.used_ns = now_ns
         self._lanes.move_to_end(lane.tenant)
         try:
@@ -471,14 +469,17 @@ class InspectionProcesses:
                 rest_ns / 1e9,
             )
         # What still waits is asked again by who wants to know it.
-        self._come.update((lane.tenant, one.question) for one in lane.waiting)
+        self._come.update((lane.tenant, question) for question in lane.waiting)
         self._again |= lane.left_out
         self._close(lane, stuck=account.stuck)
 
     def _close(self, lane: _Lane, stuck: list[int] | None = None) -> None:
         del self._lanes[lane.tenant]
         self._selector.unregister(lane.channel)
-        for descriptor in (*lane.incoming.drop(), *(one for asked in lane.waiting for one in asked.descriptors)):
+        for descriptor in (
+            *lane.incoming.drop(),
+            *(one for asked in lane.waiting.values() for one in asked.descriptors),
+        ):
             os.close(descriptor)
         lane.channel.close()
         with contextlib.suppress(ProcessLookupError):
