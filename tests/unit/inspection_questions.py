@@ -25,11 +25,12 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """Answers at once, or after a while, and tells how often it was asked for something."""
+    """Answers at once, or after a while, so many times its value, and tells how often it was asked for something."""
 
     pid: int
     value: str
     after_seconds: float = 0.0
+    times: int = 1
     builds: ClassVar[Collection[type]] = (Pair,)
     seconds: ClassVar[float] = 3.0
 
@@ -38,7 +39,7 @@ class Echo:
         time.sleep(self.after_seconds)
         count = memory.get(Count)
         count.asked += 1
-        return Found(Pair(count.asked, self.value))
+        return Found(Pair(count.asked, self.times * self.value))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,16 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import pytest
 
-from railscope.agent.node.inspection.inspection import MOST_PROCESSES, MOST_QUEUED, InspectionProcesses
+from railscope.agent.node.inspection.inspection import (
+    MOST_LATE_BYTES,
+    MOST_PROCESSES,
+    MOST_QUEUED,
+    InspectionProcesses,
+)
 from railscope.agent.node.inspection.questions import Found, NotYet, Question, Refused
 from railscope.agent.node.inspection.tenants import Tenant, tenant_of
 from tests.unit.growth import lines_run
@@ -184,6 +189,39 @@ def test_to_ask_costs_the_same_whatever_waits() -> None:
         assert lines_run(ask_again) <= 2 * alone
     finally:
         inspection.close()
+
+
+def test_late_answers_of_a_tenant_have_a_bound_that_is_his_own(inspection: InspectionProcesses) -> None:
+    later(inspection, YOURS, Echo(2, "first"))
+    theirs = Echo(2, "yours", after_seconds=1.2)
+    with pytest.raises(NotYet):
+        inspection.ask(YOURS, theirs)
+    large = [Echo(1, str(number), times=MOST_LATE_BYTES // 3) for number in range(6)]
+    asked = [Echo(1, "first", after_seconds=1.2), *large]
+    for question in asked:
+        with pytest.raises(NotYet):
+            inspection.ask(MINE, question)
+
+    def answered() -> Literal[True] | None:
+        inspection.collect()
+        return None if inspection.busy else True
+
+    within(10, answered)
+    assert inspection.ask(YOURS, theirs).answer == Pair(2, "yours")
+    assert inspection.ask(MINE, large[-1]).answer == Pair(len(asked), large[-1].value * large[-1].times)
+    # Of all others at most three were kept; the rest is found anew, by a process that counts on.
+    again = [later(inspection, MINE, question).answer.first > len(asked) for question in asked[:-1]]
+    assert again.count(True) >= 4
+
+
+def test_the_maker_of_processes_starts_again_when_it_has_ended(
+    inspection: InspectionProcesses, caplog: pytest.LogCaptureFixture
+) -> None:
+    later(inspection, MINE, Echo(1, "a"))
+    os.kill(inspection._maker.pid, signal.SIGKILL)
+    assert later(inspection, MINE, Echo(1, "b")).answer.second == "b"
+    assert later(inspection, YOURS, Echo(1, "c")).answer.second == "c"
+    assert sum("another one starts" in record.message for record in caplog.records) == 1
 
 
 def test_an_inspection_process_may_read_and_nothing_else(inspection: InspectionProcesses, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
@@ -42,7 +42,9 @@ MOST_PROCESSES: Final = 16
 MOST_QUEUED: Final = 256
 """Questions of one tenant that wait; further ones are to be asked again."""
 MOST_LATE: Final = 1024
-"""Answers that came late, and that nobody has asked for again yet."""
+"""Answers that came late, and that were not asked for again yet."""
+MOST_LATE_BYTES: Final = 1 << 20
+"""Of one tenant's late answers together, as they were sent; his newest is kept whatever its size."""
 MOST_STUCK: Final = 3
 """Processes of one tenant that were killed and have not ended."""
 _IDLE_NS: Final = 60_000_000_000
@@ -52,6 +54,8 @@ _STRIKES_NS: Final = 300_000_000_000
 _FIRST_REST_NS: Final = 1_000_000_000
 _LONGEST_REST_NS: Final = 300_000_000_000
 _START_SECONDS: Final = 10.0
+_MAKERS_REST_NS: Final = 1_000_000_000
+_END_SECONDS: Final = 0.05
 
 A = TypeVar("A")
 
@@ -158,6 +162,8 @@ class _Account:
     """Descriptors of processes that were killed and have not ended."""
     late: int = 0
     """Questions that took longer than they may, all told."""
+    late_bytes: int = 0
+    """Of his answers that are kept."""
 
     def strike(self, now_ns: int) -> int:
         """He took too long; returns for how long he rests, ns."""
@@ -203,6 +209,7 @@ Key = tuple[Tenant, Question[Any]]
 @dataclass(frozen=True, slots=True)
 class _Outcome:
     time_ns: int
+    size_bytes: int
     found: Found[Any] | None
     refused: Refused | None = None
 
@@ -211,6 +218,88 @@ class _Outcome:
             raise self.refused
         assert self.found is not None
         return self.found
+
+
+class _Maker:
+    """The process that the inspection processes are forked from (worker.py); starts anew where it has ended."""
+
+    def __init__(self, modules: Sequence[str]) -> None:
+        self._modules = tuple(modules)
+        self._ready = False
+        self._starts = 0
+        self._rests_until_ns = 0
+        self._start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has; waits for a moment, because its processes may end before it has."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)
+        return self._process.returncode is not None
+
+    def _start(self) -> None:
+        self._control, theirs = socket.socketpair()
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path)}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "railscope.agent.node.inspection.worker", str(theirs.fileno()), *self._modules],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                env=environment,
+            )
+        self._control.settimeout(_START_SECONDS)
+        self._starts += 1
+
+    def make(self) -> tuple[socket.socket, int]:
+        """A new inspection process: the channel to it, and its pidfd.
+
+        Raises:
+            NotYet: the maker has ended, and is to start again.
+            OSError: it has never started.
+        """
+        if self._rests_until_ns > time.monotonic_ns():
+            raise NotYet
+        if self._rests_until_ns:
+            self._rests_until_ns = 0
+            self._start()
+        if not self._ready and self._starts > 1 and not select.select([self._control], [], [], 0)[0]:
+            raise NotYet
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                if not self._ready and self._control.recv(1) != READY:
+                    raise OSError("no inspection process could be started; see the lines above")
+                self._ready = True
+                socket.send_fds(self._control, [MAKE], [theirs.fileno()])
+                _, descriptors, _, _ = socket.recv_fds(self._control, struct.calcsize("<i"), 1)
+                if not descriptors:
+                    raise OSError("it has ended")
+            except OSError as error:
+                ours.close()
+                if self._starts == 1 and not self._ready:
+                    raise
+                self._rest(error)
+                raise NotYet from None
+        return ours, descriptors[0]
+
+    def _rest(self, error: OSError) -> None:
+        _log.error(
+            "the process that makes inspection processes is gone (%s): another one starts in %.0f s",
+            error.strerror or error,
+            _MAKERS_REST_NS / 1e9,
+        )
+        self.close()
+        self._ready = False
+        self._rests_until_ns = time.monotonic_ns() + _MAKERS_REST_NS
+
+    def close(self) -> None:
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
 
 
 class InspectionProcesses:
@@ -224,18 +313,7 @@ class InspectionProcesses:
         `patience_seconds`: how long answers of all tenants together are waited for at first; a fifth of a second is
         added each second.  `tenants_patience_seconds`: the same for those of one tenant; a fiftieth is added.
         """
-        ours, theirs = socket.socketpair()
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path)}
-        self._maker = subprocess.Popen(
-            [sys.executable, "-m", "railscope.agent.node.inspection.worker", str(theirs.fileno()), *modules],
-            pass_fds=(theirs.fileno(),),
-            stdin=subprocess.DEVNULL,
-            env=environment,
-        )
-        theirs.close()
-        ours.settimeout(_START_SECONDS)
-        self._control = ours
-        self._started = False
+        self._maker = _Maker(modules)
         self._lanes: OrderedDict[Tenant, _Lane] = OrderedDict()
         self._accounts: dict[Tenant, _Account] = {}
         self._patience = _Bucket(int(patience_seconds * 1e9), 0.2)
@@ -257,7 +335,7 @@ class InspectionProcesses:
         """See `Inspection.ask`."""
         key = (tenant, question)
         self._come.discard(key)
-        came = self._late.pop(key, None)
+        came = self._take_kept(key)
         if came is not None:
             return came.result()
         now_ns = time.monotonic_ns()
@@ -290,7 +368,7 @@ class InspectionProcesses:
             account.patience.take(now_ns, waited_ns)
             self._patience.take(now_ns, waited_ns)
             self._end_overdue()
-            came = self._late.pop(key, None)
+            came = self._take_kept(key)
             if came is not None:
                 self._come.discard(key)
                 return came.result()
@@ -315,11 +393,12 @@ class InspectionProcesses:
                 self._close(lane)
         for key, outcome in list(self._late.items()):
             if now_ns - outcome.time_ns > _LATE_NS:
-                self._drop(self._late.pop(key))
+                self._forget_kept(key)
         self._struck = {key: one for key, one in self._struck.items() if now_ns - one[1] < _STRIKES_NS}
         for tenant, account in list(self._accounts.items()):
             account.stuck = [one for one in account.stuck if not _ended(one)]
-            if tenant not in self._lanes and not account.stuck and now_ns - account.struck_ns > _STRIKES_NS:
+            kept = tenant in self._lanes or account.stuck or account.late_bytes
+            if not kept and now_ns - account.struck_ns > _STRIKES_NS:
                 del self._accounts[tenant]
         return self.collect()
 
@@ -336,17 +415,14 @@ class InspectionProcesses:
         """End all inspection processes, without waiting for those that cannot end."""
         for lane in list(self._lanes.values()):
             self._close(lane)
-        for outcome in self._late.values():
-            self._drop(outcome)
-        self._late.clear()
+        for key in list(self._late):
+            self._forget_kept(key)
         for account in self._accounts.values():
             for process in account.stuck:
                 os.close(process)
         self._accounts.clear()
         self._selector.close()
-        self._control.close()
-        self._maker.kill()
-        self._maker.wait()
+        self._maker.close()
 
     def _open(self, tenant: Tenant, account: _Account, now_ns: int) -> _Lane:
         if account.work.take(now_ns) <= 0:
@@ -359,23 +435,9 @@ class InspectionProcesses:
             if idle is None:
                 raise NotYet
             self._close(idle)
-        ours, theirs = socket.socketpair()
-        try:
-            if not self._started:
-                if self._control.recv(1) != READY:
-                    raise OSError("no inspection process could be started; see the lines above")
-                self._started = True
-            socket.send_fds(self._control, [MAKE], [theirs.fileno()])
-            _, descriptors, _, _ = socket.recv_fds(self._control, struct.calcsize("<i"), 1)
-            if not descriptors:
-                raise OSError("the process that makes inspection processes has ended")
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+        ours, process = self._maker.make()
         ours.setblocking(False)
-        lane = self._lanes[tenant] = _Lane(tenant, ours, descriptors[0], Incoming(ours), used_ns=now_ns)
+        lane = self._lanes[tenant] = _Lane(tenant, ours, process, Incoming(ours), used_ns=now_ns)
         self._selector.register(ours, selectors.EVENT_READ, lane)
         return lane
 
@@ -407,9 +469,9 @@ class InspectionProcesses:
             found = Found(None, descriptors)
             try:
                 said = decode(data, asked.question.builds)
-                outcome = self._outcome(asked.question, said, descriptors)
+                outcome = self._outcome(asked.question, said, len(data), descriptors)
             except (AnswerError, ValueError):
-                self._drop(_Outcome(0, found))
+                _close_all(found.descriptors)
                 raise WireError("an inspection process sent no answer") from None
         except WireError as error:
             self._fail(lane, str(error))
@@ -425,24 +487,37 @@ class InspectionProcesses:
             self._again |= lane.left_out
             lane.left_out.clear()
 
-    def _outcome(self, question: Question[Any], said: object, descriptors: list[int]) -> _Outcome:
+    def _outcome(self, question: Question[Any], said: object, size_bytes: int, descriptors: list[int]) -> _Outcome:
         now_ns = time.monotonic_ns()
         match said:
             case (kind, answer) if kind == FOUND and fits(answer, promised(type(question))):
-                return _Outcome(now_ns, Found(answer, descriptors))
+                return _Outcome(now_ns, size_bytes, Found(answer, descriptors))
             case (kind, str(message), bool(gone)) if kind == REFUSED:
-                self._drop(_Outcome(now_ns, Found(None, descriptors)))
-                return _Outcome(now_ns, None, Refused(message, gone=gone))
+                _close_all(descriptors)
+                return _Outcome(now_ns, size_bytes, None, Refused(message, gone=gone))
         raise ValueError("no outcome")
 
     def _keep(self, key: Key, outcome: _Outcome) -> None:
+        """Keep an answer until it is asked for; a tenant with too many of them loses his own."""
+        account = self._accounts[key[0]]
+        if account.late_bytes + outcome.size_bytes > MOST_LATE_BYTES:
+            for own in [one for one in self._late if one[0] == key[0]]:
+                self._forget_kept(own)
         while len(self._late) >= MOST_LATE:
-            self._drop(self._late.popitem(last=False)[1])
+            self._forget_kept(next(iter(self._late)))
         self._late[key] = outcome
+        account.late_bytes += outcome.size_bytes
 
-    def _drop(self, outcome: _Outcome) -> None:
-        for descriptor in outcome.found.descriptors if outcome.found is not None else ():
-            os.close(descriptor)
+    def _take_kept(self, key: Key) -> _Outcome | None:
+        outcome = self._late.pop(key, None)
+        if outcome is not None:
+            self._accounts[key[0]].late_bytes -= outcome.size_bytes
+        return outcome
+
+    def _forget_kept(self, key: Key) -> None:
+        outcome = self._take_kept(key)
+        if outcome is not None and outcome.found is not None:
+            _close_all(outcome.found.descriptors)
 
     def _end_overdue(self) -> None:
         now_ns = time.monotonic_ns()
@@ -455,6 +530,11 @@ class InspectionProcesses:
         """The process of a tenant does not answer: end it, and let him rest."""
         now_ns = time.monotonic_ns()
         account, asked = self._accounts[lane.tenant], lane.under_way
+        if self._maker.ended:  # its processes end with it, and no tenant is to blame
+            lane.left_out.update(one.question.pid for one in (*lane.waiting.values(), *([asked] if asked else ())))
+            self._again |= lane.left_out
+            self._close(lane)
+            return
         rest_ns = account.strike(now_ns)
         if asked is not None:
             key = (lane.tenant, asked.question)
@@ -488,6 +568,11 @@ class InspectionProcesses:
             stuck.append(lane.process)
         else:
             os.close(lane.process)
+
+
+def _close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _ended(process: int) -> bool:
