@@ -14,7 +14,14 @@ from railscope.agent.config.rail_patterns import RailPattern
 from railscope.agent.doctor.findings import Finding, RailReport, one_line, privilege_remedy
 from railscope.agent.node.inspection.tenants import Tenant, tenant_of
 from railscope.agent.node.rails.gpu_affinity import MappedNic, map_rails, rdma_ports
-from railscope.agent.node.rails.job_settings import Believed, JobSettings, believe, sockets_only
+from railscope.agent.node.rails.job_settings import (
+    Believed,
+    JobSettings,
+    TopologyFile,
+    TopologyFiles,
+    believe,
+    sockets_only,
+)
 from railscope.agent.node.rails.selection import NO_RDMA, RdmaPorts
 from railscope.agent.node.targets.processes import LONGEST_SETTING
 from railscope.probes.processes.processes import environ
@@ -28,7 +35,7 @@ from railscope.probes.topology.machine import (
     nics_of_topology,
     read_place,
 )
-from railscope.probes.topology.nccl_xml import XmlTopology, read_topology, read_topology_of_process
+from railscope.probes.topology.nccl_xml import read_topology, read_topology_of_process
 from railscope.probes.topology.pci import pci_devices
 
 WIDTH: Final = 100
@@ -169,14 +176,16 @@ def _network_devices(config: Config, gpus: Sequence[Gpu], rails: Sequence[RailRe
 def _nccl_settings(config: Config, processes: Iterable[int], findings: list[Finding]) -> Believed:
     """What running jobs were told, as far as the agent believes it."""
     said: list[JobSettings] = []
-    files: dict[tuple[str, Tenant], XmlTopology | None] = {}
+    topology_files = TopologyFiles()
+    files: dict[tuple[str, Tenant], TopologyFile | None] = {}
     for pid in sorted(processes):
         environment, tenant = environ(config.procfs, pid), tenant_of(config.procfs, pid)
         name = environment.get("NCCL_TOPO_FILE", "")
         # The ranks of a job have the same settings: one is enough.
         if (name, tenant) not in files:
             try:
-                files[name, tenant] = read_topology_of_process(config.procfs, pid, name, tenant.uid)
+                content = read_topology_of_process(config.procfs, pid, name, tenant.uid)
+                files[name, tenant] = topology_files.file_with(content, tenant) if content is not None else None
             except (OSError, ValueError) as error:
                 files[name, tenant] = None
                 what = f"topology file {name} of process {pid} is not used: {one_line(error)}"

@@ -26,8 +26,11 @@ from railscope.probes.topology.paths import Place
 from railscope.probes.topology.pci import is_display, is_network, normal_address
 
 MOST_BYTES: Final = 4 << 20
-MOST_ELEMENTS: Final = 65_536
-DEEPEST: Final = 64
+MOST_ELEMENTS: Final = 4096
+"""NCCL reads 256 of a file (NCCL_TOPO_XML_MAX_NODES, src/include/topo.h), and builds that are changed for larger
+machines 2,048."""
+DEEPEST: Final = 32
+"""A PCI tree has eight bridges above each other where it has many."""
 MOST_NODES: Final = 576
 """GPUs, network cards or ports: NCCL_TOPO_MAX_NODES."""
 _MOST_ATTRIBUTES: Final = 64

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from railscope.agent.node.inspection.tenants import Tenant
-from railscope.agent.node.rails.job_settings import JobSettings, believe, sockets_only
+from railscope.agent.node.rails.job_settings import JobSettings, TopologyFiles, believe, sockets_only
 from railscope.agent.node.rails.rdma_rails import RdmaRails
 from railscope.agent.node.targets.processes import NOT_DESCRIBED, Description
 from railscope.probes.clock import SystemClock
@@ -16,6 +16,7 @@ from railscope.probes.topology.machine import Gpu, Nic
 from railscope.probes.topology.nccl_xml import XmlTopology, parse_topology
 from railscope.probes.topology.paths import Place
 from tests.trees.rdma import MLX5_COUNTERS, RdmaTree
+from tests.unit.growth import lines_run
 
 ADA, EVE = Tenant(1000), Tenant(5000)
 
@@ -28,23 +29,32 @@ def file(address: str, name: str = "mlx5_0", rail: int = 5) -> XmlTopology:
 
 
 CARD = Nic("mlx5_0", 1, Place("0000:18:00.0", (), 0))
+FILES = TopologyFiles()
+
+
+def said(content: XmlTopology, tenant: Tenant = ADA) -> JobSettings:
+    file = FILES.file_with(content, tenant)
+    assert file is not None
+    return JobSettings("", False, tenant, file)
+
+
 TRUE, OTHER = file("0000:18:00.0"), file("0000:18:00.0", rail=6)
 
 
 def test_a_topology_file_holds_while_every_tenant_that_runs_has_it() -> None:
-    ada, eve = JobSettings("", False, ADA, TRUE), JobSettings("", False, EVE, OTHER)
+    ada, eve = said(TRUE), said(OTHER, EVE)
     silent = JobSettings("", False, EVE)
     helper = JobSettings("", False, ADA)
     assert believe([ada, helper]).topology([CARD], []) == TRUE
     assert believe([ada, eve]).topology([CARD], []) is None, "they disagree"
     assert believe([ada, silent]).topology([CARD], []) is None, "the other has none"
-    assert believe([ada, JobSettings("", False, EVE, TRUE)]).topology([CARD], []) == TRUE
-    assert believe([ada, JobSettings("", False, ADA, OTHER)]).topology([CARD], []) is None
+    assert believe([ada, said(file("0000:18:00.0"), EVE)]).topology([CARD], []) == TRUE
+    assert believe([ada, said(OTHER)]).topology([CARD], []) is None
     assert believe([]).topology([CARD], []) is None
 
 
 @pytest.mark.parametrize(
-    ("said", "gpus"),
+    ("content", "gpus"),
     [
         (file("0000:19:00.0"), []),
         (
@@ -55,8 +65,20 @@ def test_a_topology_file_holds_while_every_tenant_that_runs_has_it() -> None:
         ),
     ],
 )
-def test_a_topology_file_of_another_machine_is_not_believed(said: XmlTopology, gpus: list[Gpu]) -> None:
-    assert believe([JobSettings("", False, ADA, said)]).topology([CARD], gpus) is None
+def test_a_topology_file_of_another_machine_is_not_believed(content: XmlTopology, gpus: list[Gpu]) -> None:
+    assert believe([said(content)]).topology([CARD], gpus) is None
+
+
+def test_a_topology_file_is_kept_once_while_a_process_has_it_and_a_tenant_has_two_at_most() -> None:
+    files = TopologyFiles()
+    contents = [file("0000:18:00.0", rail=rail) for rail in range(9)]
+    kept = [files.file_with(content, ADA) for content in contents]
+    assert [one is not None for one in kept] == [True, True, *[False] * 7]
+    assert files.file_with(file("0000:18:00.0", rail=0), EVE) is kept[0], "of the same content there is one"
+    others = [files.file_with(content, Tenant(5000 + number)) for number, content in enumerate(contents[2:])]
+    assert [one is not None for one in others] == [*[True] * 6, False]
+    del kept, others
+    assert files.file_with(contents[8], ADA) is not None, "nobody has the others any more"
 
 
 def test_numbers_in_nccl_ib_hca_hold_while_no_other_tenant_says_otherwise() -> None:
@@ -101,6 +123,20 @@ def machine(tmp_path: Path) -> Path:
     for number in range(3):
         tree.port(tree.device(f"mlx5_{number}", pci=f"0000:{18 + number}:00.0"), counters=MLX5_COUNTERS)
     return tmp_path / "sys"
+
+
+def test_a_tick_takes_as_long_whatever_a_topology_file_holds(machine: Path) -> None:
+    def lines_of_a_tick(functions: int) -> int:
+        cards = "".join(f'<pci busid="0000:{number:02x}:00.0"/>' for number in range(functions))
+        content = parse_topology(f'<system version="1"><cpu numaid="0">{cards}</cpu></system>'.encode())
+        rails = RdmaRails(OwnTime(), sysfs=machine, sample_interval_ns=10**8, window_ns=10**9, patterns=())
+        with closing(rails):
+            rails.start()
+            rails.add_process(1, Description(topology=content), ADA)
+            rails.update()
+            return lines_run(rails.update)
+
+    assert lines_of_a_tick(250) < lines_of_a_tick(1) + 250
 
 
 def test_one_job_s_settings_take_no_port_from_others_and_expire_with_it(machine: Path) -> None:

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
+from weakref import WeakValueDictionary
 
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.probes.topology.ib_hca import HcaList, parse_hca_list
@@ -21,6 +22,9 @@ from railscope.probes.topology.nccl_xml import XmlTopology
 
 _MOST_LISTS: Final = 16
 """Different values of NCCL_IB_HCA that add ports, of one tenant."""
+_MOST_FILES: Final = 8
+_MOST_FILES_OF_TENANT: Final = 2
+"""Topology files of different content: a second one of a tenant tells all that a third could, that they disagree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +36,38 @@ class JobSettings:
     sockets_only: bool
     """NCCL_IB_DISABLE or NCCL_NET=Socket: it uses none."""
     tenant: Tenant = UNKNOWN_TENANT
-    topology: XmlTopology | None = None
+    topology: TopologyFile | None = None
     """Of the file that NCCL reads in it; None: it has none that can be used."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class TopologyFile:
+    """What a topology file says; of two that are alike there is one, so that nobody reads them to compare them."""
+
+    content: XmlTopology
+    tenant: Tenant
+    """Whose process had it first."""
+
+
+class TopologyFiles:
+    """The topology files of the processes that run, each content once.
+
+    They have a bound, as each takes up to 9 MB.  Whoever finds no room has no file that could be believed meanwhile:
+    files of several contents contradict each other.
+    """
+
+    def __init__(self) -> None:
+        self._files: WeakValueDictionary[XmlTopology, TopologyFile] = WeakValueDictionary()
+
+    def file_with(self, content: XmlTopology, tenant: Tenant) -> TopologyFile | None:
+        """The file with this content, which goes when nobody holds it any more; None: there is no room for it."""
+        found = self._files.get(content)
+        if found is None:
+            tenants = [file.tenant for file in self._files.values()]
+            if len(tenants) >= _MOST_FILES or tenants.count(tenant) >= _MOST_FILES_OF_TENANT:
+                return None
+            found = self._files[content] = TopologyFile(content, tenant)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +78,15 @@ class Believed:
     """Of every job that uses RDMA, an empty list for one without the setting."""
     numbered_by: tuple[HcaList, ...] = ()
     """Those whose numbers of rails and planes hold."""
-    topologies: frozenset[XmlTopology] = frozenset()
+    topologies: frozenset[TopologyFile] = frozenset()
     """Those that every tenant has; one describes the machine, several contradict each other."""
 
     def topology(self, nics: Sequence[Nic], gpus: Sequence[Gpu]) -> XmlTopology | None:
         """The file that holds for a machine with these ports and GPUs; None: none does."""
         if len(self.topologies) != 1:
             return None
-        (topology,) = self.topologies
+        (file,) = self.topologies
+        topology = file.content
         here = {gpu.place.address for gpu in gpus}
         ports = {nic.device: nic.place.address for nic in nics}
         agrees = all(function.place.address in here for function in topology.functions if function.is_gpu) and all(

@@ -28,7 +28,7 @@ from railscope.agent.node.attribution.evidence import (
 from railscope.agent.node.attribution.explained import Correlator, PortTotals, RailWire
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.agent.node.rails.gpu_affinity import MappedNic, map_rails, rdma_ports
-from railscope.agent.node.rails.job_settings import Believed, JobSettings, believe, sockets_only
+from railscope.agent.node.rails.job_settings import Believed, JobSettings, TopologyFiles, believe, sockets_only
 from railscope.agent.node.rails.rdma_ports import PortFacts, RdmaWatch
 from railscope.agent.node.rails.selection import LINGER_PERIODS, RdmaPorts
 from railscope.agent.node.sampling.sampler import OnReading, Sampler
@@ -76,6 +76,7 @@ class RdmaRails:
         self._correlator = Correlator(window_ns)
         self._said: dict[int, JobSettings | None] = {}
         """By process; None: it has not been read."""
+        self._topology_files = TopologyFiles()
         self._leaving: dict[int, int] = {}
         """Until when the settings of ended processes count, ns."""
         self._mapped: dict[tuple[str, int | None], MappedNic] = {}
@@ -103,11 +104,12 @@ class RdmaRails:
         if description is NOT_DESCRIBED:
             self._said.setdefault(pid, None)
             return
+        topology = description.topology
         self._said[pid] = JobSettings(
             description.setting("NCCL_IB_HCA"),
             sockets_only(description.setting("NCCL_IB_DISABLE"), description.setting("NCCL_NET")),
             tenant,
-            description.topology,
+            self._topology_files.file_with(topology, tenant) if topology is not None else None,
         )
 
     def remove_process(self, pid: int) -> None:
