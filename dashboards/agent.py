@@ -27,6 +27,7 @@ _AGENTS = f"and on (job, instance) last_over_time({catalogue.BUILD_INFO.where(HO
 
 
 def dashboard() -> Dashboard:
+    """The dashboard of the agents themselves: cost, losses, what is observed."""
     return page.page(
         page.AGENT,
         "railscope itself: its cost to jobs and to Prometheus, its losses, attached probes and failing collectors.",

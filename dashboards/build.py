@@ -17,7 +17,7 @@ _MAKERS: Final = (fleet.dashboard, job.dashboard, node.dashboard, stall.dashboar
 
 
 def render_dashboards() -> dict[str, str]:
-    """The text of each dashboard's file, by the file's name."""
+    """The JSON text of each dashboard's file, by the file's name."""
     made = {}
     for maker in _MAKERS:
         dashboard = maker().build()

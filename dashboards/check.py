@@ -41,7 +41,7 @@ class _Known:
 
 
 def find_differences(folder: Path) -> Iterator[str]:
-    """How the files of a folder differ from what the code builds."""
+    """How the dashboards in a folder differ from what the code builds."""
     texts = build.render_dashboards()
     for name, text in texts.items():
         file = folder / name

@@ -119,7 +119,7 @@ def _seconds(text: str) -> float:
 
 
 def run_dashboards(parsed: argparse.Namespace, out: TextIO) -> int:
-    """Build, check or publish; returns the exit status."""
+    """Build, check or publish dashboards; returns the exit status."""
     act: Callable[[Any, TextIO], int] = parsed.act
     try:
         return act(parsed, out)

@@ -112,7 +112,7 @@ class Cost:
 
 
 def count_series(snapshot: Snapshot) -> Node:
-    """Count a snapshot's series as the exporter renders them."""
+    """Count a snapshot's series, as Prometheus would store them."""
     found: Counter[str] = Counter()
     kept = 0
     for family in make_families(snapshot):
@@ -153,7 +153,7 @@ def count_exposition_series(text: str) -> Node:
 
 
 def estimate_cost(node: Node, gpus: int, gpus_per_node: int, interval_seconds: float) -> Cost:
-    """The cost of a fleet of such nodes.
+    """What a fleet of such nodes costs Prometheus.
 
     Raises:
         ConfigError: there is no such fleet.
@@ -175,7 +175,7 @@ def estimate_cost(node: Node, gpus: int, gpus_per_node: int, interval_seconds: f
 
 
 def estimate_costs(node: Node, gpus: Iterable[int], gpus_per_node: int, interval_seconds: float) -> list[Cost]:
-    """The costs of several fleets."""
+    """What several fleets cost Prometheus."""
     return [estimate_cost(node, one, gpus_per_node, interval_seconds) for one in gpus]
 
 
@@ -184,7 +184,7 @@ def _bytes_per_day(series: int, interval_seconds: float) -> float:
 
 
 def as_text(node: Node, described: str, costs: Sequence[Cost], interval_seconds: float, retention_days: float) -> str:
-    """The table, with what it rests on."""
+    """What fleets cost Prometheus, as a table with what it rests on."""
     rows = [("GPUs", "nodes", "series", "samples/s", f"{retention_days:g} days", "kept: series", "a year")]
     rows += [
         (
@@ -218,7 +218,7 @@ def render_families(node: Node, most: int) -> str:
 
 
 def as_json(node: Node, costs: Sequence[Cost], interval_seconds: float) -> str:
-    """Everything, with the units in the names."""
+    """What fleets cost Prometheus, with the units in the names."""
     facts = {
         "node": {
             "series": node.series,
@@ -235,7 +235,7 @@ def as_json(node: Node, costs: Sequence[Cost], interval_seconds: float) -> str:
 
 
 def format_bytes(size_bytes: float) -> str:
-    """Bytes in powers of a thousand, with three digits."""
+    """Bytes of Prometheus's storage in powers of a thousand, with three digits."""
     unit = 0
     while size_bytes >= 999.5 and unit < len(_UNITS) - 1:
         size_bytes /= 1000

@@ -94,7 +94,7 @@ def read_documents(folder: Path) -> dict[str, Document]:
 
 
 def read_document(file: Path) -> Document:
-    """One dashboard.
+    """One dashboard of a folder.
 
     Raises:
         DocumentError: it cannot be read, or is none.

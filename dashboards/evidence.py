@@ -31,7 +31,7 @@ class Ground(Enum):
 
 
 def ranked_causes() -> list[tuple[int, Cause, Ground]]:
-    """Evidence for each cause that hosts report, the strongest first.
+    """Evidence for each cause of a stall that hosts report, the strongest first.
 
     A host that names no rank says of `rank_behind` only that its rank waits, as any does: nearly nothing.
     """
@@ -47,7 +47,7 @@ def ranked_causes() -> list[tuple[int, Cause, Ground]]:
 
 
 def render_expression() -> str:
-    """The rule's expression, indented as in the file."""
+    """The expression of the recording rule that grades causes, indented as in the file."""
     return "          " + "\n          or ".join(_term(*one) for one in ranked_causes()) + "\n"
 
 
@@ -66,7 +66,7 @@ def _term(grade: int, cause: Cause, ground: Ground) -> str:
 
 
 def replace_rule(text: str) -> str:
-    """The file's text with the rule as it should be.
+    """The rule file's text with the recording rule that grades causes as it should be.
 
     Raises:
         ValueError: the file has no such rule.

@@ -33,7 +33,7 @@ class Selector:
 
 
 def substitute_variables(expression: str, interval: str = INTERVAL, values: Mapping[str, str] | None = None) -> str:
-    """The expression as Prometheus would get it; variables that `values` does not give choose everything."""
+    """A panel's expression as Prometheus would get it; variables that `values` does not give choose everything."""
 
     def value(found: re.Match[str]) -> str:
         name = found[1]

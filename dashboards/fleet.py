@@ -26,6 +26,7 @@ _RAIL = "{{instance}} {{device}} {{netns}}"
 
 
 def dashboard() -> Dashboard:
+    """The dashboard of all hosts: stalls, jobs, worst rails."""
     return page.page(
         page.FLEET,
         "All hosts: stalls, silent hosts, traffic of jobs, and the worst rails.",

@@ -38,6 +38,7 @@ def _quantile_of_either(quantile: float, metric: str, by: str) -> str:
 
 
 def dashboard() -> Dashboard:
+    """The dashboard of one job."""
     return page.page(
         page.JOB,
         "One job: its communicators, payload and sizes of its NCCL calls, durations, and late ranks.",

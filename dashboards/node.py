@@ -38,6 +38,7 @@ def _lines(title: str, description: str, unit: str, metric: str, more: str = "")
 
 
 def dashboard() -> Dashboard:
+    """The dashboard of one node."""
     return page.page(
         page.NODE,
         "One host: traffic of its rails by origin, bursts, queues, TCP, errors, GPUs and NVLinks.",

@@ -60,7 +60,7 @@ Thresholds = Sequence[tuple[float | None, str]]
 
 
 def query(expression: str, legend: str = "") -> Dataquery:
-    """A query over time; `legend` names each series: `{{label}}` is replaced."""
+    """A panel's query over time; `legend` names each series: `{{label}}` is replaced."""
     return Dataquery().expr(expression).legend_format(legend or "__auto").range().datasource(DATASOURCE)
 
 
@@ -74,7 +74,7 @@ def stat(
     whole: bool = False,
     width: int = 4,
 ) -> StatPanel:
-    """One number: the value now; `whole` where there are no fractions of what is counted."""
+    """A panel of one number: the value now; `whole` where there are no fractions of what is counted."""
     panel = (
         StatPanel()
         .title(title)
@@ -105,7 +105,7 @@ def timeseries(
     whole: bool = False,
     width: int = 12,
 ) -> TimeseriesPanel:
-    """Lines over time; stacked where the parts make a whole, `largest` where the scale has an end.
+    """A panel of lines over time; stacked where the parts make a whole, `largest` where the scale has an end.
 
     `whole`: there are no fractions of what is counted, on the scale neither.
     """
@@ -153,7 +153,7 @@ def table(
     value: str = "",
     width: int = 12,
 ) -> TablePanel:
-    """The series of this moment, a row each: these labels in this order, and their value where `value` heads it.
+    """A panel of the series of this moment, a row each: these labels in order, and their value where `value` heads it.
 
     Other labels, such as the scrape's own, are aggregated away.  `links` gives a column's cells an address.
     """
@@ -203,7 +203,7 @@ def table(
 def matrix(
     title: str, description: str, unit: str, row: str, column: str, series: str, *, width: int = 24
 ) -> TablePanel:
-    """The series of this moment, added up by two labels, as a table of coloured cells: a line for each value of `row`.
+    """A panel of the series of this moment, added up by two labels: a table of coloured cells, a line for each `row`.
 
     Values of `row` are numbers, and are sorted as such.
     """
@@ -247,7 +247,7 @@ def matrix(
 
 
 def heatmap(title: str, description: str, unit: str, buckets: str, *, width: int = 12) -> HeatmapPanel:
-    """How a histogram's observations spread over time; `buckets` are increases by the label `le`; `unit` is theirs."""
+    """A panel of how a histogram's observations spread over time; `buckets`: increases by the label `le`, in `unit`."""
     return (
         HeatmapPanel()
         .title(title)
@@ -279,7 +279,7 @@ def states(
     words: Mapping[str, tuple[str, str]],
     width: int = 12,
 ) -> StateTimelinePanel:
-    """What state things were in, a line each; `words` gives each value a word and a colour."""
+    """A panel of what state things were in, a line each; `words` gives each value a word and a colour."""
     return (
         StateTimelinePanel()
         .title(title)

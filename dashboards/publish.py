@@ -230,7 +230,7 @@ def _alerts(api: GrafanaApi, wanted: dict[str, Any]) -> Done:
 
 
 def contains(there: object, wanted: object) -> bool:
-    """Whether what is there has everything that is wanted; it may have more keys."""
+    """Whether what is in Grafana has everything that is wanted; it may have more keys."""
     if isinstance(wanted, dict):
         return isinstance(there, dict) and all(key in there and contains(there[key], wanted[key]) for key in wanted)
     if isinstance(wanted, list):

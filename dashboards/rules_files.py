@@ -27,12 +27,12 @@ class Alert:
 
 
 def read_recorded_names(folder: Path = SHIPPED) -> frozenset[str]:
-    """Names of the series that the rules make."""
+    """Names of the series that the recording rules make."""
     return frozenset(rule["record"] for _, rule in _rules(folder) if "record" in rule)
 
 
 def read_alerts(folder: Path = SHIPPED) -> tuple[Alert, ...]:
-    """All alerting rules, in the files' order."""
+    """All alerting rules, in the rule files' order."""
     return tuple(
         Alert(
             group=group,

@@ -54,12 +54,12 @@ def _step(step: StepFacts) -> str:
 
 
 def pages() -> tuple[str, ...]:
-    """The pages that have such a part."""
+    """The pages of runbooks that have a part made from the table of causes."""
     return tuple(dict.fromkeys((OF_ALL, *(facts.runbook for facts in CAUSES.values()))))
 
 
 def replace_parts(name: str, page: str) -> str:
-    """The text of the page of this name with its parts as they should be.
+    """The text of the runbook of this name with its generated parts as they should be.
 
     Raises:
         ValueError: the page does not say where they stand.

@@ -33,6 +33,7 @@ def _of_rails(metric: str) -> str:
 
 
 def dashboard() -> Dashboard:
+    """The dashboard of one stall."""
     return page.page(
         page.STALL,
         "One stalled communicator: each host's finding, ranks that are behind, and its rails.  For a verdict with "

@@ -115,7 +115,7 @@ _LEDGER: Final = RailLedger(DirectionLedger(1, 1, 0, 1, 0, 0, 0.01), DirectionLe
 
 
 def typical_node(communicators: int = GPUS * COMMUNICATORS_OF_A_GPU) -> Snapshot:
-    """What the agent knows of it while a job runs; with more communicators it is one of an untypical job."""
+    """A made-up snapshot of a node while a job runs; with more communicators it is one of an untypical job."""
     numbers = range(communicators)
     ends = [(f"{number:016x}", str(number % 64)) for number in numbers]
     return Snapshot(

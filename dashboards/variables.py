@@ -46,6 +46,7 @@ def hosts_of_communicator(expression: str) -> str:
 
 
 def datasource() -> DatasourceVariable:
+    """The variable of a dashboard that chooses the data source."""
     return (
         DatasourceVariable("datasource")
         .label("Prometheus")
@@ -72,6 +73,7 @@ def _choice(name: str, label: str, description: str, query: str) -> QueryVariabl
 
 
 def job() -> QueryVariable:
+    """The variable of a dashboard that chooses jobs."""
     return _choice(
         "job",
         "Job",
@@ -81,6 +83,7 @@ def job() -> QueryVariable:
 
 
 def communicator(*, of_job: bool) -> QueryVariable:
+    """The variable of a dashboard that chooses communicators."""
     chosen = '{exported_job=~"$job"}' if of_job else ""
     return _choice(
         "comm",
@@ -91,10 +94,12 @@ def communicator(*, of_job: bool) -> QueryVariable:
 
 
 def host() -> QueryVariable:
+    """The variable of a dashboard that chooses hosts."""
     return _choice(
         "host", "Host", "Prometheus' instance label of the agent.", f"label_values({catalogue.BUILD_INFO}, instance)"
     )
 
 
 def rail() -> QueryVariable:
+    """The variable of a dashboard that chooses rails."""
     return _choice("rail", "Rail", "Rail number.", f"label_values({catalogue.RAIL_INFO.where(HOST)}, rail)")

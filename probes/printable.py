@@ -32,7 +32,7 @@ def printable(text: str, longest: int | None = None, *, instead: str = _REPLACEM
 
 
 def printable_lines(text: str) -> str:
-    """The same of a text of several lines, whose line breaks stay."""
+    """The printable form of a text of several lines, whose line breaks stay."""
     return "\n".join(map(printable, text.split("\n")))
 
 

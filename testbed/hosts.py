@@ -226,7 +226,7 @@ what it measured, and on a busy machine that is the scheduler, not the rail."""
 
 
 def require_root_and_ip() -> None:
-    """Check what every fabric needs.
+    """Check what every fabric of namespace hosts needs.
 
     Raises:
         TestbedError: says which of the two is missing.
@@ -239,7 +239,7 @@ def require_root_and_ip() -> None:
 
 
 def remove_leftovers() -> list[str]:
-    """Remove fabrics whose owner has died without cleaning up; returns the suffixes of those removed."""
+    """Remove namespace hosts whose owner has died without cleaning up; returns the suffixes of those removed."""
     removed = []
     for record in sorted(OWNERS_DIRECTORY.glob("*")):
         try:

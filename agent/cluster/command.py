@@ -68,7 +68,7 @@ class Question:
 
 
 def question_from(parsed: Any) -> Question:
-    """The question in parsed arguments.
+    """What `railscope diagnose` is asked, from its parsed arguments.
 
     Raises:
         PrometheusError: an option's value cannot be understood.
@@ -117,8 +117,10 @@ def run_diagnose(parsed: Any, out: TextIO) -> int:
 
 
 def endpoint_of(question: Question) -> Endpoint:
-    """Raises:
-    PrometheusError: credentials cannot be read.
+    """The store that `railscope diagnose` asks, with its credentials.
+
+    Raises:
+        PrometheusError: credentials cannot be read.
     """
     if question.bearer_token_file is not None and question.basic_auth:
         raise PrometheusError("give --bearer-token-file or --basic-auth, not both")
@@ -129,7 +131,7 @@ def endpoint_of(question: Question) -> Endpoint:
 
 
 def diagnose(store: Store, question: Question) -> Verdict:
-    """The verdict on what the store holds.
+    """The verdict on the fleet that the store holds.
 
     Raises:
         PrometheusError: the store does not answer, knows nothing of railscope, or not one communicator that is meant.
@@ -146,7 +148,7 @@ def diagnose(store: Store, question: Question) -> Verdict:
 
 
 def as_json_text(verdict: Verdict) -> str:
-    """One JSON object for programs; ranks, world_ranks and pids are numbers, null where they are not known."""
+    """The verdict as one JSON object; ranks, world_ranks and pids are numbers, null where they are not known."""
     content = asdict(verdict)
     for finding in content["findings"]:
         for name in ("ranks", "world_ranks", "pids"):
@@ -157,7 +159,7 @@ def as_json_text(verdict: Verdict) -> str:
 
 
 def as_text(verdict: Verdict, *, colour: bool = False) -> str:
-    """What a person reads: the verdict in the first line, nothing wider than 80 columns but commands."""
+    """The verdict for people: in the first line, nothing wider than 80 columns but commands."""
     red, green, bold, plain = (_RED, _GREEN, _BOLD, _PLAIN) if colour else ("", "", "", "")
     lines: list[str] = []
 

@@ -64,7 +64,7 @@ def config_from(args: argparse.Namespace, environment: Mapping[str, str]) -> Con
 
 
 def effective_settings(args: argparse.Namespace, environment: Mapping[str, str]) -> Effective:
-    """Every setting, and where it comes from.
+    """Every setting of the configuration, and where it comes from.
 
     Raises:
         ConfigError: the file or the environment cannot be used: one line for each error of both.

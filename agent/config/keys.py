@@ -59,7 +59,7 @@ FALSE_WORDS: Final = frozenset({"false", "no", "off"})
 
 
 def one_line(text: str | None) -> str:
-    """The text on one line; of none, or an empty one: `cannot be parsed`."""
+    """The text of a configuration error on one line; of none, or an empty one: `cannot be parsed`."""
     return " ".join((text or "cannot be parsed").split())
 
 

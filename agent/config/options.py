@@ -333,7 +333,7 @@ def _each(read: Callable[[str], object]) -> Callable[[str], list[object]]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Register every option; what is not given leaves no trace in the result, so that the file can speak."""
+    """Register the agent's options; what is not given leaves no trace in the result, so that the file can speak."""
     for option in OPTIONS:
         several: dict[str, Any] = {"action": "extend", "nargs": "+"} if option.kind is Kind.LIST else {}
         read = _each(option.read) if option.kind is Kind.LIST else option.read

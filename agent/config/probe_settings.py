@@ -13,12 +13,12 @@ AUTO = "auto"
 
 
 def loader(config: Config) -> Loader | None:
-    """What is to load the programs; None: bcc, where libbpf cannot."""
+    """Which library the configuration has load the BPF programs; None: bcc, where libbpf cannot."""
     return None if config.loader == AUTO else Loader(config.loader)
 
 
 def attach_kind(config: Config) -> AttachKind | None:
-    """How probes are to attach; None: the best that the kernel has."""
+    """How the configuration has probes attach; None: the best that the kernel has."""
     return None if config.probe_attach == AUTO else AttachKind(config.probe_attach)
 
 

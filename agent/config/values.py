@@ -66,7 +66,7 @@ class ListenAddress:
 
 
 def listen_address(text: str) -> ListenAddress:
-    """`127.0.0.1:9779`, `[::1]:9779`, `:9779`."""
+    """Parse an option's address: `127.0.0.1:9779`, `[::1]:9779`, `:9779`."""
     found = _ADDRESS.fullmatch(text)
     if not found or int(found["port"]) > 65535:
         raise ValueError(f"{text!r} is not an address: write HOST:PORT, such as 127.0.0.1:9779, [::1]:9779 or :9779")
@@ -126,6 +126,8 @@ def power_of_two_bytes(smallest: str, largest: str) -> Callable[[str], int]:
 
 
 def whole_number(smallest: int, largest: int) -> Callable[[str], int]:
+    """Reader of an option's whole number between two bounds."""
+
     def read(text: str) -> int:
         if not _INTEGER.fullmatch(text):
             raise ValueError(f"{text!r} is not a whole number: allowed is {smallest} to {largest}")
@@ -138,6 +140,7 @@ def whole_number(smallest: int, largest: int) -> Callable[[str], int]:
 
 
 def power_of_two(largest: int) -> Callable[[str], int]:
+    """Reader of an option's power of two between two bounds."""
     in_range = whole_number(1, largest)
 
     def read(text: str) -> int:
@@ -150,7 +153,7 @@ def power_of_two(largest: int) -> Callable[[str], int]:
 
 
 def percentage(smallest: float, largest: float) -> Callable[[str], float]:
-    """A share such as `1%` or `0.5`, in percent; the result is a ratio."""
+    """Reader of an option's share such as `1%` or `0.5`, in percent; the result is a ratio."""
 
     def read(text: str) -> float:
         try:
@@ -165,6 +168,8 @@ def percentage(smallest: float, largest: float) -> Callable[[str], float]:
 
 
 def decimal(smallest: float, largest: float) -> Callable[[str], float]:
+    """Reader of an option's decimal number between two bounds."""
+
     def read(text: str) -> float:
         try:
             value = float(text)
@@ -178,7 +183,7 @@ def decimal(smallest: float, largest: float) -> Callable[[str], float]:
 
 
 def real(smallest: float, largest: float, what: str) -> Callable[[str], float]:
-    """Reader of a number; an error calls it no `what`."""
+    """Reader of an option's number; an error calls it no `what`."""
 
     def read(text: str) -> float:
         try:
@@ -193,11 +198,13 @@ def real(smallest: float, largest: float, what: str) -> Callable[[str], float]:
 
 
 def seconds(shortest: float, longest: float) -> Callable[[str], float]:
-    """Reader of a plain number of seconds."""
+    """Reader of an option's plain number of seconds."""
     return real(shortest, longest, f"number of seconds between {shortest:g} and {longest:g}")
 
 
 def one_of(*allowed: str) -> Callable[[str], str]:
+    """Reader of an option that is one of several words."""
+
     def read(text: str) -> str:
         if text not in allowed:
             raise ValueError(f"{text!r} is not allowed: choose {', '.join(allowed[:-1])} or {allowed[-1]}")
@@ -207,7 +214,7 @@ def one_of(*allowed: str) -> Callable[[str], str]:
 
 
 def prom_file(text: str) -> Path:
-    """A file that node_exporter's textfile collector reads.
+    """Reader of an option that names a file for node_exporter's textfile collector.
 
     Raises:
         ValueError: it does not end in `.prom`.
@@ -219,19 +226,19 @@ def prom_file(text: str) -> Path:
 
 
 def folder(text: str) -> Path:
-    """A path; it need not exist."""
+    """Reader of an option that names a folder; it need not exist."""
     if not text:
         raise ValueError("'' is not a folder's path")
     return Path(text)
 
 
 def optional_file(text: str) -> Path | None:
-    """A path; the empty text is none."""
+    """Reader of an option that names a file; the empty text is none."""
     return Path(text) if text else None
 
 
 def telemetry_path(text: str) -> str:
-    """The path under which metrics are served."""
+    """Reader of the option for the path under which metrics are served."""
     if not re.fullmatch(r"/[\w.~/-]+", text, re.ASCII) or text in ("/healthz", "/readyz"):
         raise ValueError(f"{text!r} is not a path for metrics: write one such as /metrics (not /, /healthz or /readyz)")
     return text

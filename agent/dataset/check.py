@@ -50,7 +50,7 @@ def unreadable_error(file: Path, error: BaseException) -> DatasetError:
 
 
 def one_line(error: BaseException) -> str:
-    """The first line of an error."""
+    """The first line of an error about a dataset's file."""
     strerror = error.strerror if isinstance(error, OSError) else None
     lines = str(error).splitlines() or [type(error).__name__]
     # Java names what happened at the end of a long story.

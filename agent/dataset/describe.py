@@ -71,7 +71,7 @@ class DatasetSummary:
 
 
 def describe_dataset(folder: Path, out: TextIO, *, as_json: bool) -> None:
-    """Describe a dataset.
+    """Describe a dataset folder: recordings, tables, rows, times.
 
     Raises:
         DatasetError: it cannot be read.
@@ -116,7 +116,7 @@ def summarise_dataset(dataset: Dataset, folder: Path) -> DatasetSummary:
 
 
 def describe_lines(summary: DatasetSummary) -> Iterator[str]:
-    """The summary as lines for people."""
+    """The summary of a dataset as lines for people."""
     recordings = _counted(len(summary.recordings), "recording")
     yield f"{printable(summary.folder)}: {recordings}, tables of version {summary.schema_version}"
     yield f"\n{'node':<24} {'source':<12} {'began (UTC)':<19} {'seconds':>10} {'clock error':>12}  lost, removed"

@@ -120,7 +120,7 @@ def _counting(files: Iterable[Path]) -> list[Path]:
 
 
 def make_folder(folder: Path, *, durable: bool) -> None:
-    """Make a folder and those that it is in, as far as they are not there.
+    """Make a folder of a dataset and those that it is in, as far as they are not there.
 
     `durable`: they are still there after a power failure.
 

@@ -61,7 +61,7 @@ def recover_leftovers(folder: Path, node: str) -> None:
 
 
 def has_row(folder: Path, place: str, recording: int) -> bool:
-    """Whether a recording counts; `place`: the name of its node's folders."""
+    """Whether a recording of a dataset counts; `place`: the name of its node's folders."""
     return any((folder / "recordings" / place).glob(f"*/{recording:016x}-*.parquet"))
 
 

@@ -53,7 +53,7 @@ def replacing(folder: Path, new: Collection[Place], old: Collection[Place]) -> I
 
 
 def remove_replaced(folder: Path, new: Collection[Place], old: Collection[Place]) -> None:
-    """Remove what does not count any more.
+    """Remove the recordings of a dataset that were replaced and do not count any more.
 
     Raises:
         OSError: something cannot be removed; it does not count all the same.
@@ -62,7 +62,7 @@ def remove_replaced(folder: Path, new: Collection[Place], old: Collection[Place]
 
 
 def uncounted_recordings(folder: Path) -> frozenset[int]:
-    """Recordings that are being written, or removed, by such a replacement.
+    """Recordings of a dataset that are being written, or removed, by such a replacement.
 
     Raises:
         DatasetError: a note cannot be read.
@@ -74,7 +74,7 @@ def uncounted_recordings(folder: Path) -> frozenset[int]:
 
 
 def finish_replacements(folder: Path) -> None:
-    """Finish, or undo, replacements whose writers were killed.
+    """Finish, or undo, replacements of a dataset's recordings whose writers were killed.
 
     Raises:
         DatasetError: a note cannot be read.

@@ -161,7 +161,7 @@ def _completed(table: str, rows: pa.Table) -> pa.Table:
 
 
 def writing_options(table: str) -> dict[str, Any]:
-    """How the columns of a table are encoded, as pyarrow's Parquet writer wants to know it."""
+    """How the columns of a dataset's table are encoded, as pyarrow's Parquet writer wants to know it."""
     names = TABLES[table].names
     rising = _RISING.intersection(names)
     return {

@@ -117,7 +117,7 @@ def _inspection() -> Inspection:
 
 
 def examine(config: Config, clock: Clock, *, command_lines: bool = False) -> Examination:
-    """Make every check; a check that fails is a finding."""
+    """Make every check of this host; a check that fails is a finding."""
     host = os.uname()
     procfs, sysfs = config.procfs, config.sysfs
     objects = Path(probes.__path__[0]) / "bpf"
@@ -188,7 +188,7 @@ def _recorded(config: Config) -> list[Finding]:
 
 
 def as_text(examination: Examination) -> str:
-    """Aligned lines for people, and a last one that sums up."""
+    """The doctor's findings as aligned lines for people, and a last one that sums up."""
     width = max((len(finding.check) for finding in examination.findings), default=0) + 1
     lines = []
     for finding in examination.findings:
@@ -207,7 +207,7 @@ def as_text(examination: Examination) -> str:
 
 
 def as_json_text(examination: Examination) -> str:
-    """One JSON object for programs."""
+    """The doctor's findings as one JSON object."""
     return json.dumps(printable_document(asdict(examination)) | {"ok": examination.ok}, indent=2) + "\n"
 
 

@@ -105,7 +105,7 @@ class ProcessReport:
 
 
 def run_guarded(check: str, look: Callable[[], Sequence[Finding]]) -> list[Finding]:
-    """The findings of one check, or the one that it could not be made."""
+    """The findings of one check of the doctor, or the one that it could not be made."""
     try:
         return list(look())
     except CHECK_FAILURES as error:
@@ -124,7 +124,7 @@ def capability_remedy(name: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an exception on one line, without the number that OSError puts before it."""
+    """The message of an exception on one line of the doctor's, without the number that OSError puts before it."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"

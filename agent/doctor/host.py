@@ -69,7 +69,7 @@ CAPABILITIES: Final = (
 
 
 def check_kernel(release: str, machine: str) -> list[Finding]:
-    """Version and processor: the programs are built for two of them."""
+    """Whether the programs are built for this kernel version and processor."""
     findings = []
     match = re.match(r"(\d+)\.(\d+)", release)
     oldest = ".".join(map(str, OLDEST_KERNEL))
@@ -211,7 +211,7 @@ def _lockdown(file: Path) -> Finding:
 
 
 def check_state(folder: Path | None) -> list[Finding]:
-    """Whether totals go on when the agent is replaced.  The folder of a service may be another user's.
+    """Whether totals go on when the agent is replaced, by its state folder; that of a service may be another user's.
 
     Raises:
         OSError: the folder cannot be looked at.

@@ -80,7 +80,7 @@ _WAIT_SECONDS: Final = 0.1
 def check_libraries(
     config: Config, inspection: Inspection
 ) -> tuple[list[Finding], tuple[LibraryReport, ...], frozenset[ProcessIdentity]]:
-    """Findings, one report for each library, and the processes that have one mapped.
+    """Findings about the NCCL libraries that processes map, one report for each, and those processes.
 
     Raises:
         LayoutTableError, OSError: processes cannot be looked at at all.

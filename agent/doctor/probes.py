@@ -172,7 +172,7 @@ class Trial:
 
 
 def try_mode(settings: ProgramSettings) -> Trial:
-    """Load, attach to a function of our own, call it, read what was counted, and take all of it away.
+    """Try one way to probe: load, attach to a function of our own, call it, read what was counted, take it all away.
 
     Raises:
         LoadError, OSError, ValueError: the step that the kernel refuses.
@@ -201,7 +201,7 @@ def try_mode(settings: ProgramSettings) -> Trial:
 
 
 def trial_settings(attach: AttachKind | None, enqueue_time: EnqueueTime | None) -> ProgramSettings:
-    """Small maps, every call timed."""
+    """Settings for a trial of the probes: small maps, every call timed."""
     return ProgramSettings(
         attach=attach,
         enqueue_time=enqueue_time,
@@ -218,7 +218,7 @@ def configured_settings(config: Config) -> ProgramSettings:
 
 
 def check_probes(config: Config, objects: Path) -> list[Finding]:
-    """Everything from the system call to counted calls; `objects` is the folder of the compiled programs."""
+    """Whether probes work here, from the system call to counted calls; `objects`: the folder of compiled programs."""
     findings = [
         *run_guarded("bpf(2)", lambda: [_map_type("bpf(2)", _BPF_MAP_TYPE_ARRAY, 4, "created and removed a map")]),
         *run_guarded(

@@ -27,7 +27,7 @@ _WATCHED_SECONDS: Final = 0.5
 def check_processes(
     procfs: Path, identities: Iterable[ProcessIdentity], clock: Clock, *, command_lines: bool
 ) -> tuple[list[Finding], tuple[ProcessReport, ...]]:
-    """One finding and one report for each process that still lives; takes half a second if there are any."""
+    """One finding and one report for each process with NCCL that still lives; takes half a second if there are any."""
     chosen = sorted(identities, key=lambda identity: identity.pid)[:MOST_REPORTED]
     if not chosen:
         return [], ()

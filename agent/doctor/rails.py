@@ -34,7 +34,7 @@ _SYSFS: Final = Path("/sys")
 def check_rails(
     config: Config, processes: Collection[int], clock: Clock
 ) -> tuple[list[Finding], tuple[RailReport, ...]]:
-    """Findings, and one report for each device; `processes` are those that have NCCL mapped.
+    """Findings about this host's rails, one report for each device; `processes` are those that have NCCL mapped.
 
     Raises:
         NamespaceError, OSError: not even the own devices can be listed.

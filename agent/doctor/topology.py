@@ -94,7 +94,7 @@ def topology_of_file(file: Path, patterns: Sequence[RailPattern]) -> TopologyRep
 
 
 def rdma_of_host(config: Config, processes: Iterable[int]) -> RdmaPorts:
-    """This host's RDMA ports, and which of them are rails.
+    """This host's RDMA ports as the doctor sees them, and which of them are rails.
 
     Raises:
         OSError: sysfs cannot be listed.
@@ -203,7 +203,7 @@ def _nccl_settings(config: Config, processes: Iterable[int], findings: list[Find
 
 
 def make_report(gpus: Iterable[Gpu], mapped: Iterable[MappedNic]) -> TopologyReport:
-    """What people and programs are shown of a map."""
+    """What the doctor shows people and programs of a map of GPUs to rails."""
     ports = tuple(
         PortReport(
             rail=entry.rail,

@@ -46,7 +46,7 @@ class Estimate:
 
 
 def estimate_of(request: Request) -> Estimate:
-    """Ask the model.
+    """Ask the analytical model for a job's estimate.
 
     Raises:
         ConfigError: the mapping's file cannot be used.
@@ -62,7 +62,7 @@ def estimate_of(request: Request) -> Estimate:
 
 
 def mapping_of(name: str, shape: Shape) -> Mapping:
-    """The mapping of this name, or in the file of this name.
+    """The mapping of ranks to GPUs of this name, or in the file of this name.
 
     Raises:
         ConfigError: the file cannot be read, or holds no mapping of this job.
@@ -79,7 +79,7 @@ def mapping_of(name: str, shape: Shape) -> Mapping:
 
 
 def complete_rates(given: GivenRates, flows: Traffic, nodes: Nodes) -> tuple[Rates, frozenset[str]]:
-    """The given rates, completed with assumed ones of H100 nodes with a 400 Gb/s NIC a GPU; and which were assumed.
+    """The given rates, completed with assumed ones of H100 nodes (400 Gb/s NIC a GPU); and which were assumed.
 
     A parallelism that leaves nodes anywhere goes at the speed of a NIC, any other at that of NVLink.
     """

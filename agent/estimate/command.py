@@ -37,7 +37,7 @@ def run_estimate(parsed: Any, out: TextIO) -> int:
 
 
 def as_json_text(estimate: Estimate) -> str:
-    """One JSON object: bytes and counts as whole numbers, times in seconds, ratios of 1."""
+    """The estimate as one JSON object: bytes and counts as whole numbers, times in seconds, ratios of 1."""
     request, flows, nodes, spent = estimate.request, estimate.traffic, estimate.nodes, estimate.times
     shape, rates = request.shape, estimate.rates
     content = {

@@ -151,7 +151,7 @@ _SHAPE_FIELDS: Final = {
 
 
 def add_estimate_arguments(parser: argparse.ArgumentParser) -> None:
-    """Register the options; what is not given leaves no trace in the result, so that the file can speak."""
+    """The options of `railscope estimate`; what is not given leaves no trace, so that the file can speak."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
     parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="a TOML file with these options as keys")
@@ -196,7 +196,7 @@ def describes_a_job(parsed: Any) -> bool:
 
 
 def request_from(parsed: Any) -> Request:
-    """The question that options and file ask together.
+    """The question to the model that options and file of `railscope estimate` ask together.
 
     Raises:
         ConfigError: the file cannot be used, or something is missing.
@@ -223,7 +223,7 @@ def request_from(parsed: Any) -> Request:
 
 
 def read_text(path: Path, what: str, most_bytes: int) -> str:
-    """A file's text.
+    """The text of a file that describes a job.
 
     Raises:
         ConfigError: it cannot be read, is longer than `most_bytes`, or is no UTF-8.

@@ -24,13 +24,13 @@ _MOST_NODES_SHOWN: Final = 16
 
 
 def as_text(estimate: Estimate) -> str:
-    """Tables with a heading each; the units are chosen for each figure."""
+    """The estimate as tables with a heading each; the units are chosen for each figure."""
     parts = (_job(estimate), _volumes(estimate), _pairs(estimate), _between_nodes(estimate), _times(estimate))
     return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
 
 
 def format_bytes(count: int) -> str:
-    """`83.008 GiB`: the largest unit that the count reaches."""
+    """Bytes of an estimate, `83.008 GiB`: the largest unit that the count reaches."""
     unit, factor = next((unit for unit in reversed(_UNITS) if count >= unit[1]), _UNITS[0])
     return f"{count} B" if factor == 1 else f"{count / factor:,.3f} {unit}"
 

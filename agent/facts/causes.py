@@ -381,7 +381,7 @@ ONLY_WAITS: Final = tuple(cause for cause, facts in CAUSES.items() if facts.by_h
 
 
 def facts_of(cause: str) -> CauseFacts:
-    """The facts of a cause; of one that is not in the table, as of a newer agent, those of `unknown`.
+    """The facts of a cause of stalls; of one that is not in the table, as of a newer agent, those of `unknown`.
 
     Args:
         cause: a value of `Cause`.

@@ -26,7 +26,7 @@ class ClockReading:
 
 
 def read_clocks(clock: Clock) -> ClockReading:
-    """Both clocks, read as close together as a few attempts allow."""
+    """Both clocks, monotonic and time of day, read as close together as a few attempts allow."""
     best: tuple[int, int, int] | None = None
     for _ in range(_CLOCK_ATTEMPTS):
         before_ns = clock.monotonic_ns()

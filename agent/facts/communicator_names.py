@@ -11,7 +11,7 @@ _MOST_NAMED: Final = 5
 
 
 def normalise_hash(text: str) -> str:
-    """What was typed, as hashes are shown."""
+    """The hash of a communicator that somebody typed, as hashes are shown."""
     return text.strip().lower().removeprefix("0x")
 
 

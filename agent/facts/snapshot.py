@@ -121,7 +121,7 @@ class RankIdentity:
 
 
 def identity_of(comm: str, rank: str, info: Mapping[str, str], job: Labels) -> RankIdentity:
-    """The identity that the labels of `comm_info` tell; without labels all but its communicator and rank is unknown."""
+    """The identity of a rank that labels of `comm_info` tell; without them only its communicator and rank are known."""
     return RankIdentity(
         comm=comm,
         rank=rank,

@@ -13,7 +13,7 @@ from railscope.probes.printable import printable
 
 
 def format_table(rows: Sequence[tuple[str, ...]], sides: str) -> list[str]:
-    """Indented columns of printable cells; each of `sides` is `<` or `>`, for one column."""
+    """A text table: indented columns of printable cells; each of `sides` is `<` or `>`, for one column."""
     rows = [tuple(map(printable, row)) for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [

@@ -105,7 +105,7 @@ class ChakraNode:
 
 
 def has_format(head: bytes) -> bool:
-    """Whether the beginning of a file looks like it."""
+    """Whether the beginning of a file looks like a Chakra execution trace."""
     if (
         b'"startTimeMicros"' in head
         or b'"durationMicros"' in head
@@ -122,7 +122,7 @@ def has_format(head: bytes) -> bool:
 
 
 def import_files(sources: Sequence[Source], target: ImportTarget, problems: Problems, node: str | None) -> None:
-    """Put the nodes that communicate, and compute with a time, into the dataset; `node` None: the traces do not say."""
+    """Put communication and timed compute nodes of Chakra traces into the dataset; `node` None: they do not say."""
     ranks = [_rank(source, place) for place, source in enumerate(sources)]
     if len(set(ranks)) != len(ranks):
         problems.add_note("two files name the same rank: they are read in the order of the command line")
@@ -146,7 +146,7 @@ def _rank(source: Source, place: int) -> int:
 
 
 def rank_text_in_name(label: str) -> str:
-    """The rank that the name of a file tells; empty: none."""
+    """The rank that the name of a Chakra trace's file tells; empty: none."""
     found = _RANK.search(label)
     named = int(found[1]) if found is not None else rank_in_name(label)
     return "" if named is None else str(named)

@@ -47,7 +47,7 @@ class BrokenMessage(ValueError):
 
 
 def decode_node(content: bytes) -> Any:
-    """A node: `name`, `type`, `start_time_micros`, `duration_micros` and `attr`; what is not said is 0 or empty.
+    """A node of a Chakra trace: `name`, `type`, `start_time_micros`, `duration_micros`, `attr`; 0 or empty: not said.
 
     Raises:
         BrokenMessage: it is no message.
@@ -56,7 +56,7 @@ def decode_node(content: bytes) -> Any:
 
 
 def decode_metadata(content: bytes) -> Any:
-    """The first message of a trace, which describes it: `attr`.
+    """The first message of a Chakra trace, which describes it: `attr`.
 
     Raises:
         BrokenMessage: it is no message.
@@ -65,12 +65,12 @@ def decode_metadata(content: bytes) -> Any:
 
 
 def attribute_values(attributes: Any) -> dict[str, Any]:
-    """Numbers, texts and truth values by name; lists are left out."""
+    """Attributes of a Chakra node: numbers, texts and truth values by name; lists are left out."""
     return {one.name: getattr(one, kind) for one in attributes if (kind := one.WhichOneof("value")) is not None}
 
 
 def split_messages(stream: SourceStream) -> Iterator[bytes]:
-    """Messages that each stand behind their length.
+    """The protobuf messages of a Chakra trace, which each stand behind their length.
 
     Raises:
         BrokenMessage: a length cannot be, or the file ends in the middle of a message.

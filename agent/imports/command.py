@@ -71,7 +71,7 @@ def run_import(parsed: Any, out: TextIO) -> int:
 
 
 def as_json_text(imported: Imported) -> str:
-    """One JSON object."""
+    """What was imported, as one JSON object."""
     problems = imported.problems
     content = {
         "folder": str(imported.folder),

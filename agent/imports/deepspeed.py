@@ -44,12 +44,12 @@ _MOST_RANKS: Final = 1 << 20
 
 
 def has_format(head: bytes) -> bool:
-    """Whether the beginning of a file looks like it."""
+    """Whether the beginning of a file looks like a log of DeepSpeed's communication logger."""
     return b"comm op: " in head and b"time (ms): " in head
 
 
 def import_files(sources: Sequence[Source], target: ImportTarget, problems: Problems, node: str | None) -> None:
-    """Put the operations into the dataset, as calls and as operations; `node` None: the log does not say."""
+    """Put operations of DeepSpeed's logs into the dataset, as calls and as operations; `node` None: they do not say."""
     where = node or UNNAMED_NODE
     for source in sources:
         _Log(source, target, problems, where).read(_world_size(source))
@@ -170,7 +170,7 @@ def _is_shared(name: str) -> bool:
 
 
 def ranks_of_bandwidths(pairs: Iterable[tuple[float, float]]) -> int | None:
-    """The only n for which every busbw is algbw × (n−1)/n, as far as their two decimals tell."""
+    """The ranks of a line of DeepSpeed's log: the only n for which every busbw is algbw × (n−1)/n, to two decimals."""
     least, most = 1, _MOST_RANKS
     for algbw, busbw in pairs:
         if algbw <= _ROUNDED:

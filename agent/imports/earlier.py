@@ -100,7 +100,7 @@ class Content:
 
 
 def find_content(sources: Sequence[Source], source: str, said_by_name: Callable[[str], str], folder: Path) -> Content:
-    """What stands for these files of the format `source`, and which earlier imports of a folder they replace.
+    """What is imported of these files of the format `source`, and which earlier imports of a folder it replaces.
 
     Args:
         said_by_name: what only the name of a file tells.

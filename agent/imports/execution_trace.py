@@ -61,12 +61,12 @@ class _Said:
 
 
 def has_format(head: bytes) -> bool:
-    """Whether the beginning of a file looks like it."""
+    """Whether the beginning of a file looks like PyTorch's execution trace."""
     return head.lstrip()[:1] == b"{" and b'"schema"' in head and b'"nodes"' in head
 
 
 def import_files(sources: Sequence[Source], target: ImportTarget, problems: Problems, node: str | None) -> None:
-    """Put the operations into the dataset as calls; `node` None: the traces do not say."""
+    """Put operations of PyTorch's execution traces into the dataset as calls; `node` None: the traces do not say."""
     base_ns = min(source.modified_ns for source in sources)
     for source in sources:
         _Trace(source, target, problems, node or UNNAMED_NODE, base_ns).read()

@@ -135,13 +135,13 @@ class Problems:
 
 
 def printable(text: str, most: int = 160) -> str:
-    """Text of a file that is not ours, fit for a terminal: without control characters, and not endless."""
+    """Text of an imported file, which others wrote, fit for a terminal: without control characters, and not endless."""
     cut = text if len(text) <= most else text[: most - 1] + "…"
     return "".join(letter if letter.isprintable() else " " for letter in cut)
 
 
 def product(numbers: Iterable[int]) -> int:
-    """Elements of a tensor with these dimensions."""
+    """Elements of an imported tensor with these dimensions."""
     result = 1
     for number in numbers:
         result *= number

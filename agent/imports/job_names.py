@@ -73,12 +73,12 @@ def find_tag(
 
 
 def needs_tag(name: str) -> bool:
-    """Whether an importer has made this name of a communicator."""
+    """Whether a communicator's name is one that an importer made, which another import may use too."""
     return _OF_NCCL.fullmatch(name) is None
 
 
 def with_tag(name: str, tag: str) -> str:
-    """The name with a word behind it, where it needs one."""
+    """The name of an imported communicator with a word behind it, where it needs one."""
     return f"{name}@{tag}" if tag and needs_tag(name) else name
 
 

@@ -203,7 +203,7 @@ class JsonStream:
 
 
 def whole_number(value: object) -> int | None:
-    """A value as a whole number of 64 bits, as JSON, or a text in it, has one; None: it is none."""
+    """A value of imported JSON as a whole number of 64 bits, as JSON, or a text in it, has one; None: it is none."""
     if isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -212,11 +212,11 @@ def whole_number(value: object) -> int | None:
 
 
 def small_number(value: object) -> int | None:
-    """A value as a number of ranks or the like: whole, not negative, of 31 bits; None: it is none."""
+    """A value of imported JSON as a number of ranks or the like: whole, not negative, of 31 bits; None: it is none."""
     number = whole_number(value)
     return number if number is not None and 0 <= number < 1 << 31 else None
 
 
 def text(value: object) -> str:
-    """A value as a text; empty: it is none."""
+    """A value of imported JSON as a text; empty: it is none."""
     return value if isinstance(value, str) else ""

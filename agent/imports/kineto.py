@@ -74,7 +74,7 @@ NO_ARGUMENTS: Final = (
 
 
 def has_format(head: bytes) -> bool:
-    """Whether the beginning of a file looks like it."""
+    """Whether the beginning of a file looks like a trace of PyTorch's profiler (Kineto)."""
     return b'"traceEvents"' in head or (b'"ph"' in head and b'"ts"' in head)
 
 
@@ -85,13 +85,13 @@ def import_files(sources: Sequence[Source], target: ImportTarget, problems: Prob
 
 
 def rank_in_name(label: str) -> int | None:
-    """The rank that a file's name has, such as `rank3.json` or `trace_rank_3`; None: it has none."""
+    """The rank in the name of a Kineto trace's file, such as `rank3.json` or `trace_rank_3`; None: it has none."""
     found = _RANK.search(label)
     return int(found[1]) if found is not None else None
 
 
 def rank_text_in_name(label: str) -> str:
-    """What only the name of a file tells: the rank; empty: nothing."""
+    """What only the name of a Kineto trace's file tells: the rank; empty: nothing."""
     rank = rank_in_name(label)
     return "" if rank is None else str(rank)
 

@@ -33,12 +33,12 @@ _MOST: Final = 1 << 62
 
 
 def has_format(head: bytes) -> bool:
-    """Whether the beginning of a file looks like it."""
+    """Whether the beginning of a file looks like a dump of NCCL's inspector plugin."""
     return b'"coll_perf"' in head or b'"p2p_perf"' in head
 
 
 def import_files(sources: Sequence[Source], target: ImportTarget, problems: Problems) -> None:
-    """Put the operations that the plugin saw into the dataset, as operations and as calls."""
+    """Put the operations that NCCL's inspector plugin saw into the dataset, as operations and as calls."""
     reader = _Reader(target, problems)
     for source in sources:
         reader.read(source)

@@ -81,7 +81,7 @@ _MOST_LINES_APART: Final = 1_000
 
 
 def has_format(head: bytes) -> bool:
-    """Whether the beginning of a file looks like it."""
+    """Whether the beginning of a file looks like NCCL's log (NCCL_DEBUG=INFO)."""
     return b"NCCL INFO " in head
 
 

@@ -42,7 +42,7 @@ class PickleRefused(ValueError):
 
 
 def read_plain_pickle(content: bytes) -> Any:
-    """The value in a pickle.
+    """The value in a pickle of plain values, read without running anything that it asks for.
 
     Raises:
         PickleRefused: it is no pickle of plain data.

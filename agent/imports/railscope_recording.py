@@ -16,12 +16,12 @@ FORMAT: Final = "railscope"
 
 
 def has_format(head: bytes) -> bool:
-    """Whether the beginning of a file looks like it."""
+    """Whether the beginning of a file looks like a recording of railscope."""
     return head.startswith(b"PK\x03\x04")
 
 
 def import_files(sources: Sequence[Source], folder: Path, problems: Problems) -> int:
-    """Put recordings into a dataset; returns how many there were.
+    """Put recordings of railscope into a dataset; returns how many there were.
 
     Raises:
         DatasetError: one cannot be read, or the dataset cannot be written.

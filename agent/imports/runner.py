@@ -46,7 +46,7 @@ _TEXT_TESTS: Final = (
 
 
 def detect_format(source: Source) -> str | None:
-    """The name of the format; None: it is of none that is known."""
+    """The name of the format that a file to import has; None: it is of none that is known."""
     with source.open() as stream:
         head = stream.read(HEAD_BYTES)
     return detect_format_of_head(head)
@@ -95,7 +95,7 @@ class Imported:
 
 
 def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: str | None) -> Imported:
-    """Import files into a dataset's folder.
+    """Import files of any known format into a dataset's folder.
 
     Args:
         chosen: the format of all files; None: each file's own beginning tells.

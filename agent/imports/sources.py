@@ -281,7 +281,7 @@ def _bounded(stream: BinaryIO, compressed: bool, most_bytes: int) -> SourceStrea
 
 
 def read_whole(stream: SourceStream, most_bytes: int) -> bytes | None:
-    """Everything that is left; None: that is more than so many bytes."""
+    """Everything that is left of an imported file; None: that is more than so many bytes."""
     parts: list[bytes] = []
     size = 0
     while content := stream.read(_LONGEST_READ_BYTES):
@@ -293,7 +293,7 @@ def read_whole(stream: SourceStream, most_bytes: int) -> bytes | None:
 
 
 def numbered_lines(stream: SourceStream) -> Iterator[tuple[int, str | None]]:
-    """Lines without their ends, from number 1; None for a line that is too long to be one."""
+    """Lines of an imported file without their ends, from number 1; None for a line that is too long to be one."""
     number = 0
     while line := stream.readline(LONGEST_LINE_BYTES):
         number += 1

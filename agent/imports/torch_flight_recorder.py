@@ -52,14 +52,14 @@ _LAST_NUMBER: Final = re.compile(r"(\d{1,7})(?:\.(?:json|pkl|pickle))?$")
 
 
 def has_format(head: bytes) -> bool:
-    """Whether the beginning of a file looks like it."""
+    """Whether the beginning of a file looks like a dump of PyTorch's NCCL flight recorder."""
     if head[:1] == _PICKLE:
         return head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
     return any(word in head for word in (b'"pg_config"', b'"pg_status"', b'"nccl_comm_state"', b'"collective_seq_id"'))
 
 
 def import_files(sources: Sequence[Source], target: ImportTarget, problems: Problems, node: str | None) -> None:
-    """Put what the dumps hold into the dataset; `node` None: the files do not say."""
+    """Put what dumps of PyTorch's NCCL flight recorder hold into the dataset; `node` None: the files do not say."""
     for source in sources:
         _Dump(source, target, problems, node or UNNAMED_NODE).read()
     if node is None:
@@ -67,7 +67,7 @@ def import_files(sources: Sequence[Source], target: ImportTarget, problems: Prob
 
 
 def rank_text_in_name(label: str) -> str:
-    """The rank that only the name of a file tells; empty: none."""
+    """The rank that only the name of a flight recorder's dump tells; empty: none."""
     number, named = _LAST_NUMBER.search(label), rank_in_name(label)
     if named is not None:
         return str(named)

@@ -163,7 +163,7 @@ def parse_data_type(name: str) -> DataType:
 
 
 def payload_bytes(kind: DataType, elements: int) -> int:
-    """Bytes of so many elements.
+    """Bytes of so many elements of PyTorch's data type.
 
     Raises:
         UnknownName: no call can have so many.

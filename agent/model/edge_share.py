@@ -85,7 +85,7 @@ _NOTHING: Final = WireShare(_ZERO, _ZERO)
 
 
 def placement_of(rank: int, nranks: int, node: int, n_nodes: int, local_ranks: int) -> Placement | None:
-    """The placement, or None if these numbers cannot describe one (not read yet, or read from the wrong place)."""
+    """The placement of a communicator's ranks on nodes; None if these numbers describe none (not read yet, misread)."""
     possible = (
         0 <= rank < nranks
         and 0 <= node < n_nodes <= nranks

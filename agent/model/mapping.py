@@ -97,12 +97,12 @@ def ordered_mapping(shape: Shape, order: Sequence[str]) -> Mapping:
 
 
 def default_mapping(shape: Shape) -> Mapping:
-    """Megatron-LM's own: rank = P·(d·t) + D·t + T."""
+    """Megatron-LM's own mapping of ranks: rank = P·(d·t) + D·t + T."""
     return ordered_mapping(shape, DEFAULT_ORDER)
 
 
 def custom_mapping(shape: Shape) -> Mapping:
-    """The paper's other one: rank = D·(p·t) + P·t + T."""
+    """The paper's other mapping of ranks: rank = D·(p·t) + P·t + T."""
     return ordered_mapping(shape, CUSTOM_ORDER)
 
 

@@ -21,18 +21,18 @@ def total_parameters(shape: Shape) -> int:
 
 
 def layer_parameters(shape: Shape) -> int:
-    """Of one layer on one tensor rank."""
+    """Parameters of one layer on one tensor rank."""
     hidden, tensor = shape.hidden, shape.tensor
     return (12 * hidden**2 + 7 * hidden) // tensor + 6 * hidden
 
 
 def word_embedding_parameters(shape: Shape) -> int:
-    """Of the padded word embedding on one tensor rank."""
+    """Parameters of the padded word embedding on one tensor rank."""
     return shape.padded_vocabulary // shape.tensor * shape.hidden
 
 
 def rank_parameters(shape: Shape, stage: int) -> int:
-    """What one rank of a stage holds.
+    """Parameters that one rank of a stage holds.
 
     Raises:
         ShapeError: there is no such stage.

@@ -65,7 +65,7 @@ def all_reduce_bytes(payload: Integers, element: Integers, members: int, place: 
 
 @lru_cache(1 << 14)
 def ring_share(op: str, members: int, place: int, root: int) -> Fraction:
-    """Bytes for each byte of payload, where only sums over calls are known; of AllReduce as if g divided them all.
+    """Bytes that a ring's member sends for each of payload, where only sums are known; of AllReduce as if g divided.
 
     Raises:
         KeyError: the operation is none of a ring.

@@ -78,7 +78,7 @@ class Times:
 
 
 def estimate_times(shape: Shape, rates: Rates) -> Times:
-    """Seconds of one iteration."""
+    """Seconds of one iteration of a job, by the analytical model."""
     even_layers = Fraction(shape.layers, shape.pipeline)
     even_parameters = Fraction(total_parameters(shape), shape.pipeline * shape.tensor)
     micro_batches, stages = shape.micro_batches, shape.pipeline

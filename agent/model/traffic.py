@@ -104,7 +104,7 @@ class Traffic:
 
 
 def estimate_traffic(shape: Shape, mapping: Mapping, mode: Mode = Mode.EXACT) -> Traffic:
-    """What the job puts on the wire in an iteration, between ranks as the mapping numbers them.
+    """What a job puts on the wire in an iteration by the analytical model, between ranks as the mapping numbers them.
 
     By the paper's equations a pipeline link carries equation 3 in each direction, so that a stage in the middle, with
     two links, sends twice its row in `stage_volumes`.

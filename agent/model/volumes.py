@@ -64,7 +64,7 @@ class StageVolumes:
 
 
 def stage_volumes(shape: Shape, mode: Mode, stage: int) -> StageVolumes:
-    """What a rank of this stage hands to NCCL.
+    """What a rank of this pipeline stage hands to NCCL in an iteration, by the model.
 
     Raises:
         ShapeError: there is no such stage.

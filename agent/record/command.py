@@ -59,7 +59,7 @@ class RecordSettings:
 
 
 def run_record(settings: RecordSettings, config: Config, out: TextIO, version: str, clock: Clock | None = None) -> int:
-    """Record, write, and say what was recorded; returns the exit status.
+    """Record this host, write, and say what was recorded; returns the exit status.
 
     Raises:
         RecordingError: the file or the folder cannot be written.
@@ -180,7 +180,7 @@ def analysis_needed(what: str) -> Iterator[None]:
 
 
 def run_describe(path: Path, out: TextIO, *, as_json: bool) -> int:
-    """Describe a recording or a dataset; returns the exit status.
+    """Describe a recording or a dataset (`railscope record describe`); returns the exit status.
 
     Raises:
         RecordingError: it cannot be read.

@@ -167,7 +167,7 @@ class DatasetRecorder:
 
 
 def recorders_config(config: Config, memory_bytes: int) -> Config:
-    """The configuration of a recorder's agent: it does not observe what no table holds.
+    """The configuration of the agent in `railscope record`: it does not observe what no table holds.
 
     Whoever asked for the host time of calls gets the probes that measure it, as with any agent.  A ring of the usual
     size becomes a larger one: an agent that misses an event has counted the call all the same, a recording has not.
@@ -185,7 +185,7 @@ def recorders_config(config: Config, memory_bytes: int) -> Config:
 
 
 def describe_silence(row: RecordingRow, calls: int, communicators: int, pids: Sequence[int]) -> Iterator[str]:
-    """Why there is no call; nothing where there were some.  `pids`: the only ones that were watched, if any."""
+    """Why a recording has no call; nothing where there were some. `pids`: the only ones that were watched, if any."""
     if calls or row.calls_lost or row.calls_removed:
         return
     if communicators:
@@ -199,7 +199,7 @@ def describe_silence(row: RecordingRow, calls: int, communicators: int, pids: Se
 
 
 def describe_losses(totals: StreamTotals) -> Iterator[str]:
-    """What is missing, and what helps."""
+    """What is missing of a recording, and what helps."""
     if not totals.kernel_lost and not totals.overwritten:
         yield "nothing was lost"
     if totals.kernel_lost:
@@ -210,7 +210,7 @@ def describe_losses(totals: StreamTotals) -> Iterator[str]:
 
 
 def describe_removed(removed: Removed) -> Iterator[str]:
-    """What went to keep the folder within its size; nothing where nothing did."""
+    """What a recorder removed to keep the folder within its size; nothing where nothing did."""
     if removed.files:
         until = datetime.fromtimestamp(removed.until_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         yield f"removed to keep within --max-size: {_counts(removed.rows)}, up to {until}"
@@ -221,7 +221,7 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def make_dataset_folder(folder: Path) -> list[Path]:
-    """Make the folder, or say what it has already; returns what had to be made, the innermost first.
+    """Make the folder to record to, or say what it has already; returns what had to be made, the innermost first.
 
     Raises:
         DatasetError: it cannot be used.

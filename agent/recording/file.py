@@ -72,7 +72,7 @@ class Sink(Protocol):
 
 
 def write_recording(file: Sink, recording: Recording, wrote: Callable[[], None] = lambda: None) -> None:
-    """Write a recording to a file that is open for writing; `wrote` is called after every piece of it.
+    """Write a flight recording to a file that is open for writing; `wrote` is called after every piece of it.
 
     Raises:
         OSError: it cannot be written.
@@ -89,7 +89,7 @@ def write_recording(file: Sink, recording: Recording, wrote: Callable[[], None] 
 
 
 def read_recording(path: Path) -> Recording:
-    """The recording in a file.
+    """The flight recording in a file.
 
     Raises:
         RecordingError: it cannot be read, is none, is damaged, or was written by another version of railscope.

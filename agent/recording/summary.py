@@ -91,7 +91,7 @@ class RecordingSummary:
 
 
 def summarise(recording: Recording) -> RecordingSummary:
-    """Count what a recording holds."""
+    """Count what a flight recording holds."""
     communicators = {one.instance: one for one in recording.communicators}
     return RecordingSummary(
         host=recording.host,
@@ -116,12 +116,12 @@ def summarise(recording: Recording) -> RecordingSummary:
 
 
 def describe(summary: RecordingSummary) -> Iterator[str]:
-    """The summary as lines for people; names may hold anything, and a terminal is given none of it to obey."""
+    """The summary of a flight recording as lines for people; names in it hold nothing that a terminal obeys."""
     return map(printable, _lines(summary))
 
 
 def describe_overwritten(seconds: Mapping[str, float]) -> Iterator[str]:
-    """What is missing of a window's beginning, by kind of event in seconds, as one sentence a kind."""
+    """What a flight recording lacks of its window's beginning, by kind of event in seconds, a sentence a kind."""
     for kind, missing in seconds.items():
         yield f"the first {missing:.1f} s of {kind} were overwritten"
 

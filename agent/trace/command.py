@@ -45,7 +45,7 @@ WriteTrace = Callable[[Sequence[HostTimeline], SameOperations, IO[bytes]], Trace
 
 
 def run_export(parsed: Namespace, out: TextIO, write_trace: WriteTrace) -> int:
-    """Write the trace and say what is in it; returns the exit status.
+    """Write the trace for Perfetto and say what is in it; returns the exit status.
 
     Raises:
         RecordingError: something cannot be read, or the trace cannot be written, or there is nothing to write.
@@ -164,7 +164,7 @@ def _save(path: Path, write: Callable[[IO[bytes]], TraceSummary]) -> TraceSummar
 
 
 def describe_clock_agreement(hosts: Sequence[HostTimeline]) -> str:
-    """How far times of these hosts may be apart from each other, in words; empty: there is only one clock."""
+    """How far times of the hosts of a trace may be apart from each other, in words; empty: there is only one clock."""
     clocks = {host.clock or number: host for number, host in enumerate(hosts)}
     if len(clocks) < 2:
         return f"{len(hosts)} recordings share one clock: their times compare exactly" if len(hosts) > 1 else ""

@@ -50,7 +50,7 @@ class RecordingFile:
 
 
 def make_timelines(files: Sequence[RecordingFile]) -> tuple[HostTimeline, ...]:
-    """One for each recording, in their order."""
+    """A timeline of each flight recording, for a trace, in their order."""
     clocks: dict[str, ClockReading] = {}
     for file in files:
         one = file.recording

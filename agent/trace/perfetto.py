@@ -87,7 +87,7 @@ def write_trace(hosts: Sequence[HostTimeline], same: SameOperations, file: IO[by
 
 
 def describe_clock(host: HostTimeline) -> str:
-    """How right a host's clock is, in a few words."""
+    """How right the clock of a trace's host is, in a few words."""
     return "clock error unknown" if host.error_ns is None else f"clock ±{host.error_ns / 1e6:.3g} ms"
 
 

@@ -63,7 +63,7 @@ class _End:
 
 
 def join_operations(hosts: Sequence[HostTimeline]) -> SameOperations:
-    """Join what several ranks recorded of one operation."""
+    """Join what several ranks recorded of one operation, so that a trace can draw arrows."""
     joiner = _Joiner(hosts)
     ends: defaultdict[str, list[tuple[int, TimelineCommunicator]]] = defaultdict(list)
     for at, host in enumerate(hosts):

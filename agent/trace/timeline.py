@@ -73,7 +73,7 @@ class TimelineCommunicator:
 
 
 def unnamed_communicator(instance: int, pid: int) -> TimelineCommunicator:
-    """A communicator that events name and no record describes; `pid` 0: its process is unknown, too."""
+    """A communicator of a timeline that events name and no record describes; `pid` 0: its process is unknown, too."""
     return TimelineCommunicator(instance, "", "", "", pid, "", "", "", "", numbered_from_start=None)
 
 
@@ -157,7 +157,7 @@ class Words:
 
 
 def cut_timeline(host: HostTimeline, from_ns: int, until_ns: int, comms: Collection[str] = ()) -> HostTimeline:
-    """What of a host lies between two moments; with `comms`, of these communicators and of rails only.
+    """What of a host's timeline lies between two moments; with `comms`, of these communicators and of rails only.
 
     Operations and stalls that only reach into the window stay whole.
     """

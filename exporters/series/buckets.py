@@ -73,7 +73,7 @@ def reduce_buckets(metric: Metric, histogram: Histogram) -> Histogram:
 
 
 def full_histogram(histogram: Histogram) -> Histogram:
-    """What was counted, if this is what is shown of it."""
+    """A histogram as it was counted, if that is what is shown of it."""
     return histogram.counted or histogram if isinstance(histogram, Merged) else histogram
 
 

@@ -24,9 +24,10 @@ class Draft:
 
 
 def make_draft(metric: Metric, values: Iterable[tuple[LabelValues, int | float | None]]) -> Draft:
-    """One sample a value; None, what cannot be known, is left out."""
+    """A metric family in the making: one sample a value; None, what cannot be known, is left out."""
     return Draft(metric, ((labels, value) for labels, value in values if value is not None))
 
 
 def make_draft_by_label(metric: Metric, values: Iterable[tuple[str, int | float]]) -> Draft:
+    """A metric family in the making: one sample for each value of a label."""
     return Draft(metric, (((label,), value) for label, value in values))

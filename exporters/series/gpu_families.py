@@ -14,6 +14,7 @@ from railscope.exporters.series.selection import Selection
 
 
 def gpu_families(known_gpus: NodeGpus, selection: Selection) -> Iterator[Draft]:
+    """The metric families of GPUs and their NVLinks."""
     gpus, links = known_gpus.devices, known_gpus.nvlinks
     yield Draft(catalogue.GPU_INFO, (((one.gpu, one.uuid, one.pci, one.name, one.numa, one.fabric), 1) for one in gpus))
     yield Draft(

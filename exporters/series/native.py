@@ -44,7 +44,7 @@ class NativeHistogram:
 
 
 def to_native(histogram: Histogram) -> NativeHistogram | None:
-    """The same counts as a native histogram; None: that would not be the same.
+    """The counts of a classic histogram as a native one; None: that would not be the same.
 
     It would not where bounds are no powers of two, where something lies above all of them, since native buckets have
     no open end, and where the sum is not known.

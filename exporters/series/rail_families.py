@@ -16,6 +16,7 @@ RATES: Final = (catalogue.RAIL_RATE,)
 
 
 def rail_families(rails: tuple[RailFacts, ...], selection: Selection) -> Iterator[Draft]:
+    """The metric families of rails."""
     yield _of_rails(
         catalogue.RAIL_INFO,
         ((one, (one.port, one.netdev, one.pci, one.gpu, one.numa, one.link_layer, one.driver), 1) for one in rails),

@@ -39,7 +39,7 @@ METER_WIDTH: Final = 8
 
 
 def numeric_sort_key(text: str) -> tuple[float, str]:
-    """Numbers by their value, before words."""
+    """Sorting key of cells in `railscope top`: numbers by their value, before words."""
     return (float(text), "") if text.isdecimal() else (float("inf"), text)
 
 
@@ -229,12 +229,12 @@ OP_COLUMNS: Final[tuple[Column[OpView], ...]] = (
 
 
 def shown_columns(columns: Sequence[Column[Row]], width: int) -> tuple[Column[Row], ...]:
-    """Those for which a screen is wide enough."""
+    """The columns of `railscope top` for which a screen is wide enough."""
     return tuple(column for column in columns if width >= column.from_width)
 
 
 def filter_and_sort(rows: Iterable[Row], columns: Sequence[Column[Row]], order: Order, filter: str) -> list[Row]:
-    """The rows that hold every word of the filter in any column, in order; what is not known comes last."""
+    """The rows of `railscope top` that hold every word of the filter, in order; what is not known comes last."""
     words = filter.casefold().split()
     kept = [row for row in rows if not words or _holds(row, columns, words)]
     column = columns[order.column % len(columns)]

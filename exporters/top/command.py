@@ -19,7 +19,7 @@ COULD_NOT_RUN: Final = 2
 
 
 def run_top(parsed: Any, out: TextIO) -> int:
-    """Show the node of one agent until told to end; returns the exit status.
+    """Show the node of one agent live until told to end; returns the exit status.
 
     2, with one line on standard error, where nothing can be shown.
     """

@@ -9,18 +9,18 @@ from collections.abc import Mapping
 
 
 def increase(before: float | None, now: float | None) -> float | None:
-    """By how much a counter rose."""
+    """By how much a counter rose between two scrapes of `railscope top`."""
     return None if before is None or now is None or now < before else now - before
 
 
 def per_second(before: float | None, now: float | None, span_seconds: float | None) -> float | None:
-    """The rate of increase; `span_seconds` None: the interval is not known."""
+    """A counter's rate of increase between two scrapes of `railscope top`; `span_seconds` None: it is not known."""
     more = increase(before, now)
     return None if more is None or span_seconds is None else more / span_seconds
 
 
 def ratio(part: float | None, whole: float | None) -> float | None:
-    """A part of a whole, None of nothing."""
+    """The ratio of two figures of `railscope top`, None of nothing."""
     return None if part is None or not whole else part / whole
 
 

@@ -32,7 +32,7 @@ class ExpositionError(ValueError):
 
 
 def parse_samples(text: str, names: Collection[str]) -> dict[str, list[ScrapedSample]]:
-    """The samples of these names, in the order of the text; a name without any is absent, NaN is left out.
+    """The samples of these names in an agent's /metrics, in its order; a name without any is absent, NaN is left out.
 
     Raises:
         ExpositionError: a line with one of the names is no sample.

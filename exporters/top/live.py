@@ -73,7 +73,7 @@ class _Asker:
 
 
 def run_live(agent: Agent, interval_seconds: float, output: TextIO) -> int:
-    """Show the agent's node until a key or a signal ends it; returns the exit status."""
+    """Show the agent's node on the terminal until a key or a signal ends it; returns the exit status."""
     state = ViewState(orders=INITIAL_ORDERS)
     status = Status(agent.display_name, interval_seconds)
     view: NodeView | None = None

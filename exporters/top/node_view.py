@@ -117,7 +117,7 @@ class NodeView:
 
 
 def make_node_view(before: NodeScrape | None, now: NodeScrape, first: NodeScrape | None = None) -> NodeView:
-    """The node between `before` and `now`; `first` is the oldest scrape there is, from which errors are remembered.
+    """What `railscope top` shows of the node between `before` and `now`; errors are remembered from scrape `first` on.
 
     A `before` that is not older than `now` says nothing: rates are unknown then.
     """

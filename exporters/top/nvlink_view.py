@@ -38,7 +38,7 @@ class GpuView:
 def make_gpu_views(
     before: NodeScrape | None, now: NodeScrape, span_seconds: float | None, first: NodeScrape | None
 ) -> tuple[GpuView, ...]:
-    """Every GPU that has NVLinks; errors are remembered from `first` on."""
+    """What `railscope top` shows of every GPU that has NVLinks; errors are remembered from `first` on."""
     views = []
     for gpu in dict.fromkeys(key[0] for key in now.nvlinks):
         links, old, oldest = _of_gpu(now, gpu), _of_gpu(before, gpu), _of_gpu(first, gpu)

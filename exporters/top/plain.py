@@ -23,7 +23,7 @@ _BARE: Final = re.compile(r"[^\s\"=\\\x00-\x1f\x7f]+")
 
 
 def render_lines(view: NodeView) -> Iterator[str]:
-    """The lines of one moment, without line ends."""
+    """The lines of one moment of `railscope top` without a terminal, without line ends."""
     moment = datetime.fromtimestamp(view.at_seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
     def line(kind: str, **pairs: Value) -> str:

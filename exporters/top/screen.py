@@ -119,7 +119,7 @@ class _Content:
 def render_frame(
     view: NodeView | None, state: ViewState, status: Status, width: int, height: int, *, ascii_only: bool = False
 ) -> Frame:
-    """The screen; `view` None: the agent has not answered yet."""
+    """The screen of `railscope top`; `view` None: the agent has not answered yet."""
     header = [_title(view, state, status), _summary(view, status)]
     room = max(0, height - _HEADER_LINES - 1)
     page = rows = 0

@@ -53,7 +53,7 @@ class ViewState:
 
 
 def apply_key(state: ViewState, key: str, columns: Mapping[Pane, int], page: int, rows: int) -> ViewState:
-    """The state after a key; one without a meaning changes nothing.
+    """The state of `railscope top` after a key; one without a meaning changes nothing.
 
     `columns`: how many columns each pane can be sorted by; `page`: rows of the pane in focus that are shown at once, of
     `rows` in all.

@@ -449,5 +449,5 @@ def _is_loopback(address: str) -> bool:
 
 
 def is_shortage(error: OSError) -> bool:
-    """Whether accepting failed for want of descriptors or memory."""
+    """Whether accepting an HTTP client failed for want of descriptors or memory."""
     return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)

@@ -69,7 +69,7 @@ class WebConfig:
 
 
 def load_web_config(path: Path) -> WebConfig:
-    """Read and check the file, except for what its certificates hold.
+    """Read and check the web configuration file, except for what its certificates hold.
 
     Raises:
         WebConfigError: it cannot be read, or does not say something that can be done.

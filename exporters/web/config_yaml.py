@@ -80,7 +80,7 @@ class Section:
 
 
 def read_yaml(path: Path) -> Section:
-    """The file's outermost mapping; an empty file is an empty one.
+    """The outermost mapping of the web configuration file; an empty file is an empty one.
 
     Raises:
         WebConfigError: it cannot be read, is not YAML, or holds the same key twice.

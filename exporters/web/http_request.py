@@ -58,13 +58,13 @@ class Request:
 
 
 def without_empty_lines(arrived: bytes) -> bytes:
-    """What arrived, from the first line on that is not empty: some clients end a request with line ends too many."""
+    """What arrived of an HTTP request, from the first line that is not empty: some clients end requests with more."""
     found = _EMPTY_LINES.match(arrived)
     return arrived[found.end() :] if found else arrived
 
 
 def parse_request(head: bytes) -> Request:
-    """A request from its first line to its empty one.
+    """An HTTP request from its first line to its empty one.
 
     Raises:
         RequestRefused: with the status to answer.

@@ -27,7 +27,7 @@ class ListenAddress:
 
 
 def parse_listen_address(text: str) -> ListenAddress:
-    """`HOST:PORT`, `:PORT` or `[v6]:PORT`.
+    """The address to serve on: `HOST:PORT`, `:PORT` or `[v6]:PORT`.
 
     Raises:
         ServerError: it is none of these.

@@ -28,7 +28,7 @@ class _Range:
 
 
 def metrics_format(accept: str) -> Format | Protobuf:
-    """The format for an Accept header ("" where there is none).  Never refuses: what fits nothing gets plain text."""
+    """The exposition format for an Accept header ("": there is none). Never refuses: the default is plain text."""
     ranges = list(_ranges(accept))
     best: Format | Protobuf = Format.PROMETHEUS
     most = _quality(ranges, best)

@@ -44,7 +44,7 @@ from railscope.probes.processes.processes import ProcessIdentity
 
 
 def render_stalls(snapshot: Snapshot, processes: Iterable[RankProcess] = ()) -> bytes:
-    """`stalls` that go on, `ended` the last ones; times are nanoseconds since 1970, lengths seconds.
+    """The page /stalls: `stalls` that go on, `ended` the last ones; times are nanoseconds since 1970, lengths seconds.
 
     Ranks are numbers, null where they are not known or nobody is blamed.  `process` holds what is known of the stalled
     rank's process: whose it is, and while it lives what it takes.
@@ -91,7 +91,7 @@ def _process(owner: ProcessOwner | None, usage: ProcessUsage | None) -> dict[str
 
 
 def render_communicators(snapshot: Snapshot, processes: Iterable[RankProcess] = ()) -> bytes:
-    """Calls and payload by operation since railscope first saw each communicator; ended ones are left out.
+    """The page /communicators: calls and payload by operation since railscope first saw each; ended ones are left out.
 
     `processes` are those that map NCCL, by pid: what is known of whose they are and of what they take.
 
@@ -147,6 +147,7 @@ class Answer:
 
 
 def one_line_answer(status: HTTPStatus, line: str, headers: tuple[tuple[str, str], ...] = ()) -> Answer:
+    """An HTTP answer of one line of text."""
     return Answer(status, f"{line}\n".encode(), headers=headers)
 
 

@@ -92,7 +92,7 @@ class TlsSettings:
 
 
 def server_context(settings: TlsSettings) -> ssl.SSLContext:
-    """A context that serves with these settings; certificates are read now.
+    """A TLS context that serves with these settings; certificates are read now.
 
     Raises:
         TlsSettingsError: a file cannot be read or does not hold what it should, or OpenSSL refuses a setting.

@@ -42,7 +42,7 @@ class Variable:
 
 
 def find_variables(elf: Elf, names: Collection[str]) -> dict[str, Variable]:
-    """Find variables by their exact (mangled) names.
+    """Find variables of an ELF file by their exact (mangled) names.
 
     Left out are names that are absent, only declared, no variables, outside the loaded segments, or that several
     addresses have: nothing says which one is meant.

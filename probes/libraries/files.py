@@ -60,7 +60,7 @@ class FileStamp:
 
 
 def file_stamp(file: int | str) -> FileStamp:
-    """The stamp of a path or descriptor.
+    """The stamp of a file by path or descriptor: device, inode, size and times, which change with its content.
 
     Raises:
         OSError: the path leads nowhere, or may not be followed.
@@ -83,7 +83,7 @@ class LibraryKey:
 
 
 def library_key(fd: int, build_id: str | None) -> LibraryKey:
-    """The key of an open file.  Only keys taken at one time are comparable: a change of name changes the stamp.
+    """The key of an open library file. Only keys taken at one time are comparable: a change of name changes the stamp.
 
     Raises:
         OSError: the descriptor cannot be queried.
@@ -92,7 +92,7 @@ def library_key(fd: int, build_id: str | None) -> LibraryKey:
 
 
 def same_library(one: LibraryKey, other: LibraryKey) -> bool:
-    """Whether both are one file on disk, so that probes on the first already see the users of the second.
+    """Whether two library files are one on disk, so that probes on the first already see the users of the second.
 
     Overlayfs reports a device of its own for a file of its lower layer, and may put a layer number into the upper bits
     of the inode number (its `xino` option).  A file that was copied up keeps its number, size and time of modification

@@ -85,7 +85,7 @@ class Records:
 
 
 def parse_records(data: bytes) -> Records:
-    """Read whole perf records as this module's events produce them; never raises, whatever the bytes.
+    """Read whole perf records of new mappings as this module's events produce them; never raises, whatever the bytes.
 
     Mappings of no file are left out.  Where a record cannot be whole the rest is given up and counted as one loss.
     """
@@ -158,7 +158,7 @@ class _CpuBuffer:
 
 
 def unwrap(memory: mmap.mmap | bytes, start: int, size: int, tail: int, head: int) -> bytes:
-    """The bytes from position `tail` to `head` of a ring of `size` bytes that begins at `start` of some memory."""
+    """The bytes from position `tail` to `head` of a perf ring of `size` bytes that begins at `start` of some memory."""
     first, last = tail % size, head % size
     if head - tail <= 0 or head - tail > size:
         return b""

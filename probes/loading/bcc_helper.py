@@ -25,6 +25,7 @@ _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 
 
 def main() -> int:
+    """Load BPF programs with bcc as the request on standard input says, and hand over their descriptors."""
     # Nobody waits for the answer of a parent that was killed.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:

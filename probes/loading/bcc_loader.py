@@ -48,7 +48,7 @@ def load(
     architecture: str,
     python: Path = SYSTEM_PYTHON,
 ) -> LoadedObject:
-    """Compile the source at `path` and load the programs named in `attach_types` (name → expected attach type).
+    """Have bcc compile the source at `path` and load the programs of `attach_types` (name → expected attach type).
 
     `map_entries` overrides max_entries by map name.  `constants` are the values of the `const volatile` variables.
     `architecture` is `x86` or `arm64`; `python` the interpreter that bcc is installed for.

@@ -62,7 +62,7 @@ class BccSource:
 
 
 def read_source(path: Path) -> str:
-    """The source at `path` with the text of each header beside it in place of the first `#include` of it.
+    """The BPF source at `path` with the text of each header beside it in place of the first `#include` of it.
 
     Raises:
         OSError: a file cannot be read.
@@ -81,7 +81,7 @@ def _with_headers(path: Path, seen: set[Path]) -> str:
 
 
 def bcc_source(source: str, map_entries: Mapping[str, int], constants: bytes) -> BccSource:
-    """Rewrite a source for libbpf.
+    """Rewrite a BPF source for libbpf as bcc compiles it.
 
     `map_entries` overrides max_entries by map name, for ring buffers in bytes.  `constants` are the values of the
     `const volatile` variables in their order, aligned as in C.

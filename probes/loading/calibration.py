@@ -121,7 +121,7 @@ ASSUMED: Final = Calibration(DEFAULT_TRAP_NS, Source.ASSUMED, "not measured")
 
 
 def calibrate(attach: AttachKind) -> Calibration:
-    """Measure the trap of probes that are attached in this way; where that fails, assume it and say why."""
+    """Measure what a hit of probes that are attached in this way costs; where that fails, assume it and say why."""
     try:
         return Calibration(measure_trap_ns(attach), Source.MEASURED)
     except CalibrationError as error:
@@ -129,7 +129,7 @@ def calibrate(attach: AttachKind) -> Calibration:
 
 
 def measure_trap_ns(attach: AttachKind) -> float:
-    """What a hit of a program that does nothing costs the thread that runs into it, ns of its CPU time.
+    """What a hit of a BPF program that does nothing costs the thread that runs into it, ns of its CPU time.
 
     The loop's caches are warm, so this is the least that a trap costs a job.
 

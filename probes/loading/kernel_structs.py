@@ -77,7 +77,7 @@ class _Btf:
 
 
 def kernel_offsets(fields: Sequence[tuple[str, str]]) -> tuple[int, ...] | None:
-    """Offsets in bytes of fields, each given as (structure, field); None: not all of them are known on this kernel."""
+    """Offsets in bytes of kernel structures' fields, each (structure, field); None: not all are known here."""
     try:
         btf = _Btf()
     except (OSError, AttributeError):

@@ -93,7 +93,7 @@ def load(
     constants_map: str = ".rodata",
     shared_maps: Mapping[str, int] | None = None,
 ) -> LoadedObject:
-    """Load the programs named in `attach_types` (name → expected attach type) and leave the object's others out.
+    """Have libbpf load the programs of `attach_types` (name → expected attach type) and leave the object's others out.
 
     `map_entries` overrides max_entries by map name.  `constants` replaces the leading bytes of `constants_map`.
     Maps of this object that `shared_maps` names (name → descriptor) are not made anew: the programs use those.
@@ -205,7 +205,7 @@ def _last(messages: list[str], number: int) -> str:
 
 
 def host_refusal(number: int) -> HostRefusal | None:
-    """What an errno tells about this host, independent of the program; None: the program is the cause."""
+    """What a failed load's errno tells about this host, independent of the program; None: the program is the cause."""
     if number in (errno.EPERM, errno.EACCES) and os.geteuid() != 0:
         text = "the kernel does not let this user load BPF programs: run as root, or with CAP_BPF and CAP_PERFMON"
     elif number == errno.EPERM:

@@ -75,7 +75,7 @@ def perf_uprobe_type(sysfs: Path = Path("/sys")) -> int:
 
 
 def plain_attach_type(attach: AttachKind) -> int:
-    """The expected attach type of a program that runs at entries or at returns."""
+    """The expected attach type of a BPF program that runs at entries or at returns."""
     return BPF_TRACE_UPROBE_MULTI if attach is AttachKind.MULTI else 0
 
 
@@ -161,7 +161,7 @@ class Links:
 
 
 def close_together(groups: Iterable[Links]) -> None:
-    """Detach several groups in the time of one: each close waits for the same grace periods of the kernel."""
+    """Detach several groups of probes in the time of one: each close waits for the same grace periods of the kernel."""
     descriptors = []
     for group in groups:
         taken, group._descriptors = group._descriptors, []

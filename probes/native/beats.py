@@ -242,7 +242,7 @@ class Asked:
 
 
 def start_thread() -> BeatThread | None:
-    """A thread of its own; None: the library does not load on this machine, which is in the log once, or no thread."""
+    """A native thread that reads counters at a beat; None: there is none on this machine, which the log says once."""
     library = _library()
     address = library.beats_new() if library is not None else None
     if library is None or not address:  # no memory, which others will say

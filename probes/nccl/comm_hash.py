@@ -41,7 +41,7 @@ def comm_hash(unique_id: bytes, nccl_version: str) -> int | None:
 
 
 def djb2a_hash(data: bytes) -> int:
-    """Times 33, exclusive or with the byte, which C takes as signed on x86 and as unsigned on Arm.
+    """NCCL's older hash: times 33, exclusive or with the byte, which C takes as signed on x86 and as unsigned on Arm.
 
     An id that NCCL made is random bytes, so that the sign matters; the processor is the one that runs NCCL.
     """
@@ -52,7 +52,7 @@ def djb2a_hash(data: bytes) -> int:
 
 
 def two_lane_hash(data: bytes) -> int:
-    """Two accumulators that stir each other before each word of eight bytes, the last one filled up with zeros."""
+    """NCCL's newer hash: two accumulators that stir each other before each word of eight bytes, zeros fill the last."""
     first, second = 1 ^ len(data), 1
     for at in range(0, len(data), 8):
         first = (first + second) & _MASK

@@ -40,7 +40,7 @@ def plain_address(address: bytes) -> bytes:
 
 
 def read_addresses(netlink: NetlinkSocket) -> list[LocalAddress]:
-    """Every address of the socket's namespace.
+    """Every IP address of the socket's network namespace.
 
     Raises:
         OSError: the kernel refuses.

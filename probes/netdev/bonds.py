@@ -34,7 +34,7 @@ def bond_members(class_net: Path | str, bond: str) -> tuple[BondMember, ...]:
 
 
 def member_link(folder: Path | str) -> bool | None:
-    """Whether the bond that a device belongs to takes its link for up.
+    """Whether the bond that a network device belongs to takes its link for up.
 
     `folder` is the device's in `SYSFS/class/net`.  None: it belongs to no bond, or sysfs does not say.
     """

@@ -143,5 +143,5 @@ class DeferringSource(CounterSource, Protocol):
 
 
 def is_counter(text: bytes) -> bool:
-    """Whether a text is a counter as the kernel prints one."""
+    """Whether a text is a network device's counter as the kernel prints one."""
     return text.isdigit() and len(text) <= 20 and int(text) < 2**64

@@ -291,7 +291,7 @@ class EthtoolStatistics:
 
 
 def parse_names(data: bytes | memoryview, count: int) -> list[str]:
-    """The names of a string set: 32 bytes each, ended by NUL; some drivers indent them.
+    """The names of ethtool's statistics in a string set: 32 bytes each, ended by NUL; some drivers indent them.
 
     Raises:
         ValueError: there are fewer than `count`.

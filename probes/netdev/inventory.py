@@ -200,7 +200,7 @@ class SysfsInventory:
 
 
 def device_folders(class_net: Path) -> list[Path]:
-    """The folders of the devices in `class/net`, which also holds files such as `bonding_masters`; by index, name.
+    """The folders of network devices in `class/net`, which also holds files such as `bonding_masters`; by index, name.
 
     Raises:
         OSError: the folder cannot be listed.

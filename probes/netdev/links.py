@@ -102,14 +102,14 @@ class Link:
 
 
 def kind_of_undeclared(hardware_type: int, port_name: str) -> str:
-    """What a device is that no `ip link add` made."""
+    """What kind a network device is that no `ip link add` made."""
     if hardware_type == ARPHRD_LOOPBACK:
         return "loopback"
     return "representor" if _REPRESENTOR.fullmatch(port_name) else "physical"
 
 
 def link_layer(hardware_type: int) -> str:
-    """`Ethernet`, `InfiniBand`, or `unknown`, from ARPHRD_*."""
+    """The link layer of a network device, `Ethernet`, `InfiniBand`, or `unknown`, from ARPHRD_*."""
     return {ARPHRD_ETHER: "Ethernet", ARPHRD_INFINIBAND: "InfiniBand"}.get(hardware_type, "unknown")
 
 
@@ -164,7 +164,7 @@ def _parsed(payload: bytes) -> Link | None:
 
 
 def parse_link(payload: memoryview) -> Link | None:
-    """The link that an RTM_NEWLINK or RTM_DELLINK message is about; None if it is about a port of a bridge.
+    """The network device that an RTM_NEWLINK or RTM_DELLINK message is about; None if it is about a port of a bridge.
 
     Raises:
         MalformedNetlink: the message is cut short, or names no device.

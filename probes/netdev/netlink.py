@@ -50,7 +50,7 @@ class MalformedNetlink(ValueError):
 
 
 def messages(data: bytes | memoryview) -> Iterator[tuple[int, int, int, memoryview]]:
-    """Yield (type, flags, sequence, payload) of every message in one datagram.
+    """Yield (type, flags, sequence, payload) of every netlink message in one datagram.
 
     Raises:
         MalformedNetlink: a length points outside the datagram.
@@ -68,7 +68,7 @@ def messages(data: bytes | memoryview) -> Iterator[tuple[int, int, int, memoryvi
 
 
 def attributes(payload: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield (type, value) of every attribute, without the nested and byte-order flags.
+    """Yield (type, value) of every netlink attribute, without the nested and byte-order flags.
 
     Raises:
         MalformedNetlink: a length points outside the payload.
@@ -83,7 +83,7 @@ def attributes(payload: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def chosen_attributes(payload: memoryview, start: int, kinds: Container[int]) -> dict[int, memoryview]:
-    """The attributes of these kinds from `start` on, as `attributes` tells them; the last one of a kind counts.
+    """The netlink attributes of these kinds from `start` on, as `attributes` tells them; the last one of a kind counts.
 
     Of the fifty attributes of a link a handful matters, and to put each into hands takes longest.
 

@@ -135,7 +135,7 @@ class QueueCounters:
 def queue_reading(
     before_ns: int, after_ns: int, rows: Sequence[tuple[str, QueueDiscipline]], failed: tuple[DeviceFailure, ...]
 ) -> CounterReading:
-    """The counters of root disciplines by device, in the form that all sources share."""
+    """The counters of root queueing disciplines by device, in the form that all sources share."""
     size = (len(rows), len(QUEUE_FIELDS))
     values: Values = np.zeros(size, dtype=np.uint64)
     maxima: Values = np.empty(size, dtype=np.uint64)
@@ -158,7 +158,7 @@ def queue_reading(
 
 
 def parse_queues(datagrams: Iterable[bytes]) -> list[QueueDiscipline]:
-    """The disciplines in the answer to RTM_GETQDISC; other messages, and those without statistics, are passed over.
+    """Queueing disciplines in an answer to RTM_GETQDISC; other messages, or without statistics, are passed over.
 
     Raises:
         MalformedNetlink: a message is cut short.

@@ -161,7 +161,7 @@ def _row(payload: memoryview) -> tuple[int, Values] | None:
 
 
 def parse_alike(answers: Sequence[Sequence[bytes | memoryview]]) -> tuple[tuple[int, ...], Values] | None:
-    """Indexes and counters (answers by devices by fields) of answers that are alike: as a rule all of them are.
+    """Indexes and counters (answers by devices by fields) of RTM_GETSTATS answers that are alike: as a rule all are.
 
     Alike are answers of one datagram each, of the same devices in the same order.  None: they are not, or do not look
     as expected; `parse_statistics` says what is wrong.

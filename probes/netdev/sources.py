@@ -41,7 +41,7 @@ class DeviceSources:
 
 
 def open_namespace(namespace: NetworkNamespace, *, procfs: Path, sysfs: Path, clock: Clock) -> DeviceSources:
-    """Readers for one network namespace.
+    """Readers of network devices for one network namespace.
 
     `sysfs` gives NUMA nodes of PCI devices, which do not depend on the namespace.  Open sockets keep the namespace
     alive: close these as soon as its last process has gone.
@@ -59,7 +59,7 @@ def open_namespace(namespace: NetworkNamespace, *, procfs: Path, sysfs: Path, cl
 
 
 def recorded_sources(sysfs: Path, *, clock: Clock) -> DeviceSources:
-    """Readers for a recorded sysfs tree, or the machine's own without netlink; the namespace is 0.
+    """Readers of network devices for a recorded sysfs tree, or the machine's own without netlink; the namespace is 0.
 
     Raises:
         OSError: there is no `class/net` in it.

@@ -52,7 +52,7 @@ def read_counter(descriptor: int) -> int:
 
 
 def read_text(file: Path | str) -> str:
-    """What a file shows, without surrounding space; empty where it cannot be read."""
+    """What a file of sysfs shows, without surrounding space; empty where it cannot be read."""
     try:
         descriptor = open_attribute(file)
     except OSError:
@@ -66,7 +66,7 @@ def read_text(file: Path | str) -> str:
 
 
 def list_folder(folder: Path | str) -> list[str]:
-    """Sorted names in a folder, up to a limit; empty if it cannot be listed."""
+    """Sorted names in a folder of sysfs, up to a limit; empty if it cannot be listed."""
     names: list[str] = []
     try:
         with os.scandir(folder) as found:
@@ -80,7 +80,7 @@ def list_folder(folder: Path | str) -> list[str]:
 
 
 def read_link_name(link: Path | str) -> str:
-    """Last part of what a link points to; empty where there is none."""
+    """Last part of what a link in sysfs points to; empty where there is none."""
     try:
         return os.readlink(link).rpartition("/")[2]  # noqa: PTH115 -- a Path takes as long as the call
     except OSError:

@@ -143,7 +143,7 @@ def read_table(netlink: NetlinkSocket, addresses: Sequence[bytes]) -> TcpTable:
 
 
 def make_request(addresses: Sequence[bytes]) -> bytes:
-    """The request for sockets of both families with one of these local addresses."""
+    """The sock_diag request for TCP sockets of both families with one of these local addresses."""
     return _question(tuple(addresses))
 
 
@@ -158,7 +158,7 @@ def _question(addresses: tuple[bytes, ...]) -> bytes:
 
 
 def address_filter(addresses: Sequence[bytes]) -> bytes:
-    """A program for the kernel that accepts a socket with one of these local addresses.
+    """A sock_diag filter program for the kernel that accepts a socket with one of these local addresses.
 
     A condition that does not hold jumps over the jump behind it, which otherwise goes to the end.  The last one jumps
     four bytes past the end, which refuses.
@@ -174,7 +174,7 @@ def address_filter(addresses: Sequence[bytes]) -> bytes:
 
 
 def parse_table(datagrams: Iterable[bytes]) -> TcpTable:
-    """The sockets in an answer of sock_diag; other messages are passed over.
+    """The TCP sockets in an answer of sock_diag; other messages are passed over.
 
     Raises:
         MalformedNetlink: a message is cut short.
@@ -307,7 +307,7 @@ def _message_dtype(form: _Form) -> np.dtype[Any]:
 
 
 def local_addresses(rows: Rows) -> list[bytes]:
-    """Local addresses of sockets, 4 bytes of IPv4 or 16 of IPv6; IPv4 also where the socket is one of IPv6."""
+    """Local addresses of TCP sockets, 4 bytes of IPv4 or 16 of IPv6; IPv4 also where the socket is one of IPv6."""
     families = rows["family"].tolist()
     return [
         address[:4] if family == socket.AF_INET else plain_address(address)

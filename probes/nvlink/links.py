@@ -362,7 +362,7 @@ def _bytes(places: _Places, values: Sequence[int | None]) -> tuple[str | None, i
 
 
 def refresh_seconds(session: NvmlSession, gpu: Handle, field: tuple[int, int], clock: Clock) -> float | None:
-    """Median time between two changes of a (field, scope), watched for a quarter of a second.
+    """How often NVML renews a (field, scope): median time between two changes, watched for a quarter of a second.
 
     Sampling faster than NVML's counters change shows the same value twice, then a jump.  As fine as the looks are
     apart, about 2 ms.  None: it changed too rarely to tell, as on an idle link.

@@ -71,7 +71,7 @@ def network_namespace(procfs: Path, pid: int | Literal["self"]) -> NetworkNamesp
 
 
 def named_namespaces(folder: Path = Path("/run/netns")) -> Mapping[int, str]:
-    """Names given by `ip netns add`, by inode; empty where the folder is missing."""
+    """Names of network namespaces given by `ip netns add`, by inode; empty where the folder is missing."""
     names: dict[int, str] = {}
     try:
         for file in sorted(folder.iterdir()):

@@ -65,7 +65,7 @@ class ProcessUsage:
 
 
 def owner_of(procfs: Path, identity: ProcessIdentity) -> ProcessOwner | None:
-    """The owner of that very process; None if it has gone, or may not be read."""
+    """The user and program of that very process; None if it has gone, or may not be read."""
     user = _user(identity.pid) if procfs == PROCFS else ""
     program = program_name(command_line(procfs, identity.pid))
     program = program or _clean(processes.command_name(procfs, identity.pid))
@@ -76,7 +76,7 @@ def owner_of(procfs: Path, identity: ProcessIdentity) -> ProcessOwner | None:
 
 
 def usage_of(procfs: Path, identity: ProcessIdentity, clock: Clock) -> ProcessUsage | None:
-    """What that very process took; None where it has gone, or may not be read."""
+    """CPU time and memory that that very process took; None where it has gone, or may not be read."""
     if procfs != PROCFS:
         return None
     import psutil
@@ -98,7 +98,7 @@ def usage_of(procfs: Path, identity: ProcessIdentity, clock: Clock) -> ProcessUs
 
 
 def command_line(procfs: Path, pid: int) -> tuple[str, ...]:
-    """The program and its arguments, in characters that can be printed.
+    """A process's program and its arguments, in characters that can be printed.
 
     Cut at `MOST_COMMAND_LINE_BYTES`, and then without the word that this cuts.  Empty where the process has gone, has
     none, or may not be read.

@@ -93,12 +93,12 @@ class _Stat:
 
 
 def process_ids(procfs: Path = PROCFS) -> list[int]:
-    """Pids of all processes that this procfs shows, in order."""
+    """Pids of all processes that this /proc shows, in order."""
     return _numbered(procfs)
 
 
 def identity_of(procfs: Path, pid: int) -> ProcessIdentity | None:
-    """The process that has this pid now, `None` when there is none."""
+    """The process (pid and start time) that has this pid now, `None` when there is none."""
     facts = _stat(procfs, pid)
     return None if facts is None else ProcessIdentity(pid, facts.start_time_ticks)
 
@@ -302,7 +302,7 @@ def unreadable_processes(procfs: Path = PROCFS) -> int:
 
 
 def environ(procfs: Path, pid: int) -> dict[str, str]:
-    """The environment that the process started with, at most its first MiB; empty when gone or not permitted."""
+    """The environment that a process started with, at most its first MiB; empty when gone or not permitted."""
     text = _read_if_allowed(f"{procfs}/{pid}/environ", MAX_ENVIRON_BYTES)
     entries = (entry.partition(b"=") for entry in text.split(b"\0") if b"=" in entry)
     return {name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, _, value in entries}
@@ -322,7 +322,7 @@ def command_name(procfs: Path, pid: int) -> bytes:
 
 
 def cgroup(procfs: Path, pid: int) -> str | None:
-    """The path of the process's control group, of version 2 if it has one, else the longest of version 1."""
+    """The path of a process's control group, of version 2 if it has one, else the longest of version 1."""
     try:
         text = _read(f"{procfs}/{pid}/cgroup", 64 << 10)
     except PermissionError:
@@ -337,7 +337,7 @@ def cgroup(procfs: Path, pid: int) -> str | None:
 
 
 def pid_namespace(procfs: Path, pid: int) -> int | None:
-    """Inode number of the process's pid namespace, `None` when it has gone or may not be asked."""
+    """Inode number of a process's pid namespace, `None` when it has gone or may not be asked."""
     try:
         return (procfs / str(pid) / "ns/pid").stat().st_ino
     except OSError:
@@ -345,7 +345,7 @@ def pid_namespace(procfs: Path, pid: int) -> int | None:
 
 
 def open_pidfd(procfs: Path, identity: ProcessIdentity) -> int | None:
-    """A descriptor that becomes readable when the process ends, `None` when it has ended; the caller closes it.
+    """A descriptor that becomes readable when a process ends, `None` when it has ended; the caller closes it.
 
     Raises:
         OSError: the kernel refuses for another reason (too many open files).

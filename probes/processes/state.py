@@ -73,7 +73,7 @@ class ProcessState:
 
 
 def process_state(procfs: Path, identity: ProcessIdentity, clock: Clock, cgroups: Path = CGROUPS) -> ProcessState:
-    """What one process does; `gone` where it has ended."""
+    """What one process does (runs, sleeps, is stopped …); `gone` where it has ended."""
     folder = f"{procfs}/{identity.pid}"
     now_ns = clock.monotonic_ns()
     state = _main_state(folder, identity)
@@ -90,7 +90,7 @@ def process_state(procfs: Path, identity: ProcessIdentity, clock: Clock, cgroups
 
 
 def threads_waiting_for_network(procfs: Path, pid: int, tids: frozenset[int], machine: str) -> dict[int, str]:
-    """Those of these threads that wait, without a time limit, for a socket: the system call by thread.
+    """Those of a process's threads that wait, without a time limit, for a socket: the system call by thread.
 
     A thread that polls many descriptors waits for the network if all of them are sockets.  Empty where the kernel does
     not tell (CAP_SYS_PTRACE is missing, or it was built without CONFIG_HAVE_ARCH_TRACEHOOK).

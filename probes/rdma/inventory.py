@@ -76,7 +76,7 @@ class RdmaPort:
 
 
 def port_name(device: str, port: int) -> str:
-    """How a port is called wherever one string must do."""
+    """How an RDMA port is called wherever one string must do."""
     return f"{device}/{port}"
 
 
@@ -91,7 +91,7 @@ def device_names(sysfs: Path) -> list[str]:
 
 
 def port_numbers(device: Path | str) -> list[int]:
-    """Ports of a device's folder, ascending."""
+    """Ports of an RDMA device's folder, ascending."""
     numbers = sorted(
         {int(name) for name in list_folder(f"{device}/ports") if is_counter(name.encode()) and len(name) <= 3}
     )
@@ -192,7 +192,7 @@ def _device(folder: str, status: os.stat_result) -> _Device:
 
 @lru_cache(maxsize=64)
 def parse_rate(text: str) -> int | None:
-    """Bytes per second of `400 Gb/sec (4X NDR)`; None for anything else, and for 0."""
+    """Bytes per second of an RDMA port's rate, `400 Gb/sec (4X NDR)`; None for anything else, and for 0."""
     match = _RATE.match(text)
     if match is None:
         return None

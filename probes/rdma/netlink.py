@@ -65,7 +65,7 @@ class RdmaNetlink:
 
 
 def parse_devices(datagrams: list[bytes]) -> dict[str, int]:
-    """Device names and numbers in the answer to RDMA_NLDEV_CMD_GET; other messages are passed over.
+    """RDMA devices' names and numbers in the answer to RDMA_NLDEV_CMD_GET; other messages are passed over.
 
     Raises:
         MalformedNetlink: a message is cut short, or does not name its device.
@@ -89,7 +89,7 @@ def parse_devices(datagrams: list[bytes]) -> dict[str, int]:
 
 
 def parse_port_counters(datagrams: list[bytes], device_index: int, port: int) -> dict[str, int]:
-    """Counters by name in the answer to RDMA_NLDEV_CMD_STAT_GET about this port.
+    """Counters of an RDMA port by name in the answer to RDMA_NLDEV_CMD_STAT_GET about it.
 
     Raises:
         MalformedNetlink: a message is cut short, is about another port, holds a counter without name or value, or

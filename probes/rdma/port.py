@@ -64,12 +64,12 @@ Wanted = Callable[[str, str], bool]
 
 
 def choose_all(_group: str, _name: str) -> bool:
-    """The choice of all counters."""
+    """The choice of all counters of an RDMA port."""
     return True
 
 
 def choose_byte_counters(group: str, name: str) -> bool:
-    """The choice of nothing but what bytes come from: two or four files a port, to be read more often."""
+    """The choice of those counters of an RDMA port that bytes come from: two or four files, to be read more often."""
     return (group, name) in _BYTE_KEYS
 
 
@@ -110,7 +110,7 @@ class PortGone(OSError):
 
 
 def pause_ns(failures: int) -> int:
-    """How long to leave alone what failed this often in a row."""
+    """How long to leave alone a counter of an RDMA port that failed this often in a row."""
     return min(_FIRST_PAUSE_NS << min(max(failures - 1, 0), 16), _LONGEST_PAUSE_NS)
 
 

@@ -85,7 +85,7 @@ _MLX5_NARROW: Final = frozenset(
 
 
 def width_of(driver: str, group: str, name: str) -> Width:
-    """Width of one counter; what is not known is taken to be wide, as it is in every other driver.
+    """How many bits an RDMA counter has; what is not known is taken to be wide, as it is in every other driver.
 
     `driver` is the PCI driver's name, `group` the folder that the counter is in.
     """

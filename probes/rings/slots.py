@@ -48,7 +48,7 @@ _IDLE_READS: Final = 40
 
 
 def rings_for(processors: int, ring_bytes: int) -> int:
-    """How many rings of `ring_bytes` so many processors get: a power of two."""
+    """How many BPF rings of `ring_bytes` so many processors get: a power of two."""
     most = max(1, min(MOST_RINGS, MOST_BYTES // ring_bytes))
     return int(min(most, 1 << (processors - 1).bit_length()))
 

@@ -51,7 +51,7 @@ class HcaList:
 
 
 def parse_hca_list(text: str) -> HcaList:
-    """Understand a value of NCCL_IB_HCA; never raises, as NCCL never refuses one."""
+    """Understand a value of NCCL_IB_HCA, which chooses RDMA devices; never raises, as NCCL never refuses one."""
     rest = text
     exclude = rest.startswith("^")
     rest = rest[1:] if exclude else rest

@@ -45,7 +45,7 @@ def gpus_of_pci(devices: Iterable[PciDevice]) -> tuple[Gpu, ...]:
 
 
 def gpus_of_topology(topology: XmlTopology) -> tuple[Gpu, ...]:
-    """The GPUs that a description names."""
+    """The GPUs that a topology file of NCCL names."""
     functions = sorted((f for f in topology.functions if f.is_gpu), key=lambda f: pci_order(f.place.address))
     numbers = {function.gpu for function in functions}
     numbered = None not in numbers and len(numbers) == len(functions)
@@ -57,7 +57,7 @@ def gpus_of_topology(topology: XmlTopology) -> tuple[Gpu, ...]:
 
 
 def nics_of_topology(topology: XmlTopology) -> tuple[Nic, ...]:
-    """The network ports that a description names, and the network functions in which it names none."""
+    """The network ports that a topology file of NCCL names, and the network functions in which it names none."""
     nics = [Nic(net.name, net.port, net.place, net.speed_bytes_per_second) for net in topology.nets]
     named = {net.place.address for net in topology.nets}
     nics += [
@@ -69,12 +69,12 @@ def nics_of_topology(topology: XmlTopology) -> tuple[Nic, ...]:
 
 
 def described_places(topology: XmlTopology) -> dict[str, Place]:
-    """Where a description puts each function that it names, by address."""
+    """Where a topology file of NCCL puts each PCI function that it names, by address."""
     return {function.place.address: function.place for function in topology.functions}
 
 
 def find_described_place(place: Place, described: Mapping[str, Place]) -> Place | None:
-    """Where a description (`described_places`) puts a function; None where it knows neither that nor a switch above it.
+    """Where a topology file (`described_places`) puts a PCI function; None: it knows neither that nor a switch above.
 
     A description may name the switches only: NCCL hangs what it finds in the machine below them.
     """
@@ -89,7 +89,7 @@ def find_described_place(place: Place, described: Mapping[str, Place]) -> Place 
 
 
 def nics_of_rdma(sysfs: Path, ports: Iterable[RdmaPort]) -> tuple[Nic, ...]:
-    """RDMA ports with their places; `sysfs` is the root of the PCI tree that they are in."""
+    """RDMA ports with their places in the PCI tree, of which `sysfs` is the root."""
     nics = []
     for port in ports:
         function = pci_device(sysfs, port.pci)

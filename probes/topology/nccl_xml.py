@@ -101,7 +101,7 @@ class XmlTopology:
 
 
 def read_topology(path: Path) -> XmlTopology:
-    """Read a file, which must be a regular one: another's path may lead to a pipe that never ends.
+    """Read a topology file of NCCL, which must be a regular one: another's path may lead to a pipe that never ends.
 
     Raises:
         OSError: it cannot be read.
@@ -114,7 +114,7 @@ def read_topology(path: Path) -> XmlTopology:
 
 
 def read_topology_of_process(procfs: Path, pid: int, given: str, uid: int | None) -> XmlTopology | None:
-    """The file that NCCL reads in a process, which may live in a container: `given` is its NCCL_TOPO_FILE.
+    """The topology file that NCCL reads in a process, which may live in a container: `given` is its NCCL_TOPO_FILE.
 
     None where that is empty and there is none in the usual place either.  `uid` is the process's real user ID: a file
     that is neither his nor readable by everybody is not read; None: only what everybody may read.
@@ -160,7 +160,7 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def parse_topology(data: bytes) -> XmlTopology:
-    """Understand a topology.
+    """Understand the XML of NCCL's topology.
 
     Raises:
         TopologyError: it is not well-formed, has no `system` element of version 1, or goes beyond a limit.

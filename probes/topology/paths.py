@@ -40,7 +40,7 @@ class Place:
 
 
 def shared_switches(one: Place, other: Place) -> tuple[str, ...]:
-    """The switches that lie above both, outermost first."""
+    """The PCI switches that lie above both places, outermost first."""
     shared = []
     for left, right in zip(one.switches, other.switches, strict=False):
         if left != right:
@@ -50,7 +50,7 @@ def shared_switches(one: Place, other: Place) -> tuple[str, ...]:
 
 
 def path_type(one: Place, other: Place) -> PathType:
-    """What lies between two places; SYS where nothing is known that would bring them nearer."""
+    """What lies between two places of the PCI topology, as NCCL calls it; SYS where nothing brings them nearer."""
     if one.address and one.address == other.address:
         return PathType.LOC
     shared = len(shared_switches(one, other))

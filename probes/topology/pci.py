@@ -56,10 +56,12 @@ class PciDevice:
 
 
 def is_display(class_code: int | None) -> bool:
+    """Whether a PCI class is that of display controllers."""
     return class_code is not None and class_code >> 16 == _DISPLAY
 
 
 def is_network(class_code: int | None) -> bool:
+    """Whether a PCI class is that of network controllers."""
     return class_code is not None and (class_code >> 16 == _NETWORK or class_code >> 8 == _INFINIBAND)
 
 
@@ -73,14 +75,14 @@ def normal_address(text: str) -> str:
 
 
 def pci_order(address: str) -> tuple[int, ...]:
-    """Sorting key: by domain, bus, device, function, as NVML numbers GPUs; what is no address comes last."""
+    """Sorting key of PCI addresses: domain, bus, device, function, as NVML numbers GPUs; what is none comes last."""
     if not PCI_ADDRESS.fullmatch(address):
         return (1 << 32,)
     return tuple(int(part, 16) for part in re.split("[:.]", address))
 
 
 def pci_devices(sysfs: Path) -> tuple[PciDevice, ...]:
-    """Every GPU and network function, by address.  One that goes away meanwhile is left out.
+    """Every GPU and network function on PCI, by address. One that goes away meanwhile is left out.
 
     Raises:
         OSError: the PCI functions cannot be listed; a machine without PCI (no such folder) has none.
@@ -107,7 +109,7 @@ def pci_device(sysfs: Path, address: str) -> PciDevice | None:
 
 
 def place_in_path(path: Path, numa_node: int | None = None) -> Place:
-    """The place of a device from the real path of its folder; that of the deepest PCI function in it."""
+    """The place of a PCI device from the real path of its folder; that of the deepest PCI function in it."""
     root = ""
     bridges: list[str] = []
     for part in path.parts:

@@ -30,7 +30,7 @@ example, two jobs that were recorded at the same time:
 
 
 def add_bursts_arguments(parser: argparse.ArgumentParser) -> None:
-    """Register the options."""
+    """The options of `railscope bursts`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
     parser.add_argument(
@@ -40,7 +40,7 @@ def add_bursts_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_bursts(parsed: Any, out: TextIO) -> int:
-    """Print the calendar; returns 0, or 2 where it cannot be made, with one line on standard error."""
+    """Print the burst calendar; returns 0, or 2 where it cannot be made, with one line on standard error."""
     try:
         from railscope.agent.analysis.bursts.bursts import find_bursts
         from railscope.agent.analysis.tables.datasets_of import as_datasets
@@ -64,7 +64,7 @@ def run_bursts(parsed: Any, out: TextIO) -> int:
 
 
 def as_text(calendar: BurstCalendar) -> str:
-    """The calendar in words, with numbers that people compare at a glance."""
+    """The burst calendar in words, with numbers that people compare at a glance."""
     lines = []
     for title, entries in (("Rails", calendar.rails), ("Jobs", calendar.jobs)):
         if entries:

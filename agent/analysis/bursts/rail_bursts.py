@@ -77,7 +77,7 @@ class Rhythm:
 
 
 def find_rhythm(time_ns: Integers, total_bytes: Integers) -> Rhythm | str:
-    """The rhythm of one direction of a link, from running totals in order of time; or why there is none."""
+    """The rhythm of bursts in one direction of a link, from running totals in order of time; or why there is none."""
     piece, gaps = _longest_piece(time_ns)
     time_ns, total_bytes = time_ns[piece], total_bytes[piece]
     if len(time_ns) < _LEAST_READINGS or time_ns[-1] <= time_ns[0]:

@@ -55,7 +55,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_compare(parsed: Any, out: TextIO) -> int:
-    """Print the comparison; returns 0, or 2 with one line on standard error."""
+    """Print the comparison of two recordings; returns 0, or 2 with one line on standard error."""
     try:
         from railscope.agent.analysis.compare.compare import read_side
         from railscope.agent.analysis.compare.estimate import compare_with_estimate

@@ -143,7 +143,7 @@ class Compared:
 
 
 def read_side(folder: Path, name: str, iterations: int | None = None, leaf_map: LeafMap | None = None) -> Side:
-    """One recording, which is called `name`; `iterations` is how many it holds, where the user knows.
+    """One recording of a comparison, which is called `name`; `iterations` is how many it holds, where the user knows.
 
     Raises:
         DatasetError: the folder is no dataset.
@@ -210,7 +210,7 @@ def compare_values(
 
 
 def accuracy(measured: float | None, predicted: float | None) -> float | None:
-    """1 − |predicted − measured| / measured; None where either is not known, or nothing was measured."""
+    """An estimate's accuracy: 1 − |predicted − measured| / measured; None where one is not known, or 0 was measured."""
     if measured is None or predicted is None or not measured:
         return None
     return 1 - abs(predicted - measured) / abs(measured)

@@ -29,12 +29,12 @@ _BETWEEN: Final = (
 
 
 def compare_sides(a: Side, b: Side) -> Compared:
-    """Two recordings."""
+    """Compare two recordings figure by figure."""
     return compare_runs([a], [b])
 
 
 def compare_runs(a: Sequence[Side], b: Sequence[Side]) -> Compared:
-    """One recording or more of each side; each side is called as its first one."""
+    """Compare one recording or more of each side figure by figure; each side is called as its first one."""
     sides = [*a, *b]
     between_runs = len(sides) > 2
     by_iteration = all(side.iterations is not None for side in sides)
@@ -97,7 +97,7 @@ def _scaling(first: Side, second: Side) -> tuple[list[Value], str]:
 
 
 def values_of(side: Side, kinds: set[Kind], *, by_iteration: bool) -> Iterator[Value]:
-    """Every figure of a recording; latency and bandwidth of these kinds of operations."""
+    """Every figure of a recording, as comparisons pair them; latency and bandwidth of these kinds of operations."""
     yield Value(1, "GPUs", Unit.COUNT, len(side.report.gpus))
     yield Value(1, "servers", Unit.COUNT, len({gpu.server for gpu in side.report.gpus}))
     times = side.iterations if by_iteration and side.iterations is not None else 1

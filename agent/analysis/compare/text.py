@@ -41,7 +41,7 @@ _PLURAL: Final = re.compile(r"^(GPUs|servers|pairs|wire bytes)\b|^\w+ calls\b|pa
 
 
 def as_text(compared: Compared) -> str:
-    """What speaks against comparing them, the sentences, then a table for each measurement."""
+    """A comparison for people: what speaks against it, the sentences, then a table for each measurement."""
     lines = [f"A  {compared.a}", f"B  {compared.b}{' (estimate)' if compared.predicted else ''}"]
     if compared.predicted and any(figure.accuracy not in (None, 1) for figure in compared.figures):
         below = any(figure.accuracy is not None and figure.accuracy < 0 for figure in compared.figures)
@@ -69,7 +69,7 @@ def _bullets(sentences: Iterable[str]) -> Iterator[str]:
 
 
 def as_json_text(compared: Compared) -> str:
-    """One object; times in seconds, shares of 1, B / A as `ratio`."""
+    """A comparison as one JSON object; times in seconds, shares of 1, B / A as `ratio`."""
     content = {
         "a": compared.a,
         "b": compared.b,
@@ -101,7 +101,7 @@ def as_json_text(compared: Compared) -> str:
 
 
 def warnings_of(compared: Compared) -> Iterator[str]:
-    """What a reader should know first."""
+    """What a reader of a comparison should know first."""
     gpus = next((figure for figure in compared.figures if (figure.row, figure.name) == (1, "GPUs")), None)
     if gpus is not None and gpus.difference:
         yield (

@@ -56,7 +56,7 @@ def add_matrix_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_matrix(parsed: Any, out: TextIO) -> int:
-    """Print or write the matrix; returns 0, or 2 with one line on standard error."""
+    """Print or write the traffic matrix; returns 0, or 2 with one line on standard error."""
     try:
         from railscope.agent.analysis.matrix.matrix import make_matrix
         from railscope.agent.analysis.matrix.text import as_text, json_parts

@@ -74,7 +74,7 @@ def compared_pairs(
     observed: tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]],
     predicted: tuple[NDArray[Any], NDArray[Any], NDArray[np.int64]],
 ) -> ComparedPairs:
-    """All pairs that have bytes on either side, in order of source and destination.
+    """All pairs of GPUs that have bytes on either side, observed or predicted, in order of source and destination.
 
     Each side is sources, destinations and bytes; none has a pair twice.
     """

@@ -93,7 +93,7 @@ class Matrix:
 
 
 def make_matrix(folders: Sequence[Path], estimate: Estimate | None = None, iterations: int | None = None) -> Matrix:
-    """The matrix of the dataset in these folders; `iterations` is how many it holds, where the user knows.
+    """The traffic matrix of the dataset in these folders; `iterations` is how many it holds, where the user knows.
 
     Raises:
         DatasetError: a folder is no dataset.
@@ -104,7 +104,7 @@ def make_matrix(folders: Sequence[Path], estimate: Estimate | None = None, itera
 
 
 def matrix_of(dataset: Dataset, estimate: Estimate | None = None, iterations: int | None = None) -> Matrix:
-    """The matrix of an open dataset.
+    """The traffic matrix of an open dataset.
 
     Raises:
         ShapeError: the estimate is of another job.
@@ -139,7 +139,7 @@ def matrix_of(dataset: Dataset, estimate: Estimate | None = None, iterations: in
 
 
 def compare_traffic(traffic: Traffic, gpus: Gpus, prediction: Prediction, iterations: int | None) -> Comparison:
-    """Hold what was seen in so many iterations against a prediction of one.
+    """Hold the bytes of pairs that were seen in so many iterations against a prediction of one.
 
     Raises:
         ShapeError: the prediction is of another job.

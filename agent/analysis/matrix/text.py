@@ -38,7 +38,7 @@ _SHADES: Final = "·░▒▓█"
 
 
 def as_text(matrix: Matrix, *, maps: bool = True) -> str:
-    """Heat maps if wanted, sums, and the differences; at most 80 columns wide."""
+    """The traffic matrix for people: heat maps if wanted, sums, and the differences; at most 80 columns wide."""
     told = "simulated hardware: " if matrix.simulated else ""
     lines = [f"{told}{format_count(len(matrix.gpus), 'GPU')}, wire bytes from GPU (row) to GPU (column)", ""]
     if maps:
@@ -87,7 +87,7 @@ def _open(content: Mapping[str, Any]) -> str:
 
 
 def as_csv_text(matrix: Matrix) -> str:
-    """A line for each pair with bytes, observed or predicted."""
+    """The traffic matrix as CSV: a line for each pair with bytes, observed or predicted."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     header = ["source", "destination", "source_server", "destination_server", "wire_bytes"]
@@ -106,7 +106,7 @@ def as_csv_text(matrix: Matrix) -> str:
 
 
 def as_picture(matrix: Matrix) -> Picture:
-    """The observed heat map, and the predicted one beside it in the same colours."""
+    """The traffic matrix as a heat map, and the predicted one beside it in the same colours."""
     observed, predicted = _heats(matrix, 256)
     simulated = " (simulated hardware)" if matrix.simulated else ""
     if predicted is None or matrix.comparison is None:

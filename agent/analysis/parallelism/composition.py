@@ -39,7 +39,7 @@ def find_composition(
 
 
 def composition_of(counted: CountedCalls, gpus: Gpus, groups: Groups) -> Composition:
-    """The figures of each role."""
+    """The figures of each parallelism role: calls, payload and their parts of the job's communication."""
     ranks = _rank_uses(counted, gpus, groups)
     rows = []
     for role in ROLES:

@@ -89,7 +89,7 @@ class CommEvidence:
 
 
 def find_evidence(counted: CountedCalls, gpus: Gpus) -> tuple[CommEvidence, ...]:
-    """The evidence of every communicator of two or more ranks, the largest first, in the order of `gpus`."""
+    """What every communicator of two or more ranks shows of its role, the largest first, in the order of `gpus`."""
     wanted = [one for one in gpus.communicators if (one.nranks or len(one.members)) > 1]
     numbers = {one.comm: number for number, one in enumerate(wanted)}
     comm_of_end = np.array([_number(gpus, numbers, end) for end in counted.ends], dtype=np.int64)

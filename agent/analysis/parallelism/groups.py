@@ -62,7 +62,7 @@ _PATTERNS: Final = tuple(
 
 
 def role_of_name(group_name: str) -> str:
-    """`tp`, `pp`, `dp`, `embedding`, `ep`, or an empty string if the name has none of them."""
+    """The parallelism that a communicator's name tells: `tp`, `pp`, `dp`, `embedding`, `ep`, or an empty string."""
     name = group_name.lower().replace("-", "_")
     if "_and_" in name or ("tensor" in name and "data_parallel" in name):
         return ""  # several dimensions at once
@@ -104,7 +104,7 @@ class Groups:
 
 
 def find_groups(calls: CountedCalls, gpus: Gpus) -> Groups:
-    """What each communicator is for, and the shape of the job."""
+    """Which parallelism each communicator serves, and the shape of the job."""
     evidence = find_evidence(calls, gpus)
     pipelines = find_pipelines(evidence)
     total = _total(evidence, pipelines, gpus)

@@ -49,7 +49,7 @@ class Bar:
 
 
 def line_chart(title: str, series: Sequence[Series], x: Axis, y: Axis, height: float = 240.0) -> Picture:
-    """Lines with a legend; the axes' scales are given without pixels, which are set here."""
+    """A line chart with a legend; the axes' scales are given without pixels, which are set here."""
     parts: list[Part] = [Words(0, 14, title, bold=True, points=13)]
     entries = [(one.paint, one.name) for one in series]
     more, legend_height = draw_legend(entries, 0.0, 26.0, WIDTH) if len(entries) > 1 else ([], 0.0)
@@ -76,7 +76,7 @@ def line_chart(title: str, series: Sequence[Series], x: Axis, y: Axis, height: f
 def stacked_bars(
     title: str, bars: Sequence[Bar], entries: Sequence[tuple[str, str]], *, whole: float | None = None
 ) -> Picture:
-    """Bars below each other; `whole` is the value of the full width, by default the longest bar's."""
+    """A chart of bars below each other; `whole` is the value of the full width, by default the longest bar's."""
     parts: list[Part] = [Words(0, 14, title, bold=True, points=13)]
     more, legend_height = draw_legend(list(entries), 0.0, 26.0, WIDTH)
     parts += more

@@ -68,7 +68,7 @@ def heat_map(
     servers: Sequence[str] = (),
     most_cells: int = MOST_CELLS,
 ) -> HeatMap:
-    """Pairs as squares, at most so many on a side."""
+    """Bytes of pairs as the squares of a heat map, at most so many on a side."""
     each = max(1, -(-gpus // most_cells))
     side = -(-gpus // each)
     cells = np.zeros((side, side), dtype=np.int64)
@@ -114,13 +114,13 @@ def draw_heat_map(heat: HeatMap, title: str, limits: tuple[int, int] | None = No
 
 
 def byte_limits(heats: Sequence[HeatMap]) -> tuple[int, int]:
-    """The fewest and the most bytes of all squares that are not empty; 1 and 1 where all are."""
+    """The fewest and the most bytes of a heat map's squares that are not empty; 1 and 1 where all are."""
     talking = np.concatenate([heat.bytes[heat.bytes > 0] for heat in heats])
     return (int(talking.min()), int(talking.max())) if len(talking) else (1, 1)
 
 
 def heat_levels(moved: NDArray[Any], low: int, high: int, levels: int) -> NDArray[np.int64]:
-    """The level of each number of bytes, 0 to levels − 1, by its logarithm; of 0 bytes −1."""
+    """The colour level of each number of bytes in a heat map, 0 to levels − 1, by its logarithm; of 0 bytes −1."""
     logs = np.log(np.clip(moved, low, high).astype(float) / low)
     reach = math.log(high / low)
     part = logs / reach if reach > 0 else np.ones(moved.shape)

@@ -54,7 +54,7 @@ ROLE_NAMES: Final = {
 
 
 def size_cdf(sizes: Sizes) -> Picture | None:
-    """Which part of an operation's calls is at most so large (transfer sizes)."""
+    """Picture: which part of an operation's calls is at most so large (transfer sizes)."""
     by_op = {op: sizes.sizes_of_op(number) for number, op in enumerate(sizes.op_names)}
     by_op = {op: found for op, found in by_op.items() if len(found[0])}
     if not by_op:
@@ -79,7 +79,7 @@ def size_cdf(sizes: Sizes) -> Picture | None:
 
 
 def iteration_strip(iterations: Sequence[Iteration]) -> Picture | None:
-    """Over time, how long each iteration took and, where known, its communication and non-overlapped ratio."""
+    """Picture: over time, how long each iteration took and, where known, its communication and non-overlapped ratio."""
     if not iterations:
         return None
     groups = _grouped(iterations)
@@ -109,7 +109,7 @@ def iteration_strip(iterations: Sequence[Iteration]) -> Picture | None:
 
 
 def composition_bars(composition: Composition) -> Picture | None:
-    """Which parallelism makes which part of the calls and of the payload (composition)."""
+    """Picture: which parallelism makes which part of the calls and of the payload (composition)."""
     roles = [role for role in composition.roles if role.calls]
     if not roles:
         return None
@@ -136,7 +136,7 @@ def composition_bars(composition: Composition) -> Picture | None:
 
 
 def server_bars(traffic: Traffic) -> Picture | None:
-    """What left each server (traffic between servers, rails and leaves)."""
+    """Picture: what left each server (traffic between servers, rails and leaves)."""
     servers = traffic.server_transmit_wire_bytes
     if len(servers) < 2:
         return None
@@ -150,7 +150,7 @@ def server_bars(traffic: Traffic) -> Picture | None:
 
 
 def latency_ranges(rows: Sequence[LatencyRow]) -> Picture | None:
-    """Median, 90th and 99th percentile and longest by operation and size (latency)."""
+    """Picture: median, 90th and 99th percentile and longest by operation and size (latency)."""
     usable = [row for row in rows if row.max_seconds > 0]
     if not usable:
         return None
@@ -201,7 +201,7 @@ def latency_ranges(rows: Sequence[LatencyRow]) -> Picture | None:
 
 
 def bandwidth_lines(rows: Sequence[BandwidthRow]) -> Picture | None:
-    """Bus bandwidth by size (bandwidth utilisation)."""
+    """Picture: bus bandwidth by size (bandwidth utilisation)."""
     by_op: defaultdict[str, list[BandwidthRow]] = defaultdict(list)
     for row in rows:
         by_op[row.op].append(row)
@@ -234,7 +234,7 @@ def bandwidth_lines(rows: Sequence[BandwidthRow]) -> Picture | None:
 
 
 def non_uniformity_lines(iterations: Sequence[Iteration]) -> Picture | None:
-    """How unequal the pairs of each iteration's all-to-all are (all-to-all non-uniformity)."""
+    """Picture: how unequal the pairs of each iteration's all-to-all are (all-to-all non-uniformity)."""
     points = [(number, one.all_to_all.relative) for number, one in enumerate(iterations) if one.all_to_all is not None]
     if not points:
         return None
@@ -256,7 +256,7 @@ def non_uniformity_lines(iterations: Sequence[Iteration]) -> Picture | None:
 
 
 def receive_bars(receives: Sequence[ReceiveUse]) -> Picture | None:
-    """What receives did, by GPU (receives)."""
+    """Picture: what receives did, by GPU (receives)."""
     if not receives:
         return None
     busy = sorted(receives, key=lambda use: (-(use.active_seconds + use.idle_seconds), use.gpu))[:_MOST_BARS]

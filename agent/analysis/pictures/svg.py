@@ -44,7 +44,7 @@ def svg_file(picture: Picture) -> str:
 
 
 def svg_style() -> str:
-    """The CSS that pictures need."""
+    """The CSS that pictures on a page need."""
     light, dark = paint_colours()
     # Only screens are dark: paper is white whatever the reader prefers.
     # Boxes that touch must not let the ground shine through between them.
@@ -53,7 +53,7 @@ def svg_style() -> str:
 
 
 def strip_control_characters(text: str) -> str:
-    """Without the control characters that neither XML nor HTML may hold."""
+    """The text without the control characters that neither XML nor HTML may hold."""
     return "".join(character if character in "\n\t" else printable(character) for character in text)
 
 

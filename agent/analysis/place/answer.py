@@ -59,7 +59,7 @@ class PlaceAnswer:
 
 
 def find_placement(dataset: Dataset, request: PlaceRequest) -> PlaceAnswer:
-    """How the job of a dataset is laid out, and how it could be.
+    """How the ranks of a dataset's job are placed on servers, and how they could better be.
 
     Raises:
         PlacementError: there is nothing to place, or it does not fill servers.

@@ -20,7 +20,7 @@ _MOST_LINKS: Final = 64
 
 
 def run_place(parsed: Any, out: TextIO) -> int:
-    """Print the answer; returns 0, or 2 where there is none, with one line on standard error."""
+    """Print where ranks would better run; returns 0, or 2 where there is no answer, with one line on standard error."""
     try:
         from railscope.agent.analysis.place.answer import PlacementError, PlaceRequest, find_placement
         from railscope.agent.dataset.reader import DatasetError, open_dataset
@@ -52,7 +52,7 @@ def run_place(parsed: Any, out: TextIO) -> int:
 
 
 def as_json(answer: Any, top: int) -> dict[str, Any]:
-    """Bytes over the whole recording; `places` by GPU: server × GPUs of a server + place in the server."""
+    """The placements for programs, in bytes over the recording; `places` by GPU: server × GPUs of a server + place."""
     return {
         "parallelism": None if answer.parallelism is None else asdict(answer.parallelism),
         "doubts": list(answer.doubts),
@@ -69,7 +69,7 @@ def as_json(answer: Any, top: int) -> dict[str, Any]:
 
 
 def as_text(answer: Any, top: int) -> Iterator[str]:
-    """Tables for people."""
+    """The placements and the links that are needed, as tables for people."""
     from railscope.agent.analysis.facts.quantities import UNKNOWN, format_bytes, format_seconds
 
     shape = answer.parallelism

@@ -100,7 +100,7 @@ class Demands:
 
 
 def find_demands(counted: CountedCalls, gpus: Gpus, groups: Groups) -> Demands:
-    """What the groups sent, as far as all members of a group are recorded."""
+    """What the stages, replicas and tensor groups of a job sent, as far as all members of a group are recorded."""
     # A rank that is none of the communicator's, as damaged data has it, makes it one that is not known whole.
     whole = [
         one

@@ -18,7 +18,7 @@ from railscope.agent.model.shape import ShapeError
 
 
 def find_mapping(groups: Groups, gpus: Gpus) -> Mapping | None:
-    """The number of the GPU at every position; None: the groups make no grid of stages, replicas and tensor ranks."""
+    """The GPU at each position of the job's grid of stages, replicas and tensor ranks; None: groups make no grid."""
     shape = groups.parallelism
     if shape is None or shape.pipeline * shape.tensor * shape.data != len(gpus.gpus):
         return None

@@ -89,7 +89,7 @@ def find_link_demand(
     epsilon: float,
     network_share: float = 1.0,
 ) -> LinkAnswer:
-    """The largest sets of links whose removal keeps an iteration's growth within ε.
+    """Which links between servers a job needs: the largest sets whose removal keeps an iteration's growth within ε.
 
     Args:
         pairs: wire bytes between GPUs.

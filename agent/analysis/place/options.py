@@ -21,7 +21,7 @@ recorded, they have a time, too.
 
 
 def add_place_arguments(parser: argparse.ArgumentParser) -> None:
-    """Register the options."""
+    """The options of `railscope place`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
     parser.add_argument(

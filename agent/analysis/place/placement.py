@@ -43,7 +43,7 @@ from railscope.agent.model.mapping import Mapping as RankMapping
 
 
 def best_assignment(gains: NDArray[Any]) -> list[int]:
-    """By row of a square matrix its column, so that the gains add up to the most.
+    """Solve the assignment problem: by row of a square matrix its column, so that the gains add up to the most.
 
     A row that gains as much where it is (row i in column i) as anywhere stays there, if that costs the others nothing.
     Gains are whole numbers from 0 on.
@@ -99,7 +99,7 @@ class RankedMapping:
 def rank_mappings(
     mapping: RankMapping | None, demands: Demands, places: Sequence[int], gpus_per_server: int, rates: LinkRates
 ) -> tuple[RankedMapping, ...]:
-    """All candidates, the best first; without a mapping only what was recorded.
+    """All candidate placements, the best first; without a mapping only what was recorded.
 
     `places` are those of the recorded GPUs: server × `gpus_per_server` + place in the server; a number of GPUs that
     fills whole servers.

@@ -46,7 +46,7 @@ KEYS: Final = (
 
 
 def json_parts(report: Report) -> Iterator[str]:
-    """The JSON, indented, with a newline at its end, part by part: of what there may be millions, never all is text."""
+    """The report as JSON, indented, part by part: of what there may be millions, never all is text."""
     for number, (key, value) in enumerate(_content(report).items()):
         yield f"{',' if number else '{'}\n  {json.dumps(key)}: "
         if isinstance(value, Columns):
@@ -57,7 +57,7 @@ def json_parts(report: Report) -> Iterator[str]:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """The JSON's content."""
+    """The content of the report's JSON."""
     return {key: _list(value) if isinstance(value, Columns) else value for key, value in _content(report).items()}
 
 
@@ -111,7 +111,7 @@ COULD_NOT_RUN: Final = 2
 
 
 def run_report(parsed: Any, out: TextIO) -> int:
-    """Print the report; returns 0, or 2 where there can be none, with one line on standard error."""
+    """Print the report of a recording; returns 0, or 2 where there can be none, with one line on standard error."""
     try:
         from railscope.agent.analysis.report.command import json_parts
         from railscope.agent.analysis.report.html import write_html

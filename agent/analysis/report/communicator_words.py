@@ -48,7 +48,7 @@ def describe_calls(use: CommunicatorUse) -> str:
 
 
 def select_communicators(uses: Sequence[CommunicatorUse], most: int) -> list[CommunicatorUse]:
-    """So many communicators at most, in their order: the first of every role, then those that come first."""
+    """Which communicators a report shows, in their order: the first of every role, then those that come first."""
     first = {use.role: place for place, use in reversed(list(enumerate(uses)))}
     chosen = sorted(first.values())[:most]
     rest = (place for place in range(len(uses)) if place not in set(chosen))

@@ -42,7 +42,7 @@ class _Section:
 
 
 def write_html(report: Report, path: Path) -> None:
-    """Write the page.
+    """Write the report as a page.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -54,7 +54,7 @@ def write_html(report: Report, path: Path) -> None:
 
 
 def html_text(report: Report) -> str:
-    """The page."""
+    """The report's page as text."""
     title = (
         "Communication of "
         f"{format_count(len(report.gpus), 'GPU')}{f', {format_seconds(report.seconds)}' if has_times(report) else ''}"

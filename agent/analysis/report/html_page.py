@@ -58,7 +58,7 @@ th { color: var(--muted); font-weight: 600; vertical-align: bottom; }
 
 
 def tag(name: str, /, *content: Content, css: str = "", **attributes: str) -> Element:
-    """An element with text and elements in it, in order; `css` is its class."""
+    """An HTML element with text and elements in it, in order; `css` is its class."""
     element = ElementTree.Element(name, {key: strip_control_characters(value) for key, value in attributes.items()})
     if css:
         element.set("class", css)
@@ -71,7 +71,7 @@ def tag(name: str, /, *content: Content, css: str = "", **attributes: str) -> El
 
 
 def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]], sides: str, count: int) -> list[Element]:
-    """Rows under a header, and how many more of `count` there are; nothing where there are none.
+    """An HTML table: rows under a header, and how many more of `count` there are; nothing where there are none.
 
     Each of `sides` is `<` for words or `>` for numbers, for one column.
     """
@@ -88,7 +88,7 @@ def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]], si
 
 
 def page(title: str, content: Sequence[Element]) -> str:
-    """The whole document."""
+    """The whole HTML document of a report."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),

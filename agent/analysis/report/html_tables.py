@@ -31,6 +31,7 @@ _MOST: Final = 12
 
 
 def operations(report: Report) -> list[Element]:
+    """HTML table of operations: calls and payload by operation and data type."""
     calls = sum(use.calls for use in report.ops) or 1
     rows = [
         (use.op, use.dtype, format_integer(use.calls), format_share(use.calls / calls), format_bytes(use.payload_bytes))
@@ -46,6 +47,7 @@ def operations(report: Report) -> list[Element]:
 
 
 def sizes(report: Report) -> list[Element]:
+    """HTML table of transfer sizes."""
     calls = report.sizes.total_calls or 1
     rows = [
         (use.op, format_bytes(use.bytes), f"{use.bytes:,}", format_integer(use.calls), format_share(use.calls / calls))
@@ -56,6 +58,7 @@ def sizes(report: Report) -> list[Element]:
 
 
 def pairs(report: Report) -> list[Element]:
+    """HTML table of the pairs of GPUs that sent each other most."""
     total = report.matrix.pairs.total_bytes or 1
     gpus = {gpu.number: f"GPU {gpu.number} ({gpu.server})" for gpu in report.gpus}
     rows = [
@@ -72,6 +75,7 @@ def pairs(report: Report) -> list[Element]:
 
 
 def edges(report: Report) -> list[Element]:
+    """HTML table of traffic between GPUs, servers, rails and leaves."""
     traffic = report.matrix
     total = traffic.pairs.total_bytes
     leaving = traffic.between_servers_wire_bytes
@@ -89,6 +93,7 @@ def edges(report: Report) -> list[Element]:
 
 
 def latency(report: Report) -> list[Element]:
+    """HTML table of latencies by operation and size."""
     most = sorted(report.latency.rows, key=lambda row: (-row.count, row.op, row.payload_bytes or 0, row.source))
     rows = [
         (
@@ -105,6 +110,7 @@ def latency(report: Report) -> list[Element]:
 
 
 def anomalies(report: Report) -> list[Element]:
+    """HTML table of the slowest operations."""
     rows = [
         (
             format_time(one.time_seconds),
@@ -124,6 +130,7 @@ def anomalies(report: Report) -> list[Element]:
 
 
 def composition(report: Report) -> list[Element]:
+    """HTML table of what each parallelism calls and sends."""
     rows = [
         (
             ROLE_NAMES.get(role.role, role.role),
@@ -161,6 +168,7 @@ def composition(report: Report) -> list[Element]:
 
 
 def iterations(report: Report) -> list[Element]:
+    """HTML table of iterations."""
     regularity, all_of_them = report.regularity, report.iterations
     if regularity is None:
         return []
@@ -211,6 +219,7 @@ def _ratios(all_of_them: tuple[Iteration, ...]) -> list[tuple[str, str, str]]:
 
 
 def all_to_all(report: Report) -> list[Element]:
+    """HTML table of how unequal the all-to-alls are."""
     worst, equal = most_uneven_iterations(report), describe_even_iterations(report)
     rows = [
         (
@@ -228,6 +237,7 @@ def all_to_all(report: Report) -> list[Element]:
 
 
 def bandwidth(report: Report) -> list[Element]:
+    """HTML table of bandwidth by operation and size."""
     most = sorted(report.bandwidth, key=lambda row: (-row.count, row.op, row.payload_bytes))
     rows = [
         (
@@ -245,12 +255,14 @@ def bandwidth(report: Report) -> list[Element]:
 
 
 def scaling(report: Report) -> list[Element]:
+    """HTML table of how runs scale."""
     rows = scaling_rows(report)
     header = ("run", "GPUs", "iterations/s", "scaling", "weak factor", "strong factor")
     return table("Runs", header, rows, "<>><>>", len(rows))
 
 
 def rails(report: Report) -> list[Element]:
+    """HTML table of rails and their port bytes."""
     busiest = sorted(
         report.rails, key=lambda use: (-(use.transmit_bytes + use.receive_bytes), use.server, use.rail, use.device)
     )
@@ -277,6 +289,7 @@ def _mean_and_peak(mean: float, peak: float) -> str:
 
 
 def receives(report: Report) -> list[Element]:
+    """HTML table of receives by GPU."""
     longest = sorted(report.receives, key=lambda use: (-use.idle_seconds, use.gpu))
     rows = [
         (

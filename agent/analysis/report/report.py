@@ -103,7 +103,7 @@ def make_report(folders: Sequence[Path], options: ReportOptions = _USUAL) -> Rep
 
 
 def make_runs(folders: Sequence[Path], options: ReportOptions = _USUAL) -> Report:
-    """The report of the first folder, with the scaling of all of them: each is a run of its own (scaling factor).
+    """The report of the first folder, with the scaling factor of all of them: each is a run of its own.
 
     Raises: as `make_report`.
     """
@@ -135,7 +135,7 @@ def make_runs(folders: Sequence[Path], options: ReportOptions = _USUAL) -> Repor
 
 
 def has_times(report: Report) -> bool:
-    """Whether its times are those of the recording; else they were made up to tell an order, and mean nothing."""
+    """Whether a dataset's times are those of the recording; else they were made up to tell an order."""
     return not any(one.reason == ONLY_AN_ORDER for one in report.unknown)
 
 

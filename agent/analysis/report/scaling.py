@@ -54,7 +54,7 @@ class Run:
 
 
 def run_of(name: str, report: Report) -> Run:
-    """What scaling needs of a report."""
+    """What the scaling factor needs of a report."""
     shape, regularity = report.composition.parallelism, report.regularity
     work: dict[str, float] = {}
     gradients = 0.0
@@ -130,7 +130,7 @@ def _parallelism(run: Run) -> str:
 
 
 def find_scaling(runs: Sequence[Run], said: str | None = None) -> tuple[Scaling, ...]:
-    """Every run whose iterations were found, against the first; none if those of the first were not found.
+    """The scaling factor of each run with iterations, against the first; none if those of the first were not found.
 
     `said` is `WEAK` or `STRONG`, where the user knows.
     """

@@ -45,7 +45,7 @@ _COLUMNS: Final = 100
 
 
 def as_text(report: Report) -> str:
-    """Sections with a heading each, an empty line between them."""
+    """The report for people: sections with a heading each, an empty line between them."""
     sections = (
         _job(report),
         _ops(report),

@@ -26,7 +26,7 @@ from railscope.agent.analysis.report.report import has_times
 
 
 def summarise(report: Report) -> tuple[str, ...]:
-    """Sentences, the most important first; of what is not known there is none."""
+    """The report in sentences, the most important first; of what is not known there is none."""
     return (*_job(report), *_shape(report), *_pattern(report), *_edges(report), *_time(report), *_slow(report))
 
 
@@ -75,7 +75,7 @@ def _all_to_alls(report: Report) -> list[tuple[float, NonUniformity]]:
 
 
 def scaling_rows(report: Report) -> list[tuple[str, ...]]:
-    """Name, GPUs, iterations a second, kind, and both factors, of which the one that does not apply is left out."""
+    """Rows of the table of scaling: name, GPUs, iterations a second, kind, and the factor that applies."""
     return [
         (
             one.name,

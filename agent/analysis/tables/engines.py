@@ -20,7 +20,7 @@ from railscope.agent.dataset.reader import DatasetError
 
 @contextmanager
 def engine(name: str, memory_bytes: int) -> Iterator[Any]:
-    """An Ibis backend; what it started ends with it.
+    """An Ibis backend (DuckDB or Spark) for the analyses; what it started ends with it.
 
     `memory_bytes` is what the engine may keep, not the whole process, which adds some hundred MB.  Spark runs on this
     machine, unless its own configuration (spark-defaults.conf) names a cluster, whose workers then need the files.

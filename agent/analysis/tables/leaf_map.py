@@ -53,7 +53,7 @@ class LeafMap:
 
 
 def read_leaf_map(file: Path) -> LeafMap:
-    """The map in a file.
+    """Which servers hang on which leaf switch, from a file.
 
     Raises:
         ConfigError: it cannot be read, or is no such map; the message names the line.

@@ -8,7 +8,7 @@ _PACKAGES: Final = frozenset({"duckdb", "ibis", "PIL", "pyarrow", "scipy"})
 
 
 def not_installed(error: ModuleNotFoundError) -> str:
-    """The line for the user.
+    """The line that tells the user which library of the analyses is not installed.
 
     Raises:
         ModuleNotFoundError: it is none of the analyses' packages that is missing, but something of ours.

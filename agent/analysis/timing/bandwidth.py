@@ -40,7 +40,7 @@ _EACH_FOR_ITSELF: Final = (Op.AllToAll, Op.Send, Op.Recv)
 def find_bandwidth(
     dataset: Dataset, gpus: Gpus, classes: SizeClasses | None = None
 ) -> tuple[tuple[BandwidthRow, ...], tuple[Unknown, ...]]:
-    """Bandwidth by operation and size, in this order.
+    """Algorithm and bus bandwidth by operation and size, in this order.
 
     `classes` are the dataset's, if they are already computed.
     """

@@ -34,7 +34,7 @@ _NS: Final = 1e9
 def find_latency(
     dataset: Dataset, gpus: Gpus, most: int = WORST, classes: SizeClasses | None = None
 ) -> tuple[Latency, tuple[Unknown, ...]]:
-    """Durations by operation, size and source, and at most so many anomalies, the worst first.
+    """Latency of operations by operation, size and source, and at most so many anomalies, the worst first.
 
     `classes` are the dataset's, if they are already computed.
     """

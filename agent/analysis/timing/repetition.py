@@ -137,7 +137,7 @@ def find_repetition(series: CallSeries) -> Repetition | None:
 
 
 def relative_spread(values: Integers) -> float:
-    """(75th − 25th percentile) / median: 0 of equal values; infinite of a median of 0."""
+    """Interquartile range over the median: 0 of equal values; infinite of a median of 0."""
     if not len(values):
         return float("inf")
     low, median, high = np.percentile(values, (25, 50, 75))

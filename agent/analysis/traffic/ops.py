@@ -28,7 +28,7 @@ _MOST_OF_A_MEMBER: Final = 4
 
 
 def find_ops(counted: CountedCalls) -> tuple[OpUse, ...]:
-    """Calls by operation and data type, the most frequent first."""
+    """Calls and payload by operation and data type, the most frequent first."""
     return _uses(counted, np.arange(len(counted.kinds)))
 
 

@@ -33,7 +33,7 @@ class Distribution:
 
 
 def find_sizes(counted: CountedCalls) -> Sizes:
-    """Calls by operation and size, in this order; calls of unknown size are left out."""
+    """Transfer sizes: calls by operation and size, in this order; calls of unknown size are left out."""
     known = np.flatnonzero(counted.payload_bytes != NOTHING)
     op = counted.by_row(counted.kinds.op.astype(np.int32))
     (own, size), (calls,) = sum_by_group((op[known], counted.payload_bytes[known]), counted.calls[known])
@@ -41,13 +41,13 @@ def find_sizes(counted: CountedCalls) -> Sizes:
 
 
 def cdf(sizes: Sizes) -> Distribution:
-    """The cumulative distribution over all operations together, by size."""
+    """The cumulative distribution of transfer sizes over all operations together."""
     found, calls = sizes.sum_over_ops()
     return Distribution(found, cumulative_shares(calls))
 
 
 def cumulative_shares(calls: Integers) -> NDArray[np.float64]:
-    """Which part of all calls come up to each of these; ends at exactly 1."""
+    """Which part of all calls come up to each of these sizes; ends at exactly 1."""
     reached = np.cumsum(calls)
     result: NDArray[np.float64] = reached / max(int(calls.sum()), 1)
     return result

@@ -79,7 +79,7 @@ def mean_rate(points: Points) -> float | None:
 
 
 def increase(points: Points, known_since: float | None) -> float:
-    """By how much a counter rose.
+    """By how much a counter of the store rose between two moments.
 
     `known_since`: when its host was first heard; a counter that appeared later began at 0.
     """
@@ -88,7 +88,7 @@ def increase(points: Points, known_since: float | None) -> float:
 
 
 def spans(times: Collection[float], gap_seconds: float) -> list[tuple[float, float]]:
-    """First and last of moments that follow each other within `gap_seconds`, for each such row of them."""
+    """First and last of moments that follow each other within `gap_seconds`, for each row of such moments."""
     found: list[tuple[float, float]] = []
     for t in sorted(times):
         if found and t - found[-1][1] <= gap_seconds:

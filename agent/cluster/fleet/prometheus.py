@@ -328,7 +328,7 @@ def _one_line(text: str) -> str:
 
 
 def parse_samples(data: Any, source: str) -> tuple[Sample, ...]:
-    """The samples in the `data` of an instant query; what is no number is left out.
+    """The samples in the `data` of Prometheus's answer to an instant query; what is no number is left out.
 
     Raises:
         PrometheusError: this is no vector or scalar.
@@ -347,7 +347,7 @@ def parse_samples(data: Any, source: str) -> tuple[Sample, ...]:
 
 
 def parse_series(data: Any, source: str) -> tuple[Series, ...]:
-    """The series in the `data` of a query for a range.
+    """The series in the `data` of Prometheus's answer to a query for a range.
 
     Raises:
         PrometheusError: this is no matrix.

@@ -71,8 +71,10 @@ class Asker:
 
 
 def read_scrapes(ask: Asker) -> Scrapes:
-    """Raises:
-    PrometheusError: the store does not answer, or has no series of railscope.
+    """Which agents the store scrapes or scraped, when it did so last, and how often it does.
+
+    Raises:
+        PrometheusError: the store does not answer, or has no series of railscope.
     """
     stamp = catalogue.SNAPSHOT_TIMESTAMP.name
     found = ask.query_all(
@@ -186,12 +188,12 @@ def recent_seconds_of(interval_seconds: float | None) -> float:
 
 
 def match_any(label: str, values: Iterable[str]) -> str:
-    """A matcher for any of these values."""
+    """A matcher of Prometheus for any of these values."""
     return f'{label}=~"{_quoted("|".join(re.escape(value) for value in sorted(values)))}"'
 
 
 def match_prefix(label: str, text: str) -> str:
-    """A matcher for all values that begin so."""
+    """A matcher of Prometheus for all values that begin so."""
     return f'{label}=~"{_quoted(re.escape(text))}.*"'
 
 

@@ -44,6 +44,7 @@ def parse_stalls(stalled: Iterable[Sample], info: Iterable[Sample]) -> dict[Stor
 
 
 def with_details(stall: Stall, labels: Mapping[str, str]) -> Stall:
+    """The stall with what else its host reports of it: device, rail, blamed rank."""
     return replace(
         stall,
         strength=labels.get("strength", "unknown"),

@@ -10,7 +10,7 @@ from railscope.agent.facts.stall import rail_name
 
 
 def format_ranks(ranks: Sequence[Rank]) -> str:
-    """The ranks with their hosts; empty where there are none."""
+    """Ranks of a verdict with their hosts; empty where there are none."""
     return " and ".join(_rank_text(rank) for rank in ranks) if len(ranks) < 3 else format_ranks_and_hosts(ranks)
 
 

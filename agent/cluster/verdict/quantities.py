@@ -43,4 +43,5 @@ def format_decimal_bytes(value: float) -> str:
 
 
 def format_rate(value: float | None) -> str:
+    """`12.5 MB/s`, as link speeds are written."""
     return "an unknown rate" if value is None else f"{format_decimal_bytes(value)}/s"

@@ -98,7 +98,7 @@ def headline_time(recent: RecentCause, fleet: Fleet) -> str:
 
 
 def is_over(recent: RecentCause, fleet: Fleet) -> bool:
-    """Whether nothing is left to be seen as it happens: it neither comes and goes, nor may be on unheard."""
+    """Whether nothing of a stall is left to be seen as it happens: it neither comes and goes, nor may be on unheard."""
     return recent.history.times == 1 and not _reported_by_lost_hosts(recent.history, fleet)
 
 

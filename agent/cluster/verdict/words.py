@@ -228,7 +228,7 @@ def _length(stalled: StalledCommunicator) -> str:
 
 
 def what_of(cause: RootCause) -> str:
-    """What stalls, and what is to blame."""
+    """What stalls, and what is to blame, as a headline says it."""
     stalled, culprit = cause.stalled, cause.stalled.culprit
     said = _blame(culprit)
     if cause.deadlock:

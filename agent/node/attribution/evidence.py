@@ -78,7 +78,7 @@ class RailEvidence:
 
 
 def port_and_connections(counted: DeviceTotals, *, skew: float) -> PortAndConnections:
-    """From the totals of `railscope.probes.netdev.tcp_counters`."""
+    """Port bytes, and those of connections, from the totals of `railscope.probes.netdev.tcp_counters`."""
     total = dict(counted.counters)
     changes = total["connection_changes"]
     return PortAndConnections(
@@ -109,7 +109,7 @@ def evidence_of(
     *,
     complete: bool,
 ) -> RailEvidence:
-    """The evidence of a network device: of the moment at which its connections were read, as long as they are.
+    """Whose the port bytes of a network device were, as its connections tell while they are as when they were read.
 
     `together` None: connections are not known here.
     """
@@ -157,7 +157,7 @@ def rdma_evidence(
     infiniband: bool,
     in_network: bool,
 ) -> RailEvidence:
-    """The evidence of an RDMA port, which tells nothing of processes.
+    """What an RDMA port tells of whose its bytes were, which is nothing of processes.
 
     `in_network`: collectives run in the switches, whose bytes NCCL does not hand over.
     """
@@ -241,7 +241,7 @@ class RailLedgers:
 
 
 def redistribute(expected: Sequence[int], carried: Sequence[int]) -> list[int]:
-    """What is expected of each rail in the light of what connections carried there; the sum stays."""
+    """What collectives should have put on each rail, in the light of what connections carried there; the sum stays."""
     ahead = sum(expected) - sum(carried)
     if 0 <= ahead <= sum(carried) and any(carried):
         return [there + more for there, more in zip(carried, divide_in_proportion(ahead, list(carried)), strict=True)]

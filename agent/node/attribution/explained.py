@@ -263,7 +263,7 @@ class _Direction:
 
 
 def divide_in_proportion(total: int, weights: list[int]) -> list[int]:
-    """Whole parts that add up to `total`, in proportion to the weights; equal weights if all are 0."""
+    """Divide bytes among rails: whole parts that add up to `total`, by weight; equal parts if all weights are 0."""
     weight_sum = sum(weights)
     if not weight_sum:
         weights, weight_sum = [1] * len(weights), len(weights)

@@ -81,7 +81,7 @@ class Communicator:
 
 
 def format_label(value: int | None) -> str:
-    """A number as a label."""
+    """A number of a communicator (rank, ranks, GPU) as a label."""
     return UNKNOWN if value is None else str(value)
 
 

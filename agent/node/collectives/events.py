@@ -42,7 +42,7 @@ _MOST_AT_ONCE: Final = 512
 
 
 def error_name(result: int) -> str:
-    """NCCL's name of a result as a label: `remote_error`; a number that this table does not know: `result_<n>`."""
+    """NCCL's name of an error as a label: `remote_error`; a number that this table does not know: `result_<n>`."""
     try:
         return Result(result).name.lower()
     except ValueError:

@@ -265,7 +265,7 @@ class Levels:
 
 
 def highest_level(points: InternalPoints, layout: Records | None) -> Level:
-    """What can be observed of a library that has these functions; `layout` None: its struct offsets are not known."""
+    """The highest probe level of a library with these functions; `layout` None: its struct offsets are not known."""
     if layout is None:
         return Level.COUNTS
     return max((level for level in Level if points.at(level)), default=Level.COUNTS)

@@ -40,7 +40,7 @@ class Reloaded:
 
 
 def take_over(old: Config, new: Config) -> Reloaded:
-    """The old configuration with those values of the new one that can change while the agent runs."""
+    """The agent's old configuration with those values of the new one that can change while it runs."""
     taken, restart = [], []
     values: dict[str, object] = {}
     for option in OPTIONS:

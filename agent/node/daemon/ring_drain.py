@@ -57,7 +57,7 @@ class RingDrain:
 def drain_ring(
     ring: Ring | SlotRings, learn: Callable[[Records], None], record: Callable[[Records], None] | None
 ) -> float:
-    """Pass the records of a ring to `learn` and to the recorder, if any; returns how full the ring was, or is."""
+    """Pass the records of a BPF ring to `learn` and to the recorder, if any; returns how full the ring was, or is."""
     fullness = left = ring.fullness()
     for _ in range(_MOST_BATCHES):
         with ring.batch() as records:

@@ -23,7 +23,7 @@ time of two such to come."""
 
 
 def pause_ns(fullness: float, waited_ns: int, *, used: bool = True) -> int:
-    """How long to leave the rings alone.
+    """How long the daemon leaves the BPF rings alone.
 
     Args:
         fullness: of the fullest ring, as it was found, of 1.

@@ -112,7 +112,7 @@ class TotalsFolder:
 
 
 def open_folder(path: Path) -> int:
-    """A descriptor of the folder of totals, which is made where it is missing (0700).
+    """A descriptor of the folder in which an agent's totals outlive it; it is made where it is missing (0700).
 
     Raises:
         StateError: it cannot be opened, or others may write to it.
@@ -144,7 +144,7 @@ def _lock(folder: int, path: Path) -> int:
 
 
 def encode(saved: Saved) -> bytes:
-    """The content of the file: a line with the format and a checksum, and JSON."""
+    """The content of the file of totals: a line with the format and a checksum, and JSON."""
     body = json.dumps(
         {
             "boot": saved.boot,
@@ -165,7 +165,7 @@ def encode(saved: Saved) -> bytes:
 
 
 def decode(content: bytes, boot: str, now_ns: int, procfs: Path) -> Saved:
-    """As `TotalsFolder.read`, of the content of the file.
+    """The totals in the content of their file.
 
     Raises:
         UnreadableTotalsError: it is damaged, or of another boot or format.

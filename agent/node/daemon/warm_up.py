@@ -31,7 +31,7 @@ class Host(Protocol):
 
 
 def await_first_readings(host: Host, clock: Clock, settle_ns: int, patience_seconds: float = PATIENCE_SECONDS) -> None:
-    """Wait `settle_ns`, and until all was read, `patience_seconds` longer at most; what was not read is logged."""
+    """Wait `settle_ns`, and until all counters were read, `patience_seconds` longer at most; the rest is logged."""
     host.refresh_devices()
     clock.sleep(settle_ns / 1e9)
     last_ns = clock.monotonic_ns() + round(patience_seconds * 1e9)

@@ -31,7 +31,7 @@ class AnswerError(Exception):
 
 
 def encode(answer: object, builds: Collection[type]) -> bytes:
-    """An answer as bytes.
+    """An inspection process's answer as bytes.
 
     Raises:
         AnswerError: it holds something that is neither plain nor of these classes.
@@ -40,7 +40,7 @@ def encode(answer: object, builds: Collection[type]) -> bytes:
 
 
 def decode(data: bytes, builds: Collection[type]) -> object:
-    """The answer in these bytes; every object in it has fields of the declared types.
+    """The answer of an inspection process in these bytes; every object in it has fields of the declared types.
 
     Raises:
         AnswerError: there is none, or it holds another class than these.
@@ -54,7 +54,7 @@ def decode(data: bytes, builds: Collection[type]) -> object:
 
 @cache
 def promised(question: type) -> Any:
-    """The type of the answer to a question of this class, as its `find` declares it."""
+    """The type of an inspection process's answer to a question of this class, as its `find` declares it."""
     return typing.get_args(typing.get_type_hints(question.__dict__["find"])["return"])[0]
 
 
@@ -136,7 +136,7 @@ def _declared(kind: type) -> Mapping[str, Any]:
 
 
 def fits(value: object, hint: Any) -> bool:
-    """Whether a value is of an annotated type, with all that it holds."""
+    """Whether a value of an answer is of an annotated type, with all that it holds."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any or hint is object or isinstance(hint, TypeVar):
         return True

@@ -47,7 +47,7 @@ UNKNOWN_TENANT: Final = Tenant(None)
 
 
 def tenant_of(procfs: Path, pid: int) -> Tenant:
-    """Whose a process is, as far as it can be read; never raises for a process that has gone."""
+    """Which tenant a process belongs to, as far as it can be read; never raises for a process that has gone."""
     return Tenant(_real_uid(procfs, pid), _container(cgroup(procfs, pid) or ""))
 
 

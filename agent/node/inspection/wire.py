@@ -25,7 +25,7 @@ class WireError(Exception):
 
 
 def send(channel: socket.socket, data: bytes, descriptors: Collection[int] = ()) -> None:
-    """Send a message; blocks while the other side does not read.
+    """Send a message between the daemon and an inspection process; blocks while the other side does not read.
 
     Raises:
         OSError: the other side is gone.

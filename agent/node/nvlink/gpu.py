@@ -230,7 +230,7 @@ class Gpu:
 
 
 def without_states(links: tuple[NvlinkFacts, ...]) -> tuple[NvlinkFacts, ...]:
-    """What was carried stays known while a GPU does not answer, whether its links are up does not."""
+    """A GPU that does not answer: what its NVLinks carried stays known, whether they are up does not."""
     return tuple(replace(link, up=None) for link in links)
 
 

@@ -63,7 +63,7 @@ class Interval:
 
 
 def cost_ns(hits: Hits, calibration: Calibration) -> dict[str, float]:
-    """By program: the time of the observed threads that these hits took, ns."""
+    """What hits of probes cost the observed threads, by program, ns."""
     costs = {program: getattr(hits, program) * calibration.hit_ns(program) for program in PROGRAMS}
     # An operation that is posted is stopped once: that tells how many proxy_post() walked over.
     costs["proxy_post"] += hits.proxy_stop * calibration.operation_ns
@@ -128,7 +128,7 @@ class Overhead:
 
 
 def busy_factor(procfs: Path) -> float:
-    """How much more than its own time a hit costs now: 1 with cores to spare, up to BUSY_FACTOR without.
+    """How much more than its own time a hit of a probe costs now: 1 with cores to spare, up to BUSY_FACTOR without.
 
     Between the two it grows with the share of time in which some task waited for a core (/proc/pressure/cpu, average
     of 10 s).  Kernels without pressure information tell by the tasks that run now against the cores there are.

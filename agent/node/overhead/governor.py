@@ -329,12 +329,12 @@ class Governor:
 
 
 def available_level(points: InternalPoints) -> Level:
-    """The highest level that a library has probes for."""
+    """The highest level of observation that a library has probes for."""
     return max((level for level in Level if points.at(level)), default=Level.COUNTS)
 
 
 def level_name(level: Level) -> str:
-    """The level as a person writes it."""
+    """The level of observation as a person writes it."""
     return level.name.lower()
 
 

@@ -88,5 +88,5 @@ _RULES: Final = (
 
 @lru_cache(maxsize=4096)
 def rule_of(name: str) -> CounterRule:
-    """The rule of a counter under the name that RdmaCounters gives it, of a virtual port as of a real one."""
+    """The rule of an RDMA counter under the name that RdmaCounters gives it, of a virtual port as of a real one."""
     return _RULES.get(name.removeprefix(f"{HW_COUNTERS}/").removeprefix(VPORT_PREFIX), _UNKNOWN)

@@ -64,7 +64,7 @@ class RailEthernet:
 
 
 def ethernet_counters(shown: DeviceStatistics, counted: DeviceTotals) -> tuple[EthernetCounter, ...]:
-    """The counters of one device, in the driver's order."""
+    """The driver's statistics of one Ethernet device as facts, in the driver's order."""
     lossless = lossless_priorities(shown)
     counts = dict(counted.counters)
     found = []
@@ -79,7 +79,7 @@ def ethernet_counters(shown: DeviceStatistics, counted: DeviceTotals) -> tuple[E
 
 
 def ethernet_gauges(shown: DeviceStatistics) -> tuple[EthernetGauge, ...]:
-    """The values of now that a driver shows."""
+    """What a driver of an Ethernet device shows that is no counter, by its value of now."""
     rules = [(name, statistic_rule(name), value) for name, value in zip(shown.names, shown.values, strict=True)]
     return tuple(EthernetGauge(name, rule.unit, value) for name, rule, value in rules if rule and rule.gauge)
 
@@ -91,7 +91,7 @@ def pci_stalled(gauges: Iterable[EthernetGauge]) -> tuple[tuple[str, float], ...
 
 
 def rail_queue(waiting: DeviceQueue, counted: DeviceTotals) -> RailQueue:
-    """Bring together what waits now and what was counted."""
+    """Bring together what waits now in a rail's queue and what was counted."""
     total = dict(counted.counters)
     return RailQueue(
         discipline=waiting.kind,
@@ -104,7 +104,7 @@ def rail_queue(waiting: DeviceQueue, counted: DeviceTotals) -> RailQueue:
 
 
 def rail_tcp(faring: DeviceConnections, counted: DeviceTotals) -> RailTcp:
-    """Combine the state of connections with what they carried."""
+    """Combine the state of a rail's TCP connections with what they carried."""
     total = dict(counted.counters)
     mean_us, maximum_us = faring.round_trip_mean_us, faring.round_trip_maximum_us
     deviation_us = faring.round_trip_deviation_us

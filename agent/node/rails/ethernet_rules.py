@@ -111,7 +111,7 @@ _DIRECTIONS: Final[dict[str, Direction]] = {"rx": "receive", "tx": "transmit"}
 
 @lru_cache(maxsize=8192)
 def statistic_rule(name: str) -> StatisticRule | None:
-    """The rule of a driver's statistic; None: it is not taken in."""
+    """The rule of an Ethernet driver's statistic; None: it is not taken in."""
     for expression, rule in _PATTERNS:
         match = expression.fullmatch(name)
         if match is not None:
@@ -126,7 +126,7 @@ def statistic_rule(name: str) -> StatisticRule | None:
 
 
 def statistic_use(name: str) -> StatisticUse:
-    """What a reader of statistics is to do with this one."""
+    """What a reader of an Ethernet driver's statistics is to do with this one."""
     rule = statistic_rule(name)
     if rule is None:
         return StatisticUse.IGNORED
@@ -144,5 +144,5 @@ def lossless_priorities(statistics: DeviceStatistics) -> frozenset[int]:
 
 
 def severity_of(rule: StatisticRule, lossless: frozenset[int]) -> Severity:
-    """How much an increase matters on a port with these lossless priorities."""
+    """How much an increase of an Ethernet statistic matters on a port with these lossless priorities."""
     return "page" if rule.kind == "discard" and rule.priority in lossless else rule.severity

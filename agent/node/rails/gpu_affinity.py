@@ -92,7 +92,7 @@ def map_rails(
     topology: XmlTopology | None = None,
     known: Collection[tuple[str, int | None]] = (),
 ) -> tuple[MappedNic, ...]:
-    """Decide about every port: rails by number first, then the others by name.
+    """Decide of every RDMA port whether it is a rail and of which GPU: rails by number first, then the others by name.
 
     `hca_lists` are the NCCL_IB_HCA of the jobs that run, an empty one for a job without; `numbered_by` those of them
     whose numbers of rails and planes hold (None: all).  `topology` is the topology file that holds for all of them;
@@ -147,7 +147,7 @@ def map_rails(
 
 
 def rdma_ports(ports: Iterable[RdmaPort], mapped: Iterable[MappedNic]) -> RdmaPorts:
-    """What the rails of network devices need to know of RDMA ports."""
+    """What the rails of network devices need to know of RDMA ports: which belong together."""
     numbers = {(entry.nic.device, entry.nic.port): entry.rail for entry in mapped}
     known = tuple(ports)
     devices = sorted({port.device for port in known})

@@ -96,12 +96,12 @@ class Believed:
 
 
 def sockets_only(ib_disable: str, net: str) -> bool:
-    """Whether NCCL_IB_DISABLE and NCCL_NET keep a process off RDMA."""
+    """Whether a job's NCCL_IB_DISABLE and NCCL_NET keep a process off RDMA."""
     return ib_disable not in ("", "0") or net.lower() == "socket"
 
 
 def believe(said: Collection[JobSettings]) -> Believed:
-    """Bring together what processes say."""
+    """Bring together what processes of jobs say of the devices that NCCL may use."""
     of_tenants: defaultdict[Tenant, dict[str, None]] = defaultdict(dict)
     for one in said:
         if not one.sockets_only and len(of_tenants[one.tenant]) < _MOST_LISTS:

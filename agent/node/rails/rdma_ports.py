@@ -53,7 +53,7 @@ class PortFacts:
 
 
 def port_facts(port: RdmaPort, counters: DeviceTotals | None, byte_counters: DeviceTotals | None = None) -> PortFacts:
-    """Bring together what is known of one port.
+    """Bring together what is known of one RDMA port.
 
     `counters` are all its counters; `byte_counters`, read more often, take precedence for bytes.  None: not read.
     """

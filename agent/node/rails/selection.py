@@ -135,7 +135,7 @@ def socket_interface_matches(value: str, name: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def natural_order(name: str) -> tuple[tuple[bool, int, str], ...]:
-    """Sorting key in which eth2 comes before eth10."""
+    """Sorting key of device names, in which eth2 comes before eth10."""
     return tuple(
         (part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"([0-9]+)", name) if part
     )
@@ -153,7 +153,7 @@ def decide_rails(
     numbers_of_jobs: Collection[str] = (),
     held: Mapping[tuple[int, str], str] = MappingProxyType({}),
 ) -> tuple[RailDecision, ...]:
-    """Decide about every device, by namespace and natural order of names.
+    """Decide of every network device whether it is a rail, by namespace and natural order of names.
 
     `socket_interfaces` holds the NCCL_SOCKET_IFNAME values of the jobs that run in each network namespace (by inode),
     empty for one without; `known` the (namespace, name) of devices that were rails before by NCCL's own choice, also
@@ -427,7 +427,7 @@ def members_of_bond(
 
 
 def is_up(device: NetworkDevice) -> bool | None:
-    """Switched on and connected; None where one of them cannot be known."""
+    """Whether a rail's device is switched on and connected; None where one of them cannot be known."""
     if device.up is False or device.carrier is False:
         return False
     return True if device.up and device.carrier else None

@@ -62,7 +62,7 @@ class Stream(Protocol):
 
 
 def make_recorder(config: Config, clock: Clock) -> FlightRecorder | None:
-    """The recorder that a configuration asks for; None: it asks for none."""
+    """The flight recorder that a configuration asks for; None: it asks for none."""
     if not config.recordings_memory_bytes or config.once:
         return None
     return FlightRecorder(

@@ -217,7 +217,7 @@ def _reach(recording: Recording) -> str:
 
 
 def file_name(recording: Recording) -> str:
-    """`railscope-HOST-20260102T030405.678Z-stall.npz`: sorted by host, then by time."""
+    """The file of a flight recording, `railscope-HOST-20260102T030405.678Z-stall.npz`: sorted by host, then by time."""
     moment = datetime.fromtimestamp(recording.realtime_ns(recording.ended_ns) / 1e9, UTC)
     stamp = moment.strftime("%Y%m%dT%H%M%S.") + f"{moment.microsecond // 1000:03d}Z"
     host = re.sub(r"[^A-Za-z0-9._-]", "_", recording.host)[:64] or "unknown"
@@ -227,7 +227,7 @@ def file_name(recording: Recording) -> str:
 def save(
     recording: Recording, path: Path, most_bytes: int | None = None, wrote: Callable[[], None] = lambda: None
 ) -> tuple[Path, int]:
-    """Write a recording to `path`, whole or not at all; returns where it is, and how many older ones made room.
+    """Write a flight recording to `path`, whole or not at all; returns where it is, and how many older ones made room.
 
     `most_bytes`: recordings beside it are removed as `make_room` does, until all together have no more.  `wrote` is
     called now and then, as long as the disk takes something.
@@ -265,7 +265,7 @@ def save(
 
 
 def make_room(folder: Path, most_bytes: int) -> int:
-    """Remove recordings of a folder until those left have at most `most_bytes`; returns how many went.
+    """Remove flight recordings of a folder until those left have at most `most_bytes`; returns how many went.
 
     Those of stalls go last, and otherwise the oldest first.  Only files that are named as `name_of` does are touched,
     whatever else lies there.

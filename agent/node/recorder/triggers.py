@@ -36,7 +36,7 @@ Freeze = Callable[[str, tuple[RecordedStall, ...]], Recording]
 
 
 def settling_ns(sample_interval_ns: int) -> int:
-    """How long after it was asked for a recording has what ports counted until then: a period, and a late answer's."""
+    """How long until a flight recording that was asked for has what ports counted: a period, and a late answer's."""
     return min(sample_interval_ns + sample_interval_ns // 4, _LONGEST_SETTLING_NS)
 
 

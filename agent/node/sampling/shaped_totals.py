@@ -26,7 +26,7 @@ _WIDEST: Final = np.uint64(2**64 - 1)
 
 
 def totals_for(reading: CounterReading) -> Totals:
-    """Totals for a source that gives readings such as this one."""
+    """Totals for a counter source that gives readings such as this one."""
     return Totals(reading.fields) if reading.shape is None else ShapedTotals(reading.fields)
 
 

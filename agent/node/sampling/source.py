@@ -254,5 +254,5 @@ class SampledSource:
 
 
 def describe_failure(failure: Exception) -> str:
-    """The message of a failure, or its class's name."""
+    """The message of a counter source's failure, or its class's name."""
     return str(failure) or type(failure).__name__

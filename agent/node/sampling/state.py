@@ -72,7 +72,7 @@ class SourceResult:
 
 
 def join_troubles(troubles: Iterable[str]) -> str:
-    """The first few of these, each once, and how many more there are."""
+    """The first few troubles of a counter source, each once, and how many more there are."""
     once = list(dict.fromkeys(troubles))
     more = len(once) - _MOST_SAID
     return "; ".join(once[:_MOST_SAID]) + (f"; and {more} more" if more > 0 else "")

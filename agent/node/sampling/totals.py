@@ -199,6 +199,6 @@ class Totals:
 
 
 def midpoints(times_ns: tuple[tuple[int, int], ...]) -> Counts:
-    """The time that each of these reads (began, ended) is taken to have happened at."""
+    """The time that each of these readings of counters (began, ended) is taken to have happened at."""
     found: Counts = np.array(times_ns, dtype=np.int64).sum(axis=1) // 2
     return found

@@ -44,7 +44,7 @@ _IDLE_RATIO: Final = 0.4
 
 
 def find_root_cause(rank: RankFacts, evidence: Evidence, now_ns: int) -> Diagnosis:
-    """The best founded explanation; `unknown` where nothing on this host speaks for any."""
+    """The best founded explanation of a stall; `unknown` where nothing on this host speaks for any."""
     found = (
         _process(rank, evidence.process)
         or _rail(evidence, now_ns)

@@ -116,7 +116,7 @@ _LABELS: Final = (
 
 
 def job_facts(environment: Mapping[str, str], cgroup: str, node_name: str = "") -> JobFacts:
-    """What a process's environment and the text of its /proc/PID/cgroup say about its job.
+    """Which job a process belongs to, from its environment and the text of its /proc/PID/cgroup.
 
     `node_name` is this host's name: pods in the host's network have it in HOSTNAME, where others have the pod's.
     Never raises, whatever the process put into its environment.

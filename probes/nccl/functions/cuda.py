@@ -81,7 +81,7 @@ class CudaPoints:
 
 
 def cuda_points(elf: Elf) -> CudaPoints | None:
-    """Choose the probes for a file; None when it exports none of the functions.
+    """Which of CUDA's functions in a file are probed; None when it exports none of them.
 
     A runtime that was linked statically into another library is not exported: that process is watched at the driver.
 

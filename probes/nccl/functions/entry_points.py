@@ -136,7 +136,7 @@ def _place(position: int | None, machine: int) -> int:
 
 
 def collective_cookie(function: CollectiveFunction, machine: int, library: int, stack_bytes: int) -> int:
-    """Cookie of an exported entry point probed where its prologue has pushed `stack_bytes`."""
+    """BPF cookie of an exported entry point of NCCL probed where its prologue has pushed `stack_bytes`."""
     return (
         int(function.op)
         | _place(function.comm, machine) << 8
@@ -150,12 +150,12 @@ def collective_cookie(function: CollectiveFunction, machine: int, library: int, 
 
 
 def enqueue_check_cookie(library: int) -> int:
-    """Cookie of `ENQUEUE_CHECK`, whose only argument points to the call's description."""
+    """BPF cookie of `ENQUEUE_CHECK`, whose only argument points to the call's description."""
     return 1 << 28 | library << 32
 
 
 def init_cookie(function: InitFunction, machine: int, library: int) -> int:
-    """Cookie of an init function, the same for entry and return."""
+    """BPF cookie of a function that makes communicators, the same for entry and return."""
     rank, unique_id = function.rank, function.unique_id
     by_value = function.id_by_value and machine == EM_X86_64
     id_place = _place(unique_id, machine)
@@ -176,5 +176,5 @@ def init_cookie(function: InitFunction, machine: int, library: int) -> int:
 
 
 def end_cookie(function: EndFunction, machine: int, library: int) -> int:
-    """Cookie of a function that ends a communicator: its first argument."""
+    """BPF cookie of a function that ends a communicator: its first argument."""
     return int(function.kind) | _NO_PLACE << 8 | _place(0, machine) << 20 | library << 32

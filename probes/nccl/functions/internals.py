@@ -88,7 +88,7 @@ class InternalPoints:
 
 
 def internal_points(elf: Elf, library: int) -> InternalPoints:
-    """Choose the probes for one library that is known as number `library` to the BPF programs.
+    """Which of NCCL's internal functions are probed in one library, which BPF programs know as number `library`.
 
     Raises:
         ElfError: the file is damaged.

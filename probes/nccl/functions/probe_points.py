@@ -54,7 +54,7 @@ def contains_nccl(elf: Elf) -> bool:
 
 
 def probe_points(elf: Elf, library: int) -> ProbePoints:
-    """Choose the probes for one library that is known as number `library` to the BPF programs.
+    """Which of NCCL's exported functions are probed in one library, which BPF programs know as number `library`.
 
     Raises:
         ElfError: the file is damaged.

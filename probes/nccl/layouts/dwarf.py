@@ -79,7 +79,7 @@ class ConflictError(Exception):
 def structures_in(
     stream: IO[bytes], wanted: Mapping[str, Sequence[str]], *, until_found: bool = False
 ) -> dict[str, Structure]:
-    """The wanted structures with those of the wanted fields that they have.
+    """The wanted structures of a library's debug information with those of the wanted fields that they have.
 
     With `until_found` the search ends when every structure was found once; else all compile units are read and must
     agree.  pyelftools trusts its input: give it files of strangers only in a process that may fail or never end.
@@ -267,7 +267,7 @@ def _renew(path: Path, builds: Iterable[_Build]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Add builds to the table; returns 0, or 2 if a file could not be used, and the table is unchanged."""
+    """Add builds of NCCL to the table of layouts; returns 0, or 2 if a file is unusable: the table is unchanged."""
     parser = argparse.ArgumentParser(description="Add NCCL builds to the table of known layouts.")
     parser.add_argument("files", nargs="+", type=Path, metavar="WHEEL_OR_LIBRARY")
     parser.add_argument("--table", type=Path, default=TABLE, help="the table to add to (default: the package's)")

@@ -236,7 +236,7 @@ def comm_layout(structure: Structure, source: Source, nccl_version: str) -> Comm
 
 
 def layout_from_answer(answer: bytes, nccl_version: str) -> CommLayout | None:
-    """What the helper process found: a JSON object with `source`, `size_bytes` and `offsets`, or `null`."""
+    """The layout that the helper process found: JSON with `source`, `size_bytes` and `offsets`, or `null`."""
     try:
         found: Any = json.loads(answer)
         if found is None:

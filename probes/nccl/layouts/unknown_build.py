@@ -44,7 +44,7 @@ def from_debug_information(fd: int) -> Structure | None:
 
 
 def from_accessors(elf: Elf, nccl_version: str) -> Structure | None:
-    """Rank, ranks, CUDA device and, where it is sure, hash as the machine code tells; x86-64 only.
+    """Rank, ranks, CUDA device and, where it is sure, hash of `struct ncclComm` as the machine code tells; x86-64 only.
 
     Raises:
         ElfError: the file is broken.
@@ -111,7 +111,7 @@ def loaded_offsets(code: bytes, width_bytes: int = 4) -> set[int]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what was found; 0, or 1 when the file cannot be used."""
+    """Print what was found of an unknown build's layout; 0, or 1 when the file cannot be used."""
     source, fd, nccl_version = arguments[0], int(arguments[1]), arguments[2]
     for limit, value in (
         (resource.RLIMIT_AS, _MEMORY_BYTES),

@@ -120,7 +120,7 @@ _SOURCES: Final = (
 
 
 def device_arrays(elf: Elf, structures: Mapping[str, Structure]) -> DeviceArrays:
-    """Where a library keeps its devices; `structures` is what the table of known builds has of it.
+    """Where an NCCL library keeps its network devices; `structures` is what the table of known builds has of it.
 
     Raises:
         ElfError: the file is damaged.
@@ -162,7 +162,7 @@ def _only(names: tuple[str, ...], found: Mapping[str, Variable]) -> Variable | N
 def net_devices(
     procfs: Path, process: ProcessIdentity, library: FileKey, arrays: DeviceArrays
 ) -> tuple[NetDevice, ...]:
-    """The devices of one process; those whose name cannot be told are left out.
+    """The network devices that NCCL uses in one process; those whose name cannot be told are left out.
 
     `library` is the mapped file that `arrays` was made from.  To be called after the process has sent something, or
     has made a communicator: while NCCL still fills the arrays a name may be half written.
@@ -201,7 +201,7 @@ def net_devices(
 
 
 def load_biases(maps: bytes, library: FileKey, segments: tuple[Segment, ...]) -> frozenset[int]:
-    """What to add to an address of the file to have it in the process, once for each time that it is loaded there.
+    """What to add to an address of the library file to have it in the process, once for each time it is loaded.
 
     `maps` is the text of /proc/PID/maps.  Only what is mapped executable counts: any program may map a library's file
     to look into it.
@@ -219,7 +219,7 @@ def load_biases(maps: bytes, library: FileKey, segments: tuple[Segment, ...]) ->
 
 
 def devices_in(content: bytes, array: DeviceArray) -> Iterator[NetDevice]:
-    """The devices in the bytes of an array's used part; those without a proper name or port are left out."""
+    """The network devices in the used part of NCCL's array; those without a proper name or port are left out."""
     pattern = _RDMA_NAME if array.network is NetworkKind.IB else _INTERFACE_NAME
     for number in range(len(content) // array.device_bytes):
         at, end = number * array.device_bytes, (number + 1) * array.device_bytes

@@ -24,7 +24,7 @@ class ProxyWorkLayout:
 
 
 def proxy_work_layout(structures: Mapping[str, Structure]) -> ProxyWorkLayout | None:
-    """None: the build's layouts are not known."""
+    """Where a build of NCCL keeps what its proxy thread works on; None: its layouts are not known."""
     comm, state = structures.get("ncclComm"), structures.get("ncclProxyState")
     if comm is None or state is None:
         return None

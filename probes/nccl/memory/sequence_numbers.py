@@ -55,7 +55,7 @@ class Launched:
 
 
 def sequence_layout(structures: Mapping[str, Structure], nccl_version: str) -> SequenceLayout | None:
-    """None: the build is not known, or does not count."""
+    """Where a build's communicators keep their sequence numbers; None: the build is not known, or does not count."""
     comm, shared = structures.get("ncclComm"), structures.get("ncclSharedResources")
     version = _VERSION.match(nccl_version)
     if comm is None or shared is None or version is None or (int(version[1]), int(version[2])) < FIRST_VERSION:
@@ -73,7 +73,7 @@ def sequence_layout(structures: Mapping[str, Structure], nccl_version: str) -> S
 
 
 def read_launched(memory: int, comm: int, comm_hash: int, layout: SequenceLayout) -> Launched | None:
-    """What a communicator counts; None: the one of this hash is not at this address (any more).
+    """What a communicator counts of its operations; None: the one of this hash is not at this address (any more).
 
     `memory` is a descriptor of the process's /proc/PID/mem.  A call that begins meanwhile may be missed: who knows that
     none did may believe `settled`.

@@ -385,7 +385,7 @@ def _load(
 
 
 def constants(settings: ProgramSettings, enqueue_time: EnqueueTime) -> bytes:
-    """The `const volatile` variables that all objects have, in their order."""
+    """The `const volatile` variables that all BPF objects on NCCL have, in their order."""
     namespace = Path("/proc/self/ns/pid").stat()
     initial = namespace.st_ino == _INITIAL_PID_NAMESPACE
     off = enqueue_time is EnqueueTime.OFF

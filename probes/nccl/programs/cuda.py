@@ -42,7 +42,7 @@ class CudaProgress:
 
 
 def attach_types(attach: AttachKind, enqueue_time: EnqueueTime) -> dict[str, int]:
-    """The programs to load, with the attach type of each: sessions where the entry probes have them too."""
+    """The BPF programs on CUDA to load, with the attach type of each: sessions where the entry probes have them too."""
     plain = plain_attach_type(attach)
     types = dict.fromkeys(LIBRARY_PROGRAMS, plain)
     if enqueue_time is EnqueueTime.SESSION:

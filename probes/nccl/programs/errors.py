@@ -28,7 +28,7 @@ _RING_BYTES: Final = 64 << 10  # as in errors.h
 
 
 def error_points(elf: Elf, library: int) -> tuple[ProbePoint, ...]:
-    """Where the programs attach, at entry and at return, in one library that is number `library` to them.
+    """Where programs for NCCL's errors attach, at entry and return, in one library, `library` by their number.
 
     Raises:
         ElfError: the file is damaged.

@@ -26,7 +26,7 @@ def distributions_by_op(table: Map) -> dict[Op, Records]:
 
 
 def delete_where(table: Map, chosen: Callable[[Records, Records], Any]) -> None:
-    """Delete the entries that `chosen` picks from keys and values.
+    """Delete the entries of a BPF map that `chosen` picks from keys and values.
 
     Raises:
         KernelRefusal: the map cannot be read or written.

@@ -101,7 +101,7 @@ class ErrorLayout:
 
 
 def error_layout(structures: Mapping[str, Structure]) -> ErrorLayout | None:
-    """The layout of a build; None: it is not known where communicators keep their result, or they bear no mark."""
+    """Where a build's communicators keep their asynchronous result; None: that is not known, or they bear no mark."""
     comm = structures.get("ncclComm")
     if comm is None or "asyncResult" not in comm.offsets or comm.offsets.get("startMagic") != 0:
         return None

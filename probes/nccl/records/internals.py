@@ -171,7 +171,7 @@ SIZES: Final = {
 
 
 def layout_record(structures: Mapping[str, Structure]) -> Records | None:
-    """One record of dtype LAYOUT for a build, or None where the build lacks something that the programs need."""
+    """The layouts of a build as one record of dtype LAYOUT, or None where it lacks something that the programs need."""
     record = np.zeros(1, LAYOUT)
     record["known"] = 1
     for field, sources in _OFFSETS.items():
