@@ -10,12 +10,13 @@ not read the command line here, because it reads all of it, which may be 2 MB.  
 of another host's procfs only the program is known.
 
 Reading a command line takes the lock on the process's memory, which a process that hangs in a page fault on a dead file
-server may hold for ever: the daemon reads it on threads of their own (agent/node/targets/rank_processes.py).  What
+server may hold for ever: the daemon has it read by an inspection process (agent/node/targets/processes.py).  What
 `usage_of` reads takes no such lock.
 """
 
 from __future__ import annotations
 
+import pwd
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,13 +67,24 @@ class ProcessUsage:
 
 def owner_of(procfs: Path, identity: ProcessIdentity) -> ProcessOwner | None:
     """The user and program of that very process; None if it has gone, or may not be read."""
-    user = _user(identity.pid) if procfs == PROCFS else ""
-    program = program_name(command_line(procfs, identity.pid))
-    program = program or _clean(processes.command_name(procfs, identity.pid))
+    user, program = _user(identity.pid) if procfs == PROCFS else "", program_of(procfs, identity.pid)
     # The pid may have passed to another process meanwhile; as it has not, all that was read is of this one.
     if not (user or program) or identity_of(procfs, identity.pid) != identity:
         return None
     return ProcessOwner(identity, user, program)
+
+
+def program_of(procfs: Path, pid: int) -> str:
+    """The program that a process runs; empty where that cannot be read."""
+    return program_name(command_line(procfs, pid)) or _clean(processes.command_name(procfs, pid))
+
+
+def user_name(uid: int) -> str:
+    """The name of a user of this host, or the number where there is none; may wait for a directory server."""
+    try:
+        return printable(pwd.getpwuid(uid).pw_name[:MOST_NAME], instead="")
+    except (KeyError, OSError, OverflowError):
+        return str(uid)
 
 
 def usage_of(procfs: Path, identity: ProcessIdentity, clock: Clock) -> ProcessUsage | None:
@@ -158,7 +170,7 @@ def _user(pid: int) -> str:
     import psutil
 
     try:
-        return printable(psutil.Process(pid).username()[:MOST_NAME], instead="")
+        return user_name(psutil.Process(pid).uids().real)
     except (psutil.Error, OSError):
         return ""
 

@@ -68,16 +68,16 @@ class CountedCuda(CudaCompletion):
 
 
 class SilentAboutJobs(InProcess):
-    """Does not tell whose job a process is until it is allowed to; notes what it was asked."""
+    """Does not tell what some processes say of themselves until it is allowed to; notes what it was asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, *silent: int) -> None:
         super().__init__()
         self.asked: list[type] = []
-        self.silent = True
+        self.silent = set(silent)
 
     def ask(self, tenant: Tenant, question: Question[A], descriptors: Collection[int] = ()) -> Found[A]:
         self.asked.append(type(question))
-        if self.silent and isinstance(question, Describe):
+        if question.pid in self.silent and isinstance(question, Describe):
             raise NotYet
         return super().ask(tenant, question, descriptors)
 
@@ -116,7 +116,14 @@ class Host:
         return path
 
     def runs(
-        self, pid: int, *mapped: Path, start: int = 100, stack: int = FIRST, job: str = "", namespace: int | None = None
+        self,
+        pid: int,
+        *mapped: Path,
+        start: int = 100,
+        stack: int = FIRST,
+        job: str = "",
+        namespace: int | None = None,
+        program: bytes = b"",
     ) -> None:
         """A process is there, or is now this."""
         lines = []
@@ -129,6 +136,7 @@ class Host:
         self._procfs.add(pid, start=start, size=4096 * (1 + len(lines)), stack=stack, maps=maps.encode())
         folder = self._procfs.root / str(pid)
         (folder / "environ").write_bytes(f"SLURM_JOB_ID={job}\0".encode() if job else b"")
+        (folder / "cmdline").write_bytes(program)
         if namespace is not None:
             (folder / "ns").mkdir()
             (folder / "ns/net").symlink_to(f"net:[{namespace}]")
@@ -266,7 +274,7 @@ def test_only_living_processes_are_let_through_to_be_counted(tmp_path: Path) -> 
 
 
 def test_between_scans_nothing_is_looked_at_but_what_there_is_news_of(tmp_path: Path) -> None:
-    inspection = SilentAboutJobs()
+    inspection = SilentAboutJobs(PID)
     with host_with(tmp_path, inspection=inspection) as host:
         host.runs(PID, host.library("2.90.1"), job="111")
         host.observer.scan()
@@ -277,7 +285,7 @@ def test_between_scans_nothing_is_looked_at_but_what_there_is_news_of(tmp_path: 
             host.observer.update()
         assert Look not in inspection.asked
         assert host.cuda.rounds == rounds
-        inspection.silent = False
+        inspection.silent.clear()
         host.observer.update()
         assert host.communicators(lambda one: dict(one.identity.job).get("job")) == {1: "111"}
 
@@ -290,3 +298,22 @@ def test_what_lies_below_a_library_goes_with_it_when_it_expires(tmp_path: Path) 
         host.observer.process_gone(host.new[0])
         host.observer.update()
         assert host.cuda.rounds == rounds + 2, "with the process, and with the library"
+
+
+def test_who_does_not_tell_what_he_runs_keeps_nobody_else_s_program_from_being_known(tmp_path: Path) -> None:
+    silent = range(100, 120)
+    inspection = SilentAboutJobs(*silent)
+    with host_with(tmp_path, inspection=inspection) as host:
+        library = host.library("2.90.1")
+        for pid in (*silent, PID):
+            host.runs(pid, library, program=b"/usr/bin/python3\0train.py\0--secret\0")
+
+        def programs() -> dict[int, str | None]:
+            told = host.observer.rank_processes()
+            return {one.identity.pid: one.owner.program if one.owner is not None else None for one in told}
+
+        host.observer.scan()
+        assert programs() == {PID: "python3 train.py", **dict.fromkeys(silent)}
+        inspection.silent.clear()
+        host.observer.update()
+        assert set(programs().values()) == {"python3 train.py"}

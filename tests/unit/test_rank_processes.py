@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import subprocess
 import threading
 import time
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from railscope.agent.node.targets import rank_processes
-from railscope.agent.node.targets.rank_processes import HANGS_NS, MOST_READING_NS, MOST_THREADS, RankProcesses
+from railscope.agent.node.targets.rank_processes import MOST_READING_NS, MOST_THREADS, RankProcesses, UserNames
 from railscope.probes.clock import SystemClock
 from railscope.probes.processes.owner import ProcessOwner, ProcessUsage
 from railscope.probes.processes.processes import PROCFS, ProcessIdentity, identity_of
@@ -39,14 +41,16 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def test_a_process_is_told_with_its_owner_and_usage_until_it_ends() -> None:
-    processes = RankProcesses(PROCFS, SystemClock())
+    processes = RankProcesses(PROCFS, SystemClock(), UserNames())
     with running("sleep", "60") as identity:
-        processes.add(identity)
-        wait_for(lambda: processes.owner(identity) is not None)
+        processes.add(identity, os.getuid())
+        assert processes.owner(identity) is None, "what it runs is not known"
+        processes.set_program(identity, "sleep")
+        me = pwd.getpwuid(os.getuid()).pw_name
+        wait_for(lambda: processes.owner(identity) == ProcessOwner(identity, me, "sleep"))
         (told,) = processes.read()
         assert told.identity == identity
-        assert told.owner is not None
-        assert told.owner.program == "sleep"
+        assert told.owner == processes.owner(identity)
         assert told.usage is not None
         assert told.usage.threads == 1
     # It has ended and the loop has not heard of that yet.
@@ -58,60 +62,50 @@ def test_a_process_is_told_with_its_owner_and_usage_until_it_ends() -> None:
 
 
 def test_a_later_process_with_the_pid_is_not_taken_for_the_first_nor_removed_with_it() -> None:
-    processes = RankProcesses(PROCFS, SystemClock())
+    processes = RankProcesses(PROCFS, SystemClock(), UserNames())
     with running("sleep", "60") as identity:
         first = ProcessIdentity(identity.pid, identity.start_time_ticks - 1)
-        processes.add(identity)
-        wait_for(lambda: processes.owner(identity) is not None)
+        processes.add(identity, None)
+        processes.set_program(first, "make")
+        assert processes.owner(identity) is None
+        processes.set_program(identity, "sleep")
+        assert processes.owner(identity) == ProcessOwner(identity, "", "sleep")
         assert processes.owner(first) is None
         processes.remove(first)
         assert [one.identity for one in processes.read()] == [identity]
 
 
-def test_another_program_of_a_process_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    programs = iter(("train.py", "evaluate.py"))
-    monkeypatch.setattr(
-        rank_processes, "owner_of", lambda _procfs, identity: ProcessOwner(identity, "ada", next(programs))
-    )
-    processes, identity = RankProcesses(PROCFS, SystemClock()), ProcessIdentity(7, 1)
+def test_another_program_of_a_process_is_known_anew() -> None:
+    processes, identity = RankProcesses(Path("/other"), SystemClock(), UserNames()), ProcessIdentity(7, 1)
     said = []
-    for _ in range(2):
-        processes.add(identity)
-        wait_for(lambda: processes.owner(identity) is not None)
+    for program in ("train.py", "evaluate.py"):
+        processes.add(identity, 1000)
+        assert processes.owner(identity) is None
+        processes.set_program(identity, program)
         said.append(processes.owner(identity))
-    assert [one.program for one in said if one is not None] == ["train.py", "evaluate.py"]
+    assert said == [ProcessOwner(identity, "", "train.py"), ProcessOwner(identity, "", "evaluate.py")]
 
 
-def test_a_command_line_that_hangs_keeps_nobody_waiting_and_the_others_are_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    released, hangs = threading.Event(), threading.Semaphore(0)
+def test_a_name_that_hangs_keeps_nobody_waiting_and_the_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    released = threading.Event()
 
-    def read(_procfs: Path, identity: ProcessIdentity) -> ProcessOwner:
-        if identity.pid <= MOST_THREADS - 1:
-            hangs.release()
+    def read(uid: int) -> str:
+        if uid < MOST_THREADS - 1:
             released.wait(60)
-        return ProcessOwner(identity, "ada", "python3 train.py")
+        return f"user{uid}"
 
-    monkeypatch.setattr(rank_processes, "owner_of", read)
-    clock = SimulatedClock()
-    processes = RankProcesses(PROCFS, clock)
-    identities = [ProcessIdentity(pid, 1) for pid in range(1, 10)]
+    monkeypatch.setattr(rank_processes, "user_name", read)
+    users = UserNames()
     try:
-        for identity in identities:
-            processes.add(identity)
-        for _ in range(MOST_THREADS - 1):
-            assert hangs.acquire(timeout=30)
-            clock.now_ns += HANGS_NS + 1
-            processes.owner(identities[-1])
-        wait_for(lambda: all(processes.owner(one) is not None for one in identities[MOST_THREADS - 1 :]))
-        assert all(processes.owner(one) is None for one in identities[: MOST_THREADS - 1])
+        for uid in range(MOST_THREADS - 1):
+            assert users.name_of(uid) == str(uid)
+        for uid in range(100, 110):
+            wait_for(lambda uid=uid: users.name_of(uid) == f"user{uid}")  # type: ignore[misc]
+        assert users.name_of(0) == "0"
+        assert all(thread.daemon for thread in threading.enumerate() if thread.name == "user-name")
     finally:
         released.set()
-    wait_for(lambda: processes.owner(identities[0]) is not None)
-    assert not [
-        thread for thread in threading.enumerate() if thread.name == "process-owners" and thread.daemon is False
-    ]
+    wait_for(lambda: users.name_of(0) == "user0")
 
 
 def test_of_4000_processes_a_question_reads_what_time_allows_and_the_next_ones_the_rest(
@@ -126,10 +120,9 @@ def test_of_4000_processes_a_question_reads_what_time_allows_and_the_next_ones_t
         return ProcessUsage(clock.now_ns, 1.0, 1 << 30, 100, 1)
 
     monkeypatch.setattr(rank_processes, "usage_of", read)
-    monkeypatch.setattr(rank_processes, "owner_of", lambda _procfs, identity: ProcessOwner(identity, "ada", "x"))
-    processes = RankProcesses(PROCFS, clock)
+    processes = RankProcesses(PROCFS, clock, UserNames())
     for pid in range(1, 4001):
-        processes.add(ProcessIdentity(pid, 1))
+        processes.add(ProcessIdentity(pid, 1), None)
     questions = 0
     while any(one.usage is None for one in processes.read()):
         questions += 1

@@ -46,7 +46,7 @@ from railscope.agent.node.targets.jobs import JobFacts
 from railscope.agent.node.targets.libraries import Libraries, Library
 from railscope.agent.node.targets.memory import ProcessMemory
 from railscope.agent.node.targets.processes import NOT_DESCRIBED, Describe, Description, ObservedProcess
-from railscope.agent.node.targets.rank_processes import RankProcesses
+from railscope.agent.node.targets.rank_processes import RankProcesses, UserNames
 from railscope.probes.clock import Clock
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.functions.internals import Level
@@ -166,7 +166,7 @@ class NcclObserver:
         self._node_name = socket.gethostname()
         self._processes: dict[int, ObservedProcess] = {}
         """Those that run, and those that ended since the last tick."""
-        self.rank_processes = RankProcesses(config.procfs, clock)
+        self.rank_processes = RankProcesses(config.procfs, clock, UserNames())
         """Who runs them, and what they take; safe from any thread."""
         self._undescribed: set[int] = set()
         """Pids of those whose environment could not be read yet."""
@@ -465,7 +465,7 @@ class NcclObserver:
         if self._programs.settings.only_observed_processes:
             self._programs.observe(identity.pid)
         self._new_process(identity, self._hardware.add_process(identity.pid, namespace, NOT_DESCRIBED, tenant))
-        self.rank_processes.add(identity)
+        self.rank_processes.add(identity, tenant.uid)
         self._describe(identity.pid)
 
     def _is_running(self, pid: int) -> bool:
@@ -488,6 +488,7 @@ class NcclObserver:
         except Refused as refused:
             _log.info("process %d: %s", pid, refused)
             return
+        self.rank_processes.set_program(process.identity, description.program)
         interfaces = description.setting("NCCL_SOCKET_IFNAME")
         self._processes[pid] = replace(process, job=description.job, socket_interfaces=interfaces)
         events = self._hardware.add_process(pid, process.namespace, description, process.tenant)

@@ -1,9 +1,10 @@
 """Processes that are observed, as the rooms of the node know them, and what they say of themselves.
 
-A process's environment is its own memory, and the topology file that it names is its own choice: both are read by an
-inspection process.  Of the environment only the variables named here come to the daemon, each cut in length.  The file
-is looked for below the root directory of the process that names it, through no link of /proc, and read where it is a
-regular file that this user may read: it is his own, or anybody's.
+A process's environment and command line are its own memory, and the topology file that it names is its own choice: all
+are read by an inspection process.  Of the environment only the variables named here come to the daemon, each cut in
+length, and of the command line the name of the program.  The file is looked for below the root directory of the process
+that names it, through no link of /proc, and read where it is a regular file that this user may read: it is his own, or
+anybody's.
 
 Sources: openat2(2) (RESOLVE_IN_ROOT, RESOLVE_NO_MAGICLINKS), proc_pid_environ(5).
 """
@@ -19,6 +20,7 @@ from railscope.agent.node.inspection.questions import Found, Memory
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant, tenant_of
 from railscope.agent.node.targets.jobs import JobFacts, job_facts
 from railscope.probes.processes.namespaces import NetworkNamespace
+from railscope.probes.processes.owner import program_of
 from railscope.probes.processes.processes import ProcessIdentity, cgroup, environ, identity_of
 from railscope.probes.topology.nccl_xml import XmlFunction, XmlNet, XmlTopology, read_topology_of_process
 from railscope.probes.topology.paths import Place
@@ -39,6 +41,8 @@ class Description:
     """Of the file that NCCL reads in it; None: there is none, nobody asked, or it cannot be used."""
     topology_trouble: str = ""
     """Why it cannot be used; empty: nothing is wrong."""
+    program: str = ""
+    """What it runs, as `python3 train.py`; empty where that cannot be read."""
 
     def setting(self, name: str) -> str:
         """A variable's value; empty where it has none."""
@@ -71,7 +75,7 @@ class Describe:
         procfs, pid = Path(self.procfs), self.identity.pid
         environment = environ(procfs, pid)
         job = job_facts(environment, cgroup(procfs, pid) or "", self.node_name)
-        settings = _settings(environment)
+        settings, program = _settings(environment), program_of(procfs, pid)
         topology, trouble = None, ""
         if self.topology:
             try:
@@ -81,7 +85,7 @@ class Describe:
                 trouble = str(error)[:LONGEST_SETTING]
         if identity_of(procfs, pid) != self.identity:
             return Found(NOT_DESCRIBED)
-        return Found(Description(job, settings, topology, trouble))
+        return Found(Description(job, settings, topology, trouble, program))
 
 
 def _settings(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
