@@ -10,7 +10,6 @@ unassigned, half of a surrogate pair, or a separator other than the space: `str.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Final
 
 LONGEST_SHOWN: Final = 1024
@@ -45,21 +44,3 @@ def printable_document(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [printable_document(one) for one in value]
     return value
-
-
-class PrintableLabels:
-    """Makes labels printable and bounded; remembers which values are, as the same come again and again."""
-
-    def __init__(self) -> None:
-        self._seen: set[str | None] = {None}
-
-    def all_seen(self, values: Iterable[str | None]) -> bool:
-        """Whether every value may be shown as it is."""
-        if self._seen.issuperset(values := list(values)):
-            return True
-        fine = {value for value in values if value is not None and len(value) <= LONGEST_SHOWN and value.isprintable()}
-        self._seen |= fine
-        return self._seen.issuperset(values)
-
-    def shown(self, values: tuple[str | None, ...]) -> tuple[str | None, ...]:
-        return tuple(None if value is None else printable(value, LONGEST_SHOWN) for value in values)

@@ -21,6 +21,7 @@ from prometheus_client.utils import floatToGoString
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.exporters.series.families import make_families
 from railscope.exporters.series.family import Family, LabelValues
+from railscope.exporters.series.printable_labels import PrintableLabels
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.series.text import UNITS
 
@@ -37,10 +38,11 @@ class SnapshotCollector(Collector):
         """
         self._snapshot = snapshot
         self._selection = selection if selection is not None else Selection()
+        self._printable = PrintableLabels()
 
     def collect(self) -> Iterator[ClientMetric]:
         """The families, in the catalogue's order."""
-        return to_client_metrics(make_families(self._snapshot(), selection=self._selection))
+        return to_client_metrics(make_families(self._snapshot(), selection=self._selection, labels=self._printable))
 
 
 def to_client_metrics(shown: Iterable[Family]) -> Iterator[ClientMetric]:

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import islice
 from typing import Final
 
 from railscope.agent.facts import catalogue
@@ -40,9 +40,9 @@ from railscope.exporters.series.earlier import EarlierTotals, RankPids, rank_pid
 from railscope.exporters.series.family import Family, LabelValues, Sample
 from railscope.exporters.series.family_draft import Draft, make_draft, make_draft_by_label
 from railscope.exporters.series.gpu_families import gpu_families
+from railscope.exporters.series.printable_labels import PrintableLabels, make_printable
 from railscope.exporters.series.rail_families import COUNTERS, RATES, rail_families
 from railscope.exporters.series.selection import Selection
-from railscope.probes.printable import PrintableLabels
 
 DROPPED_BY_CAP: Final = "cap"
 """Reason in `series_dropped_total` for what the series budget left out."""
@@ -77,6 +77,7 @@ def make_families(
     pause: Callable[[], None] = lambda: None,
     selection: Selection | None = None,
     earlier: EarlierTotals | None = None,
+    labels: PrintableLabels | None = None,
 ) -> tuple[Family, ...]:
     """All families of the snapshot that have at least one sample, in the catalogue's order.
 
@@ -84,9 +85,10 @@ def make_families(
     reason `cap`.  Communicators are taken to be oldest first.  `pause` is called after every few hundred
     samples, about a third of a millisecond of work, for threads that must not wait until all are made.
     `selection` decides what is shown at all; the one of an agent lives as long as it, for its sums.  `earlier`: what
-    agents before this one counted, which is added; None: nothing.
+    agents before this one counted, which is added; None: nothing.  `labels`: those that were looked at before; None:
+    each is looked at.
     """
-    budget, selection = budget or SeriesBudget(), selection or Selection()
+    budget, selection, labels = budget or SeriesBudget(), selection or Selection(), labels or PrintableLabels()
     added = _Added(earlier, rank_pids(snapshot)) if earlier is not None else None
     collectives, dropped = snapshot.collectives, snapshot.health.series_dropped
     detail = _Detail(
@@ -96,18 +98,20 @@ def make_families(
         collectives.times.arrivals,
         selection.select_rails(snapshot.rails),
     )
-    shown = _families(_drafts(snapshot, detail, selection), selection, added, pause)
+    shown = _families(_drafts(snapshot, detail, selection), selection, labels, added, pause)
     wanted = series = _series(shown)
     allowed = budget.limit - len(dropped.keys() | {DROPPED_BY_CAP})
     # More than once only where rails share labels, and giving one up saved less than it seemed.
     while series > allowed and (detail.communicators or detail.rails):
         detail = _trimmed(detail, series - allowed, selection)
-        shown = _families(_drafts(snapshot, detail, selection), selection, added, pause)
+        shown = _families(_drafts(snapshot, detail, selection), selection, labels, added, pause)
         series = _series(shown)
     dropped_by_cap = dropped.get(DROPPED_BY_CAP, 0) + budget.add_dropped(wanted - series)
     reasons = {**dropped, DROPPED_BY_CAP: dropped_by_cap}
     losses = [make_draft_by_label(catalogue.SERIES_DROPPED, reasons.items())]
-    return (*shown, *_families(losses, selection, added, pause))
+    shown += _families(losses, selection, labels, added, pause)
+    labels.forget_all_but(shown)
+    return tuple(shown)
 
 
 def _series(shown: Iterable[Family]) -> int:
@@ -117,25 +121,21 @@ def _series(shown: Iterable[Family]) -> int:
 def _families(
     drafts: Iterable[Draft],
     selection: Selection,
+    labels: PrintableLabels,
     added: _Added | None = None,
     pause: Callable[[], None] = lambda: None,
 ) -> list[Family]:
     """The drafts that have samples, each under one label set: counters that meet are added, else the first stays."""
     made = []
-    printable = PrintableLabels()
     for draft in drafts:
-        samples = _samples(draft, printable, pause)
-        whole: dict[LabelValues, Histogram] = {}
-        for raw, histogram in draft.histograms:
-            labels = raw if printable.all_seen(raw) else printable.shown(raw)
-            if histogram.counts:
-                whole.setdefault(labels, histogram)
+        samples = _samples(draft, labels, pause)
+        whole = _histograms(draft, labels)
         if added is not None:
             samples = added.earlier.add_to(draft.metric, samples, added.pids)
             whole = added.earlier.add_to_histograms(draft.metric, whole)
         histograms = {
-            labels: histogram if selection.buckets else buckets.reduce_buckets(draft.metric, histogram)
-            for labels, histogram in whole.items()
+            values: histogram if selection.buckets else buckets.reduce_buckets(draft.metric, histogram)
+            for values, histogram in whole.items()
         }
         if samples or histograms:
             names = draft.metric.labels + draft.more_labels
@@ -143,28 +143,42 @@ def _families(
     return made
 
 
-def _samples(draft: Draft, printable: PrintableLabels, pause: Callable[[], None]) -> tuple[Sample, ...]:
+def _samples(draft: Draft, labels: PrintableLabels, pause: Callable[[], None]) -> tuple[Sample, ...]:
     """One under each label set."""
     found: list[Sample] = []
-    values: dict[LabelValues, int | float] = {}
+    by_labels: dict[LabelValues, int | float] = {}
     coming = iter(draft.samples)
     while batch := list(islice(coming, _SAMPLES_PER_PAUSE)):
-        if not printable.all_seen(chain.from_iterable(labels for labels, _ in batch)):
-            # Before it is seen which meet: two names may look alike.
-            batch = [(printable.shown(labels), value) for labels, value in batch]
         found += batch
-        values.update(batch)
+        by_labels.update(batch)
         pause()
+    unprintable = labels.find_unprintable(draft.metric.name, by_labels)
     # Seldom do any meet: what follows would take as long for each sample as all of the above.
-    if len(values) == len(found):
+    if not unprintable and len(by_labels) == len(found):
         return tuple(found)
-    values.clear()
-    for labels, value in found:
-        if labels not in values:
-            values[labels] = value
+    by_labels.clear()
+    for values, number in found:
+        shown = make_printable(values) if values in unprintable else values  # two names may look alike
+        if shown not in by_labels:
+            by_labels[shown] = number
         elif draft.metric.kind == "counter":
-            values[labels] += value
-    return tuple(values.items())
+            by_labels[shown] += number
+    return tuple(by_labels.items())
+
+
+def _histograms(draft: Draft, labels: PrintableLabels) -> dict[LabelValues, Histogram]:
+    """Those that have buckets, the first under each label set."""
+    found: dict[LabelValues, Histogram] = {}
+    for values, histogram in draft.histograms:
+        if histogram.counts:
+            found.setdefault(values, histogram)
+    unprintable = labels.find_unprintable(draft.metric.name, found)
+    if not unprintable:
+        return found
+    shown: dict[LabelValues, Histogram] = {}
+    for values, histogram in found.items():
+        shown.setdefault(make_printable(values) if values in unprintable else values, histogram)
+    return shown
 
 
 def _drafts(snapshot: Snapshot, detail: _Detail, selection: Selection) -> Iterator[Draft]:
@@ -246,8 +260,16 @@ def _communicators(communicators: tuple[CommunicatorFacts, ...]) -> Iterator[Dra
             job = {label_of[name]: value for name, value in one.job if name in label_of}
             job_values = values_of[one.job] = tuple(job.get(label, "") for label in job_labels)
         return (  # in the order of COMM_INFO.labels
-            *(one.comm, one.rank, one.nranks, one.gpu, one.node_rank, one.local_ranks, one.nccl_version),
-            *(str(one.pid), one.netns, one.identity_source),
+            one.comm,
+            one.rank,
+            one.nranks,
+            one.gpu,
+            one.node_rank,
+            one.local_ranks,
+            one.nccl_version,
+            str(one.pid),
+            one.netns,
+            one.identity_source,
             *job_values,
         )
 
@@ -321,11 +343,13 @@ def _stalls(stalls: NodeStalls) -> Iterator[Draft]:
 
 
 def _times(collectives: NodeCollectives, detail: _Detail) -> Iterator[Draft]:
-    times, arrivals = detail.times, detail.arrivals
-    yield Draft(catalogue.COMM_OPERATION_SECONDS, (((one.comm, one.rank), one.seconds) for one in times))
-    yield Draft(catalogue.COMM_OPERATIONS, (((one.comm, one.rank), one.operations) for one in times))
-    yield Draft(catalogue.COMM_LAST_ARRIVALS, (((one.comm, one.rank), one.last) for one in arrivals))
-    yield Draft(catalogue.COMM_ARRIVAL_LAG_SECONDS, (((one.comm, one.rank), one.lag_seconds) for one in arrivals))
+    # Families of the same ranks share the tuples of their labels: there are thousands.
+    times = [((one.comm, one.rank), one) for one in detail.times]
+    yield Draft(catalogue.COMM_OPERATION_SECONDS, ((rank, one.seconds) for rank, one in times))
+    yield Draft(catalogue.COMM_OPERATIONS, ((rank, one.operations) for rank, one in times))
+    arrivals = [((one.comm, one.rank), one) for one in detail.arrivals]
+    yield Draft(catalogue.COMM_LAST_ARRIVALS, ((rank, one.last) for rank, one in arrivals))
+    yield Draft(catalogue.COMM_ARRIVAL_LAG_SECONDS, ((rank, one.lag_seconds) for rank, one in arrivals))
     yield Draft(
         catalogue.COMM_PEER_WIRE_BYTES,
         (((one.comm, one.rank, one.peer, one.basis), one.wire_bytes) for one in detail.peers),
@@ -380,7 +404,7 @@ def _trimmed(detail: _Detail, excess: int, selection: Selection) -> _Detail:
             excess -= _series_of(rails[index], RATES, selection)
             rails[index] = replace(rails[index], transmit_rate=_NO_HISTOGRAM, receive_rate=_NO_HISTOGRAM)
     while rails and excess > 0:
-        excess -= _series(_families(rail_families((rails.pop(),), selection), selection))
+        excess -= _series(_families(rail_families((rails.pop(),), selection), selection, PrintableLabels()))
     kept = {one.identity.key for one in communicators}
     return _Detail(
         communicators=communicators,
@@ -437,4 +461,4 @@ def _numbers_of(one: CommunicatorFacts) -> int:
 
 def _series_of(rail: RailFacts, metrics: Collection[Metric], selection: Selection) -> int:
     drafts = (draft for draft in rail_families((rail,), selection) if draft.metric in metrics)
-    return _series(_families(drafts, selection))
+    return _series(_families(drafts, selection, PrintableLabels()))

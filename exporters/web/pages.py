@@ -34,6 +34,7 @@ from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.earlier import EarlierTotals
 from railscope.exporters.series.families import make_families
 from railscope.exporters.series.family import Family
+from railscope.exporters.series.printable_labels import PrintableLabels
 from railscope.exporters.series.protobuf import Protobuf, ProtobufRenderer
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.series.text import Format, Renderer
@@ -194,6 +195,7 @@ class Pages:
         self._budget = budget
         self._selection = selection
         self._kept = kept
+        self._printable = PrintableLabels()
         self._text = Renderer()
         self._protobuf = ProtobufRenderer()
         self._scrape = threading.Lock()
@@ -265,7 +267,8 @@ class Pages:
 
     def _families(self, snapshot: Snapshot, budget: SeriesBudget, pause: Callable[[], None]) -> tuple[Family, ...]:
         kept = self._kept
-        shown = make_families(snapshot, budget, pause, self._selection, kept.earlier if kept is not None else None)
+        earlier = kept.earlier if kept is not None else None
+        shown = make_families(snapshot, budget, pause, self._selection, earlier, self._printable)
         if kept is not None:
             kept.keep(snapshot, shown)
         return shown

@@ -15,6 +15,7 @@ from railscope.agent.doctor.findings import Finding
 from railscope.agent.facts.snapshot import AttachedProbe, Snapshot
 from railscope.agent.node.targets.jobs import job_facts
 from railscope.exporters.series.families import make_families
+from railscope.exporters.series.printable_labels import PrintableLabels
 from railscope.exporters.series.protobuf import ProtobufRenderer
 from railscope.exporters.series.text import Format, Renderer
 from railscope.exporters.top.plain import _written
@@ -78,6 +79,57 @@ def test_labels(format: Format) -> None:
     assert max(map(len, text.split("\n"))) < 4 * LONGEST_SHOWN
     names = [line.rpartition(" ")[0] for line in text.split("\n") if line and not line.startswith("#")]
     assert len(names) == len(set(names)), "names that look alike are one series"
+
+
+class Watched(str):
+    """A name that counts how often it is looked at."""
+
+    looks = 0
+
+    def isprintable(self) -> bool:
+        type(self).looks += 1
+        return super().isprintable()
+
+
+def named(name: str, *, agent: Snapshot) -> Snapshot:
+    """The agent observes one rail, of this name."""
+    rails = tuple(replace(one, device=name) for one in agent.rails[:1])
+    return replace(agent, rails=rails)
+
+
+def test_the_same_labels_are_looked_at_once_and_not_in_each_scrape() -> None:
+    labels, snapshot = PrintableLabels(), named(Watched("mlx5_0"), agent=full_snapshot())
+    first = make_families(snapshot, labels=labels)
+    looks = Watched.looks
+    assert looks
+    assert make_families(snapshot, labels=labels) == first
+    assert Watched.looks == looks
+
+
+def test_labels_that_may_not_be_shown_are_replaced_in_each_scrape() -> None:
+    labels = PrintableLabels()
+    shown = [make_families(hostile_snapshot(), labels=labels) for _ in range(3)]
+    assert shown[0] == shown[1] == shown[2]
+    assert all(value is None or value.isprintable() for one in shown[2] for found, _ in one.samples for value in found)
+
+
+def test_labels_that_went_are_not_remembered() -> None:
+    labels, snapshot = PrintableLabels(), full_snapshot()
+    make_families(snapshot, labels=labels)
+    once = labels.cached_label_sets()
+    for number in range(200):
+        make_families(named(f"mlx5_{number}", agent=snapshot), labels=labels)
+    make_families(snapshot, labels=labels)
+    assert labels.cached_label_sets() < 6 * once
+    make_families(replace(snapshot, rails=()), labels=labels)
+    assert labels.cached_label_sets() < once
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("railscope.exporters.series.printable_labels.MOST_REMEMBERED", 10)
+    labels = PrintableLabels()
+    assert make_families(full_snapshot(), labels=labels) == make_families(full_snapshot())
+    assert labels.cached_label_sets() == 10
 
 
 def test_labels_in_protobuf() -> None:
