@@ -85,6 +85,8 @@ class Totals:
     """With all of their buckets, and without exemplars."""
     pids: dict[RankKey, int] = field(default_factory=dict)
     """Of the ranks that have values."""
+    positions: dict[RankKey, int] = field(default_factory=dict)
+    """Collectives that each of them has entered as far as agents know, counted or counted as missed."""
 
 
 def rank_pids(snapshot: Snapshot) -> dict[RankKey, int]:
@@ -110,7 +112,7 @@ class EarlierTotals:
         completed = base.values.get(catalogue.COMM_COMPLETED.name, {})
         for rank in completed:
             completed[rank] = max(completed[rank], enqueued.get(rank, 0))
-        self._base = base
+        self._base: Final = base
         self._awaited = set(base.pids)
         """Ranks that an earlier agent knew, and this one has not met."""
         self._offsets: dict[tuple[str, LabelValues], int | float] = {}
@@ -119,12 +121,20 @@ class EarlierTotals:
             {name: dict(series) for name, series in base.values.items()},
             {name: dict(series) for name, series in base.histograms.items()},
             dict(base.pids),
+            dict(base.positions),
         )
 
     @property
     def totals(self) -> Totals:
         """What was last recorded, to be saved before anything else is recorded."""
         return self._shown
+
+    def entered(self, rank: RankKey, pid: int) -> int:
+        """Collectives of a rank that earlier agents counted, or counted as missed; 0: none, or another process's.
+
+        Safe from any thread.
+        """
+        return self._base.positions.get(rank, 0) if self._base.pids.get(rank) == pid else 0
 
     def add_to(self, metric: Metric, samples: tuple[Sample, ...], pids: RankPids) -> tuple[Sample, ...]:
         """The samples of a counter, and what earlier agents counted; no two samples have the same labels."""
@@ -155,11 +165,13 @@ class EarlierTotals:
             added.update({labels: one for labels, one in base.items() if labels not in added})
         return added
 
-    def record_shown(self, shown: Iterable[Family], pids: RankPids) -> None:
+    def record_shown(self, shown: Iterable[Family], pids: RankPids, positions: Mapping[RankKey, int]) -> None:
         """Record what is about to be shown; what is not among it stays as it was, but for ranks that have gone."""
         self._awaited -= pids.keys()
-        totals = self._shown
-        totals.pids = {**{rank: self._base.pids[rank] for rank in self._awaited}, **pids}
+        totals, base = self._shown, self._base
+        totals.pids = {**{rank: base.pids[rank] for rank in self._awaited}, **pids}
+        awaited = self._awaited & base.positions.keys()
+        totals.positions = {**{rank: base.positions[rank] for rank in awaited}, **positions}
         for name in [name for name in totals.values if is_of_rank(_METRICS[name])]:
             totals.values[name] = {
                 labels: value

@@ -12,6 +12,7 @@ import pytest
 
 from railscope.agent.facts.snapshot import CommunicatorFacts, NodeCollectives, NodeTimes
 from railscope.agent.node.collectives.collectives import Collectives
+from railscope.agent.node.collectives.sequences import Sequences
 from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.inspection.inspection import InProcess
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT
@@ -154,6 +155,28 @@ def test_one_reading_of_the_communicators_serves_all_who_look_at_them(
     node.collectives.read_positions(SECOND_NS)
     assert node.kernel.communicators.reads == 1
     assert libraries == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("entered_before", "lost"), [(0, 1000), (970, 30), (1010, 0)], ids=["no earlier agent", "dark", "not all compared"]
+)
+def test_calls_that_an_earlier_agent_counted_were_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entered_before: int, lost: int
+) -> None:
+    node = Node()
+    monkeypatch.setattr(Sequences, "missed", lambda _self, _instance: 1000)
+    node.collectives = Collectives(
+        node.kernel,
+        node.processes,
+        0,
+        Completion(level_programs.SimulatedPrograms(), Level.COUNTS, inspection=InProcess()),
+        memory=ProcessMemory(tmp_path, InProcess(), lambda _pid: UNKNOWN_TENANT),
+        entered_before=lambda rank, pid: entered_before if (rank, pid) == ((f"{1:016x}", "0"), 10) else 0,
+    )
+    node.begin(10)
+    node.kernel.communicator(10, 1)
+    node.collectives.read()
+    assert node.collectives.events_lost()["before_attachment"] == lost
 
 
 def test_before_the_kernel_forgets_what_a_communicator_did_somebody_may_learn_it(

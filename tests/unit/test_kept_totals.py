@@ -109,13 +109,14 @@ def calls(count: int, op: str = "AllReduce") -> Snapshot:
     )
 
 
-def rank(pid: int, enqueued: int, completed: int) -> Snapshot:
+def rank(pid: int, enqueued: int, completed: int, position: int | None = None) -> Snapshot:
     one = CommunicatorFacts(
         identity=identity_of("abcd", "0", {"pid": str(pid)}, ()),
         enqueued=enqueued,
         ops=(),
         alive=True,
         completed=completed,
+        position=position,
     )
     return replace(calls(1), collectives=NodeCollectives(communicators=(one,)))
 
@@ -202,6 +203,34 @@ def test_a_rank_goes_on_only_as_the_same_process_and_what_was_in_flight_counts_a
     fourth = Agent(tmp_path / "state", procfs, hands)
     assert fourth.show(rank(42, 1, 1))["railscope_comm_enqueued_total"][key] == 1
     fourth.kill()
+
+
+def test_collectives_that_an_earlier_agent_saw_or_missed_are_known_of_the_same_process(
+    tmp_path: Path, procfs: Path, hands: Hands
+) -> None:
+    key = ("abcd", "0")
+    first = Agent(tmp_path / "state", procfs, hands)
+    assert first.kept.earlier.entered(key, 41) == 0
+    first.show(rank(41, 90, 90, position=1090))
+    first.show(rank(41, 100, 100))  # in the middle of a call NCCL's number is not known
+    first.kill()
+    second = Agent(tmp_path / "state", procfs, hands)
+    assert second.kept.earlier.entered(key, 41) == 1100
+    assert second.kept.earlier.entered(key, 42) == 0, "another process"
+    second.show(Snapshot(1, "1.0", "6"))
+    second.kill()
+    third = Agent(tmp_path / "state", procfs, hands)
+    assert third.kept.earlier.entered(key, 41) == 1100, "the second had not met it"
+    third.show(rank(41, 7, 7))
+    third.kill()
+    fourth = Agent(tmp_path / "state", procfs, hands)
+    assert fourth.kept.earlier.entered(key, 41) == 1107, "as far as is known"
+    fourth.show(rank(41, 3, 3, position=1200))
+    fourth.show(rank(41, 4, 4))
+    fourth.kill()
+    fifth = Agent(tmp_path / "state", procfs, hands)
+    assert fifth.kept.earlier.entered(key, 41) == 1201
+    fifth.kill()
 
 
 def test_calls_whose_gpu_becomes_known_are_not_saved_under_both_labels(

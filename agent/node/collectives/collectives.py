@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
-from railscope.agent.facts.snapshot import UNKNOWN, NodeCollectives, NodeCompletion, NodeTimes
+from railscope.agent.facts.snapshot import UNKNOWN, NodeCollectives, NodeCompletion, NodeTimes, RankKey
 from railscope.agent.model.expected import ExpectedBytes
 from railscope.agent.node.collectives.call_counts import CallCount
 from railscope.agent.node.collectives.communicators import Communicator, Communicators, format_label
@@ -51,6 +51,7 @@ class Collectives:
         before_forgetting: Callable[[], object] = lambda: None,
         most_peers: int = 0,
         is_running: Callable[[int], bool] = lambda _: True,
+        entered_before: Callable[[RankKey, int], int] = lambda _rank, _pid: 0,
     ) -> None:
         """`processes` is shared with the observer, by pid: those that end are marked there, and removed from here.
 
@@ -58,6 +59,7 @@ class Collectives:
         hold in their processes.  `on_lifecycle` is shown every lifecycle event.
         `before_forgetting` is called before the kernel forgets what communicators did that have ended.
         `most_peers`: peers of a rank whose bytes are reported; 0: none.  `is_running` looks at a process now.
+        `entered_before` knows, by rank and pid, collectives that earlier agents counted, or counted as missed.
         """
         self._on_lifecycle = on_lifecycle
         self._completion = completion
@@ -82,6 +84,7 @@ class Collectives:
         )
         self._peers = PeerBytes(most_peers, self._communicators.get) if most_peers else None
         self._before_forgetting = before_forgetting
+        self._entered_before = entered_before
         self._met: set[int] = set()
         """Pids of living processes that have made a communicator."""
         self._unmet: set[int] = set()
@@ -317,12 +320,14 @@ class Collectives:
         return self._unchecked_before + self._missed(self._communicators.seen_late())[1]
 
     def _missed(self, instances: Iterable[int]) -> tuple[int, int]:
-        """Calls that communicators made before they were seen, and communicators of which that is not known."""
+        """Calls of communicators that no agent saw, and communicators of which that is not known."""
         missed = unchecked = 0
         for instance in instances:
             found = self._sequences.missed(instance) if self._sequences is not None else None
-            missed += found or 0
             unchecked += found is None
+            known = self._communicators.get(instance)
+            if found and known is not None:
+                missed += max(0, found - self._entered_before((known.name, format_label(known.rank)), known.tgid))
         return missed, unchecked
 
     def limits_reached(self) -> Mapping[tuple[str, int | None], int]:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from railscope.agent.facts.snapshot import Snapshot
+from railscope.agent.facts.snapshot import RankKey, Snapshot
 from railscope.agent.node.daemon.totals_file import Saved, TotalsFolder, UnreadableTotalsError, encode
-from railscope.exporters.series.earlier import EarlierTotals, rank_pids
+from railscope.exporters.series.earlier import EarlierTotals, RankPids, rank_pids
 from railscope.exporters.series.family import Family
 from railscope.probes.clock import Clock, boot_id, boottime_ns
 
@@ -63,6 +63,9 @@ class KeptTotals:
         self._stamp_ns = saved.stamp_ns if saved is not None else None
         """When totals were saved last; None: never."""
         self._dark_ns = saved.dark_ns if saved is not None else 0
+        self._ahead: dict[RankKey, int] = {}
+        """By how much NCCL's own number of a rank's collectives was above what this agent counted of it, when it was
+        known last."""
 
     @property
     def dark_seconds(self) -> float:
@@ -87,7 +90,8 @@ class KeptTotals:
         """
         if not self._counting:
             return
-        self.earlier.record_shown(shown, rank_pids(snapshot))
+        pids = rank_pids(snapshot)
+        self.earlier.record_shown(shown, pids, self._positions(snapshot, pids))
         taken_ns = self._now_ns() - (self._clock.monotonic_ns() - snapshot.monotonic_ns)
         self._stamp_ns = max(self._stamp_ns or 0, taken_ns)
         saved = Saved(self._boot, self._version, self._stamp_ns, self._dark_ns, self.earlier.totals)
@@ -98,6 +102,21 @@ class KeptTotals:
             if str(error) != self._refused:
                 _log.error("totals are not saved, and would fall if the agent were restarted now: %s", error.strerror)
             self._refused = str(error)
+
+    def _positions(self, snapshot: Snapshot, pids: RankPids) -> dict[RankKey, int]:
+        """Collectives that each rank has entered, by NCCL's own number, or as far as agents have counted."""
+        positions: dict[RankKey, int] = {}
+        for one in snapshot.collectives.communicators:
+            rank = one.identity.key
+            if rank not in pids:
+                continue
+            if one.position is not None:
+                self._ahead[rank] = one.position - one.enqueued
+            ahead = self._ahead.get(rank)
+            before = ahead if ahead is not None else self.earlier.entered(rank, one.identity.pid)
+            positions[rank] = max(0, before + one.enqueued)
+        self._ahead = {rank: ahead for rank, ahead in self._ahead.items() if rank in positions}
+        return positions
 
     def finish(self) -> None:
         """Save a last time, while calls are still counted; from now on only what is shown is saved."""

@@ -26,6 +26,7 @@ from railscope.agent.facts.snapshot import (
     NodeCollectives,
     NodeStalls,
     ProbeHealth,
+    RankKey,
 )
 from railscope.agent.facts.stall import Stall
 from railscope.agent.node.attribution.evidence import NOT_OBSERVED, HandedBytes
@@ -154,8 +155,9 @@ class NcclObserver:
         *,
         recorder: FlightRecorder | None = None,
         most_ended: int = MOST_ENDED,
+        entered_before: Callable[[RankKey, int], int] = lambda _rank, _pid: 0,
     ) -> None:
-        """`recorder` None: nothing is kept for recordings."""
+        """`recorder` None: nothing is kept for recordings.  `entered_before`: see `Collectives`."""
         self._config = config
         self._programs = sources.programs
         self._inspection = sources.inspection
@@ -211,6 +213,7 @@ class NcclObserver:
             before_forgetting=self._before_forgetting,
             most_peers=config.series_peers,
             is_running=self._is_running,
+            entered_before=entered_before,
         )
         self.stalls = Watchdog(
             self._programs.communicators,

@@ -24,6 +24,7 @@ from railscope.agent.node.daemon.own_process import OwnProcess
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
 from railscope.agent.node.recorder.triggers import Recordings
 from railscope.agent.node.stalls.watchdog import REST_NS, Watchdog
+from railscope.exporters.series.earlier import EarlierTotals
 from railscope.probes.clock import Clock
 from railscope.probes.loading.maps import Records
 from railscope.probes.netdev.events import LinkEvents
@@ -63,7 +64,16 @@ class Observer:
         self._hardware = Hardware(config, clock, recorder.add_samples if recorder is not None else None)
         self._nccl: NcclObserver | None = None
         if nccl is not None:
-            self._nccl = NcclObserver(config, nccl, self._hardware, clock, recorder=recorder, most_ended=most_ended)
+            earlier = kept.earlier if kept is not None else EarlierTotals()
+            self._nccl = NcclObserver(
+                config,
+                nccl,
+                self._hardware,
+                clock,
+                recorder=recorder,
+                most_ended=most_ended,
+                entered_before=earlier.entered,
+            )
 
     @property
     def in_use(self) -> bool:

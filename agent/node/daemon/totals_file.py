@@ -157,6 +157,7 @@ def encode(saved: Saved) -> bytes:
                 for name, series in saved.totals.histograms.items()
             },
             "ranks": [(*rank, pid) for rank, pid in saved.totals.pids.items()],
+            "positions": [(*rank, count) for rank, count in saved.totals.positions.items()],
         },
         separators=(",", ":"),
         allow_nan=False,
@@ -217,6 +218,8 @@ def _totals(fields: Any, procfs: Path) -> Totals:
     for comm, rank, pid in fields["ranks"]:
         if (procfs / str(_whole(pid))).is_dir():
             totals.pids[str(comm), str(rank)] = pid
+    for comm, rank, count in fields.get("positions", ()):  # not of every version
+        totals.positions[str(comm), str(rank)] = _whole(count)
     if left_out:
         _log.warning("totals of another version that start at 0: %s", ", ".join(sorted(left_out)))
     return totals
