@@ -15,7 +15,7 @@ Values are kept as they are shown, before the series budget and before buckets a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final, TypeVar
@@ -115,6 +115,9 @@ class EarlierTotals:
         self._base: Final = base
         self._awaited = set(base.pids)
         """Ranks that an earlier agent knew, and this one has not met."""
+        self._ranks: frozenset[RankKey] = frozenset()
+        """Ranks whose totals are added, and the totals by metric."""
+        self._of_ranks: dict[str, dict[LabelValues, int | float]] = {}
         self._offsets: dict[tuple[str, LabelValues], int | float] = {}
         """By counter of a device, once it was seen: what is added to it."""
         self._shown = Totals(
@@ -136,22 +139,33 @@ class EarlierTotals:
         """
         return self._base.positions.get(rank, 0) if self._base.pids.get(rank) == pid else 0
 
-    def add_to(self, metric: Metric, samples: tuple[Sample, ...], pids: RankPids) -> tuple[Sample, ...]:
+    def select_ranks(self, pids: RankPids) -> None:
+        """Add the totals of ranks that an earlier agent counted and that still run; `pids` are of the ranks of now."""
+        ranks = frozenset(rank for rank, pid in self._base.pids.items() if pids.get(rank) == pid)
+        if ranks == self._ranks:
+            return
+        self._ranks = ranks
+        for name, base in self._base.values.items():
+            if is_of_rank(_METRICS[name]):
+                self._of_ranks[name] = {labels: value for labels, value in base.items() if labels[:2] in ranks}
+
+    def add_to(self, metric: Metric, samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
         """The samples of a counter, and what earlier agents counted; no two samples have the same labels."""
-        base = self._base.values.get(metric.name)
-        if base is None:
+        base = self._of_ranks if is_of_rank(metric) else self._base.values
+        earlier = base.get(metric.name)
+        if not earlier:
             return samples
+        keys = _keys(metric, samples)
         if metric.name in FROM_DEVICES:
             return tuple(
-                (labels, value + self._offset(metric.name, _key(metric, labels), value)) for labels, value in samples
+                (labels, value + self._offset(metric.name, key, value))
+                for key, (labels, value) in zip(keys, samples, strict=True)
             )
-        if is_of_rank(metric):
-            base = {labels: value for labels, value in base.items() if self._lives(labels, pids)}
-        added = tuple((labels, value + base.get(_key(metric, labels), 0)) for labels, value in samples)
+        added = [(one[0], one[1] + earlier.get(key, 0)) for key, one in zip(keys, samples, strict=True)]
         if metric.name in OF_NODE:
             known = {labels for labels, _ in samples}
-            added += tuple(one for one in base.items() if one[0] not in known)
-        return added
+            added += [one for one in earlier.items() if one[0] not in known]
+        return tuple(added)
 
     def add_to_histograms(
         self, metric: Metric, histograms: dict[LabelValues, Histogram]
@@ -187,8 +201,7 @@ class EarlierTotals:
                 if name in OF_NODE:
                     # All of it is shown, always: what is not has moved to other labels, such as a GPU's once known.
                     values.clear()
-                for labels, value in family.samples:
-                    key = _key(family.metric, labels)
+                for key, (_, value) in zip(_keys(family.metric, family.samples), family.samples, strict=True):
                     if value >= values.get(key, 0):
                         values[key] = value
                 _limit(values)
@@ -206,10 +219,12 @@ class EarlierTotals:
             self._offsets[key] = max(0, self._base.values[name].get(labels, 0) - value)
         return self._offsets[key]
 
-    def _lives(self, labels: LabelValues, pids: RankPids) -> bool:
-        """Whether the rank of these labels is the one that an earlier agent counted."""
-        rank = (str(labels[0]), str(labels[1]))
-        return rank in pids and pids[rank] == self._base.pids.get(rank)
+
+def _keys(metric: Metric, samples: Sequence[Sample]) -> list[LabelValues]:
+    """The key of each sample; nearly always its labels, of which there are thousands."""
+    if samples and len(samples[0][0]) == len(metric.labels):
+        return [labels for labels, _ in samples]
+    return [_key(metric, labels) for labels, _ in samples]
 
 
 def _key(metric: Metric, labels: LabelValues) -> LabelValues:

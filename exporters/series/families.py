@@ -36,7 +36,7 @@ from railscope.agent.facts.snapshot import (
 )
 from railscope.exporters.series import buckets
 from railscope.exporters.series.budget import SeriesBudget
-from railscope.exporters.series.earlier import EarlierTotals, RankPids, rank_pids
+from railscope.exporters.series.earlier import EarlierTotals, rank_pids
 from railscope.exporters.series.family import Family, LabelValues, Sample
 from railscope.exporters.series.family_draft import Draft, make_draft, make_draft_by_label
 from railscope.exporters.series.gpu_families import gpu_families
@@ -63,14 +63,6 @@ class _Detail:
     rails: tuple[RailFacts, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Added:
-    """What earlier agents counted, and of which ranks."""
-
-    earlier: EarlierTotals
-    pids: RankPids
-
-
 def make_families(
     snapshot: Snapshot,
     budget: SeriesBudget | None = None,
@@ -89,7 +81,8 @@ def make_families(
     each is looked at.
     """
     budget, selection, labels = budget or SeriesBudget(), selection or Selection(), labels or PrintableLabels()
-    added = _Added(earlier, rank_pids(snapshot)) if earlier is not None else None
+    if earlier is not None:
+        earlier.select_ranks(rank_pids(snapshot))
     collectives, dropped = snapshot.collectives, snapshot.health.series_dropped
     detail = _Detail(
         collectives.communicators,
@@ -98,18 +91,18 @@ def make_families(
         collectives.times.arrivals,
         selection.select_rails(snapshot.rails),
     )
-    shown = _families(_drafts(snapshot, detail, selection), selection, labels, added, pause)
+    shown = _families(_drafts(snapshot, detail, selection), selection, labels, earlier, pause)
     wanted = series = _series(shown)
     allowed = budget.limit - len(dropped.keys() | {DROPPED_BY_CAP})
     # More than once only where rails share labels, and giving one up saved less than it seemed.
     while series > allowed and (detail.communicators or detail.rails):
         detail = _trimmed(detail, series - allowed, selection)
-        shown = _families(_drafts(snapshot, detail, selection), selection, labels, added, pause)
+        shown = _families(_drafts(snapshot, detail, selection), selection, labels, earlier, pause)
         series = _series(shown)
     dropped_by_cap = dropped.get(DROPPED_BY_CAP, 0) + budget.add_dropped(wanted - series)
     reasons = {**dropped, DROPPED_BY_CAP: dropped_by_cap}
     losses = [make_draft_by_label(catalogue.SERIES_DROPPED, reasons.items())]
-    shown += _families(losses, selection, labels, added, pause)
+    shown += _families(losses, selection, labels, earlier, pause)
     labels.forget_all_but(shown)
     return tuple(shown)
 
@@ -122,7 +115,7 @@ def _families(
     drafts: Iterable[Draft],
     selection: Selection,
     labels: PrintableLabels,
-    added: _Added | None = None,
+    earlier: EarlierTotals | None = None,
     pause: Callable[[], None] = lambda: None,
 ) -> list[Family]:
     """The drafts that have samples, each under one label set: counters that meet are added, else the first stays."""
@@ -130,9 +123,9 @@ def _families(
     for draft in drafts:
         samples = _samples(draft, labels, pause)
         whole = _histograms(draft, labels)
-        if added is not None:
-            samples = added.earlier.add_to(draft.metric, samples, added.pids)
-            whole = added.earlier.add_to_histograms(draft.metric, whole)
+        if earlier is not None:
+            samples = earlier.add_to(draft.metric, samples)
+            whole = earlier.add_to_histograms(draft.metric, whole)
         histograms = {
             values: histogram if selection.buckets else buckets.reduce_buckets(draft.metric, histogram)
             for values, histogram in whole.items()
