@@ -17,7 +17,7 @@ class RailPattern:
 
 
 def parse_rail_pattern(text: str) -> RailPattern:
-    """The pattern that `eth2`, `eth*` or `eth2=0` is.
+    """The pattern of `--rail.devices` that `eth2`, `eth*` or `eth2=0` is.
 
     Raises:
         ValueError: the entry has no name, holds several, or gives a number to a pattern that several devices can match.

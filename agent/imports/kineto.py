@@ -79,7 +79,7 @@ def has_format(head: bytes) -> bool:
 
 
 def import_files(sources: Sequence[Source], target: ImportTarget, problems: Problems, node: str | None) -> None:
-    """Put operations, calls and kernels of the profiler's traces into the dataset; `node` None: as the files say."""
+    """Put operations, calls and kernels of Kineto traces into the dataset; `node` None: as the files say."""
     for source in sources:
         _Trace(source, target, problems, node).read()
 

@@ -46,7 +46,7 @@ _TEXT_TESTS: Final = (
 
 
 def detect_format(source: Source) -> str | None:
-    """The name of the format that a file to import has; None: it is of none that is known."""
+    """Which importer a file is for; None: it has no format that is known."""
     with source.open() as stream:
         head = stream.read(HEAD_BYTES)
     return detect_format_of_head(head)

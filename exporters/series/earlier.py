@@ -90,7 +90,7 @@ class Totals:
 
 
 def rank_pids(snapshot: Snapshot) -> dict[RankKey, int]:
-    """The process of each rank that has an identity of its own."""
+    """The pid of each rank in a snapshot, by which its series of an earlier agent are told from another rank's."""
     return {
         one.identity.key: one.identity.pid
         for one in snapshot.collectives.communicators

@@ -365,7 +365,7 @@ def _describe_process(stall: ScrapedStall) -> str:
 
 
 def describe_blamed(stall: ScrapedStall) -> str:
-    """`; blamed: rail 1 (mlx5_1)`, or nothing where nothing is blamed."""
+    """What the screen of `railscope top` adds to a stall: `; blamed: rail 1 (mlx5_1)`, or nothing."""
     blamed = []
     if stall.blamed_rank:
         blamed.append(f"rank {stall.blamed_rank}")

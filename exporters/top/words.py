@@ -46,7 +46,7 @@ def format_percent(ratio: float | None) -> str:
 
 
 def render_bar(ratio: float | None, width: int, *, ascii_only: bool = False) -> str:
-    """A bar of `railscope top`, exactly `width` characters, full at 1; blank where nothing is known."""
+    """A bar in words of `railscope top`, exactly `width` characters, full at 1; blank where nothing is known."""
     if ratio is None:
         return " " * width
     eighths = round(min(max(ratio, 0.0), 1.0) * width * 8)

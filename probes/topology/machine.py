@@ -39,7 +39,7 @@ class Nic:
 
 
 def gpus_of_pci(devices: Iterable[PciDevice]) -> tuple[Gpu, ...]:
-    """NVIDIA's GPUs among the PCI functions of a machine."""
+    """The NVIDIA GPUs of a machine, from its PCI functions."""
     places = sorted((device.place for device in devices if device.is_gpu), key=lambda place: pci_order(place.address))
     return tuple(Gpu(index, place) for index, place in enumerate(places))
 

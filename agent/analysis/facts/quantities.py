@@ -20,7 +20,7 @@ UNKNOWN: Final = "–"
 
 
 def format_bytes(count: float | None) -> str:
-    """`125 MiB`, `83 GiB`, `96.2 MiB`, `512 B`."""
+    """Bytes as reports write them: `125 MiB`, `83 GiB`, `96.2 MiB`, `512 B`."""
     if count is None:
         return UNKNOWN
     return _scaled(count, 1024.0, _BINARY)
@@ -32,14 +32,14 @@ def format_size_class(count: float | None, over: float | None) -> str:
 
 
 def format_rate(bytes_per_second: float | None) -> str:
-    """`45 GB/s`."""
+    """A rate as reports write it: `45 GB/s`."""
     if bytes_per_second is None:
         return UNKNOWN
     return _scaled(bytes_per_second, 1000.0, _DECIMAL)
 
 
 def format_seconds(seconds: float | None) -> str:
-    """`12.5 ms`, `3.1 µs`, `42 s`, `3 min 5 s`, `2 h 10 min`, `3 days 4 h`."""
+    """Seconds as reports write them: `12.5 ms`, `3.1 µs`, `42 s`, `3 min 5 s`, `2 h 10 min`, `3 days 4 h`."""
     if seconds is None:
         return UNKNOWN
     if not seconds:
@@ -56,7 +56,7 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def format_share(part: float | None) -> str:
-    """`12.5 %`; less than a thousandth keeps two digits."""
+    """A share as reports write it: `12.5 %`; less than a thousandth keeps two digits."""
     if part is None:
         return UNKNOWN
     percent = 100 * part
@@ -65,14 +65,14 @@ def format_share(part: float | None) -> str:
 
 
 def format_integer(count: float | None) -> str:
-    """`600,000`."""
+    """A whole number as reports write it: `600,000`."""
     if count is None:
         return UNKNOWN
     return f"{count:,.0f}" if float(count).is_integer() or abs(count) >= 1000 else format_digits(count)
 
 
 def format_time(seconds: float) -> str:
-    """`2026-11-21 14:15:36 UTC`, of seconds since 1970."""
+    """A time as reports write it, `2026-11-21 14:15:36 UTC`, of seconds since 1970."""
     try:
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (OverflowError, OSError, ValueError):
@@ -80,7 +80,7 @@ def format_time(seconds: float) -> str:
 
 
 def format_digits(value: float) -> str:
-    """Three digits that count, without an exponent and without trailing zeros after the point."""
+    """A figure of a report: three digits that count, without an exponent and trailing zeros after the point."""
     if not math.isfinite(value) or not value:
         return "0" if not value else str(value)
     places = max(0, 2 - math.floor(math.log10(abs(value))))
@@ -89,12 +89,12 @@ def format_digits(value: float) -> str:
 
 
 def format_count(number: int, noun: str, plural: str = "s") -> str:
-    """`1 GPU`, `32 GPUs`; `plural` is what is added."""
+    """A count as reports write it: `1 GPU`, `32 GPUs`; `plural` is what is added."""
     return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
 def format_numbers(ascending: Sequence[int]) -> str:
-    """`0–7`, `0, 8, 16, 24`, `0, 2, 4, … 30`."""
+    """Numbers of GPUs as reports write them: `0–7`, `0, 8, 16, 24`, `0, 2, 4, … 30`."""
     if len(ascending) > 2 and ascending[-1] - ascending[0] + 1 == len(ascending):
         return f"{ascending[0]}–{ascending[-1]}"
     if len(ascending) > 6:

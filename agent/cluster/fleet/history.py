@@ -30,7 +30,7 @@ class _Interval:
 
 
 def usual_rate(points: Points, before: float | None = None) -> float | None:
-    """How fast a counter usually advances, per second, until it advances no more; None: it never did.
+    """How fast a counter of the store usually advances, per second, until it advances no more; None: it never did.
 
     The time until its last advance is cut into nine stretches of as many scrapes; the median counts of those in which
     it advanced.  So neither one jump nor a pause matters.  `before`: only what was before this moment counts, if it
@@ -74,7 +74,7 @@ def highest_rate(points: Points, over_seconds: float, speed: float | None = None
 
 
 def mean_rate(points: Points) -> float | None:
-    """How fast it advanced over all the time that is known; None: there is none."""
+    """How fast a counter of the store advanced over all the time that is known; None: there is none."""
     return _rate(_intervals(points))
 
 

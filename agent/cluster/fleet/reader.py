@@ -47,7 +47,7 @@ _MOST_HOSTS: Final = 64
 
 
 def find_communicator(store: Store, text: str, at: float | None = None) -> str:
-    """The hash that begins so, of communicators within the last hour; what was given where none does.
+    """The full hash of the store's communicator of the last hour that begins so; what was given where none does.
 
     Raises:
         PrometheusError: the store does not answer, or several begin so.

@@ -89,7 +89,7 @@ def find_culprits(ranks: Sequence[Rank], fleet: Fleet) -> tuple[Culprit, ...]:
 
 
 def scraped_too_early(present: Sequence[Rank]) -> tuple[Rank, ...]:
-    """Ranks whose last scrape precedes the stall, so that their sequence proves nothing."""
+    """Ranks of a stalled communicator whose last scrape precedes the stall: their sequence proves nothing."""
     began = stall_start(present)
     if began is None:
         return ()
@@ -101,7 +101,7 @@ def scraped_too_early(present: Sequence[Rank]) -> tuple[Rank, ...]:
 
 
 def missing_ranks(ranks: Sequence[Rank]) -> tuple[str, ...]:
-    """Ranks of the communicator that no agent reports, in order."""
+    """Ranks of a stalled communicator that no agent reports, in order."""
     nranks = communicator_size(ranks)
     seen = {rank.rank for rank in ranks if rank.present}
     if nranks is None or "unknown" in seen or any(rank.comm == "unknown" for rank in ranks):
@@ -110,13 +110,13 @@ def missing_ranks(ranks: Sequence[Rank]) -> tuple[str, ...]:
 
 
 def communicator_size(ranks: Iterable[Rank]) -> int | None:
-    """How many ranks the communicator has; None: not known."""
+    """How many ranks a stalled communicator has; None: not known."""
     told = (parse_number(rank.identity.nranks) for rank in ranks)
     return max((nranks for nranks in told if nranks is not None and nranks <= _MOST_RANKS), default=None)
 
 
 def stall_start(present: Iterable[Rank]) -> float | None:
-    """When the first rank began to wait, by the store's clock; None: not known."""
+    """When the first rank of a stalled communicator began to wait, by the store's clock; None: not known."""
     return min(
         (
             rank.scraped - rank.inflight_seconds
@@ -230,7 +230,7 @@ def _rails_down(present: Sequence[Rank], rails: Sequence[Rail]) -> Iterable[Culp
 
 
 def why_not_comparable(ranks: Sequence[Rank]) -> str:
-    """Why the sequences of these ranks say nothing of who is behind; empty: they do."""
+    """Why a verdict cannot tell from the sequences of these ranks who is behind; empty: it can."""
     if not all(is_identified(rank) for rank in ranks):
         return "railscope cannot read which communicator or rank is meant: sequences are not compared"
     if any(rank.stall and rank.stall.op in _POINT_TO_POINT for rank in ranks):
@@ -247,7 +247,7 @@ def why_not_comparable(ranks: Sequence[Rank]) -> str:
 
 
 def entered_and_completed(rank: Rank) -> tuple[int, int | None] | None:
-    """Where a rank stands, on the communicator's scale: operations entered, and completed if that is known."""
+    """How many operations a rank of a stall entered, and completed if that is known, on its communicator's scale."""
     if rank.position is None:
         return None
     if rank.completed is None or rank.enqueued is None:

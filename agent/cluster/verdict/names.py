@@ -32,17 +32,17 @@ def _rank_text(rank: Rank) -> str:
 
 
 def format_ranks_and_hosts(ranks: Sequence[Rank]) -> str:
-    """`ranks 1-3 (on host0, host1)`."""
+    """Ranks of a verdict, and their hosts in brackets: `ranks 1-3 (on host0, host1)`."""
     hosts = dict.fromkeys(rank.host for rank in ranks if rank.host)
     return f"{format_rank_numbers(rank.rank for rank in ranks)} (on {format_hosts(hosts)})"
 
 
 def format_hosts(hosts: Iterable[str], most: int = 3) -> str:
-    """`host0, host1, host2, …`."""
+    """Hosts of a verdict: `host0, host1, host2, …`."""
     names = list(hosts)
     return ", ".join(names[:most]) + (", …" if len(names) > most else "")
 
 
 def format_rail(rail: Rail) -> str:
-    """`rail 0 (eth0) of host1`."""
+    """A rail of a verdict: `rail 0 (eth0) of host1`."""
     return f"{rail_name(rail.rail, rail.device, rail.netns)} of {rail.host}"

@@ -8,7 +8,7 @@ from railscope.agent.facts.label_numbers import parse_number
 
 
 def format_rank_numbers(ranks: Iterable[str]) -> str:
-    """`rank 3`, `ranks 0-2, 5`."""
+    """Rank numbers of a verdict: `rank 3`, `ranks 0-2, 5`."""
     numbers = sorted({number for rank in ranks if (number := parse_number(rank)) is not None})
     if not numbers:
         return "an unknown rank"
@@ -23,7 +23,7 @@ def format_rank_numbers(ranks: Iterable[str]) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """`4.2 s`, `42 s`, `3 min 5 s`, `2 h 10 min`."""
+    """A duration in a verdict: `4.2 s`, `42 s`, `3 min 5 s`, `2 h 10 min`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -35,7 +35,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_decimal_bytes(value: float) -> str:
-    """`1.25 GB`, as link speeds are written."""
+    """Bytes in a verdict: `1.25 GB`, as link speeds are written."""
     for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if value >= factor:
             return f"{value / factor:.3g} {unit}"
@@ -43,5 +43,5 @@ def format_decimal_bytes(value: float) -> str:
 
 
 def format_rate(value: float | None) -> str:
-    """`12.5 MB/s`, as link speeds are written."""
+    """A rate in a verdict: `12.5 MB/s`, as link speeds are written."""
     return "an unknown rate" if value is None else f"{format_decimal_bytes(value)}/s"

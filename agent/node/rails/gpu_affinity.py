@@ -92,7 +92,7 @@ def map_rails(
     topology: XmlTopology | None = None,
     known: Collection[tuple[str, int | None]] = (),
 ) -> tuple[MappedNic, ...]:
-    """Decide of every RDMA port whether it is a rail and of which GPU: rails by number first, then the others by name.
+    """Which GPU each RDMA port serves, and whether the port is a rail: rails by number first, then the others by name.
 
     `hca_lists` are the NCCL_IB_HCA of the jobs that run, an empty one for a job without; `numbered_by` those of them
     whose numbers of rails and planes hold (None: all).  `topology` is the topology file that holds for all of them;
