@@ -28,6 +28,7 @@ from railscope.exporters.web.replies import PasswordCheck, Replies, Reply
 from railscope.exporters.web.settings import ServerSettings
 from railscope.exporters.web.transport import Transport
 from railscope.exporters.web.unsent import Body, UnsentBodies
+from railscope.probes.netdev.socket_user import find_peer_user
 
 _logger: Final = logging.getLogger("railscope.http")
 
@@ -42,7 +43,13 @@ _AHEAD_AT_ONCE: Final = 16
 _AHEAD_SECONDS: Final = 0.005
 """Requests that clients sent ahead are answered so many at a time, and then not for so long: no scraper sends any, and
 a few bytes ask for hundreds of answers."""
+_GUESSES_AT_USUAL_PACE: Final = 8
+"""So many wrong passwords a scraper with the wrong one gives within a minute or two; more is guessing."""
+_LATEST_REFUSAL: Final = 4
+"""How many times later than usual a guesser is refused: not after the ten seconds that Prometheus waits."""
 _REASONS: Final = {Use.HALF_OPEN: Reason.HALF_OPEN, Use.SENDING: Reason.UNREAD, Use.REFUSED: Reason.PASSWORD}
+_NETWORK_BYTES: Final = 8
+"""Of an IPv6 address: in such a network a host takes as many addresses as it likes."""
 _BROKEN: Final = select.EPOLLERR | select.EPOLLHUP
 
 
@@ -199,7 +206,7 @@ class Clients:
             self._run(lambda one: self._follow(one, self._replies.to_checked(check, right=True)), connection)
         else:
             self._refusals.record(Reason.PASSWORD, f"{connection.peer}: refused: wrong user or password", now)
-            self._keep_back(connection, self._replies.to_checked(check, right=False))
+            self._keep_back(connection, self._replies.to_checked(check, right=False), result.wrong_lately)
 
     def expire(self, now: float) -> None:
         """Deal with those whose phase has lasted too long; sets `next_deadline`."""
@@ -288,7 +295,7 @@ class Clients:
             self._renderings(todo).ask(todo, connection)
             return
         connection.phase = Phase.CHECKING
-        dropped = self._checks.ask(todo.auth, todo.authorization, connection.peer, connection)
+        dropped = self._checks.ask(todo.auth, todo.authorization, _guesser(connection), connection)
         if dropped is not None:
             line = f"{dropped.peer}: refused: too many passwords wait to be checked"
             self._refusals.record(Reason.PASSWORDS, line, self._now)
@@ -338,12 +345,16 @@ class Clients:
         else:
             self._drop(connection)
 
-    def _keep_back(self, connection: Connection, reply: Reply) -> None:
-        """Refuse, but late: who tries passwords is to wait for each, and to hold no worker meanwhile."""
+    def _keep_back(self, connection: Connection, reply: Reply, wrong_lately: float = 0.0) -> None:
+        """Refuse, but late: a client that guesses waits for each answer, and holds no worker meanwhile.
+
+        The more it has guessed the longer it waits: otherwise guesses keep the worker busy that checks passwords.
+        """
         connection.reply = reply
         connection.phase = Phase.REFUSED
         self._table.put(connection, Use.REFUSED, connection.origin, self._now)
-        late = self._settings.wrong_password_seconds - (self._now - connection.asked)
+        times = min(max(1.0, wrong_lately / _GUESSES_AT_USUAL_PACE), _LATEST_REFUSAL)
+        late = times * self._settings.wrong_password_seconds - (self._now - connection.asked)
         self._set_deadline(connection, max(0.0, late))
 
     def _end_phase(self, connection: Connection) -> None:
@@ -442,6 +453,16 @@ class Clients:
     def _set_deadline(self, connection: Connection, seconds: float) -> None:
         connection.deadline = self._now + seconds
         self.next_deadline = min(self.next_deadline, connection.deadline)
+
+
+def _guesser(connection: Connection) -> str:
+    """Whose guesses those of this client are: its user's on this host, else its address's, of IPv6 its network's."""
+    if _is_loopback(connection.peer):
+        user = find_peer_user(connection.transport.fd)
+        if user is not None:
+            return f"uid {user}"
+    address = connection.peer.removeprefix("::ffff:").partition("%")[0]
+    return address if ":" not in address else socket.inet_pton(socket.AF_INET6, address)[:_NETWORK_BYTES].hex()
 
 
 def _is_loopback(address: str) -> bool:

@@ -55,6 +55,7 @@ class Connection:
     def __init__(self, transport: Transport, peer: str, origin: Origin, accepted: float) -> None:
         self.transport = transport
         self.peer = peer
+        """Its address."""
         self.origin = origin
         self.accepted = accepted
         self.phase = Phase.HANDSHAKE

@@ -17,6 +17,7 @@ class ServerSettings:
     idle_timeout_seconds: float = 30.0
     """How long a connection may wait for its next request."""
     wrong_password_seconds: float = 2.0
-    """How long after a wrong password its answer comes."""
+    """How long after a request with a wrong password its answer comes; up to four times as long for a client that goes
+    on guessing."""
     unsent_bytes: int = 64 * 1024 * 1024
     """Most bytes of answers that clients have not taken, each answer once; a single larger one is sent all the same."""

@@ -142,7 +142,7 @@ def basic(user: str, password: str) -> str:
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
-def test_passwords_are_checked_in_turns_by_address_and_user_the_newest_first(gate: Gate) -> None:
+def test_passwords_of_lines_that_guessed_least_come_first_in_turns_and_of_a_line_the_newest(gate: Gate) -> None:
     results: queue.Queue[Checked[str]] = queue.Queue()
     checks: PasswordChecks[str] = PasswordChecks("test-auth", results.put)
     auth = SlowAuth(gate)
@@ -158,15 +158,42 @@ def test_passwords_are_checked_in_turns_by_address_and_user_the_newest_first(gat
     order = [results.get(timeout=20) for _ in range(8)]
     assert [one.waiter for one in order] == [
         "under way",
-        "unknown 4",
         "known, right",
         "elsewhere",
-        "unknown 3",
         "known, wrong",
+        "unknown 4",
+        "unknown 3",
         "unknown 2",
         "unknown 1",
     ]
     assert {one.waiter for one in order if one.right} == {"known, right", "elsewhere"}
+    assert checks.close(20)
+
+
+def test_guesses_of_many_addresses_come_after_the_first_of_another_and_are_forgotten_with_time(gate: Gate) -> None:
+    results: queue.Queue[Checked[str]] = queue.Queue()
+    now = [100.0]
+    checks: PasswordChecks[str] = PasswordChecks("test-auth", results.put, now=lambda: now[0])
+    auth = SlowAuth(gate)
+    gate.let_through(2)
+    for address in ("10.0.0.1", "10.0.0.2"):
+        checks.ask(auth, basic("ada", "wrong"), address, address)
+        assert results.get(timeout=20) == Checked(address, right=False, wrong_lately=1.0)
+    checks.ask(auth, basic("ada", "wrong"), "10.0.0.1", "under way")
+    for _ in range(3):
+        gate.begun.get(timeout=20)
+    for address in ("10.0.0.1", "10.0.0.2"):
+        for number in range(5):
+            checks.ask(auth, basic("ada", "wrong"), address, f"{address} {number}")
+    checks.ask(auth, basic("ada", "right"), "10.0.0.3", "first")
+    gate.let_through(12)
+    order = [results.get(timeout=20) for _ in range(12)]
+    assert [one.waiter for one in order[:4]] == ["under way", "first", "10.0.0.2 4", "10.0.0.1 4"]
+    assert [one.wrong_lately for one in order[:4]] == [2.0, 0.0, 2.0, 3.0]
+    now[0] += 30.0
+    gate.let_through()
+    checks.ask(auth, basic("ada", "wrong"), "10.0.0.2", "later")
+    assert results.get(timeout=20).wrong_lately == 6 / 2 + 1
     assert checks.close(20)
 
 
@@ -180,7 +207,7 @@ def test_a_password_that_cannot_be_checked_is_a_wrong_one(caplog: pytest.LogCapt
     checks: PasswordChecks[str] = PasswordChecks("test-auth", results.put)
     for waiter in ("one", "two"):
         checks.ask(BrokenAuth({}), basic("ada", "secret"), "10.0.0.1", waiter)
-        assert results.get(timeout=20) == Checked(waiter, right=False)
+        assert results.get(timeout=20).right is False
     assert checks.close(20)
     assert basic("ada", "secret") not in caplog.text
 
@@ -195,13 +222,13 @@ def test_more_passwords_than_are_kept_turn_away_the_oldest_of_who_sends_most(gat
         checks.ask(auth, basic("ada", "0"), "10.0.0.9", "under way")
         gate.begun.get(timeout=20)
         assert checks.ask(auth, basic("ada", "right"), "10.0.0.2", "alone") is None
-        dropped = [checks.ask(auth, basic("ada", f"{number}"), "10.0.0.1", f"{number}") for number in range(20)]
-        assert dropped == [None] * 16 + ["0", "1", "2", "3"]
+        dropped = [checks.ask(auth, basic("ada", f"{number}"), "10.0.0.1", f"{number}") for number in range(68)]
+        assert dropped == [None] * 64 + ["0", "1", "2", "3"]
         for address in range(3, 6):
-            for number in range(16):
+            for number in range(64):
                 checks.ask(auth, basic("ada", "x"), f"10.0.0.{address}", f"{address} {number}")
         gate.let_through(1000)
-        checked = [results.get(timeout=20).waiter for _ in range(1 + 64)]
+        checked = [results.get(timeout=20).waiter for _ in range(1 + 128)]
         assert "alone" in checked
 
 

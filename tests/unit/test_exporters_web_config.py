@@ -377,6 +377,18 @@ def test_a_wrong_password_is_answered_late_and_holds_up_nobody(site: Site) -> No
     assert server.refusals()["password"] == 10
 
 
+def test_the_more_a_client_guesses_the_later_it_is_refused_up_to_four_times(site: Site) -> None:
+    site.write(f"basic_auth_users: {{ada: {HASH}}}\n")
+    server = site.serve(wrong_password_seconds=0.02)
+    seconds = []
+    for _ in range(48):
+        before = time.monotonic()
+        assert get(server, authorization=basic("ada", "wrong"))[0] == 401
+        seconds.append(time.monotonic() - before)
+    assert min(seconds[:8]) >= 0.02
+    assert min(seconds[-8:]) >= 0.08
+
+
 def test_who_has_shown_the_password_keeps_its_connection_beside_strangers(site: Site) -> None:
     site.write(f"basic_auth_users: {{ada: {HASH}}}\n")
     server = site.serve(max_connections=8)
