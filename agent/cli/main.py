@@ -153,6 +153,16 @@ def _parser() -> CommandParser:
         epilog="example: railscope top --plain --count 1 | grep kind=stall",
     )
     add(
+        "verdicts",
+        _verdicts,
+        help="print each stall that a running agent finds, or run a program for it",
+        description="Read the socket on which an agent tells of stalls (--verdicts.socket): a line of JSON for each "
+        "that stands, begins, changes its cause or ends.  With --on-verdict it runs a program for each, one after the "
+        "other, with the line on its standard input.  It needs no right but to open the socket.  Exit status 2: no "
+        "agent listens there.",
+        epilog="example: railscope verdicts --confidence high --on-verdict /usr/local/sbin/drain-slurm-node",
+    )
+    add(
         "demo",
         _demo,
         help="run a real collective job on two namespace hosts with two rails, and the agent beside it",
@@ -312,6 +322,12 @@ def _config(parsed: Any) -> int:
     from railscope.agent.cli.config import run_config
 
     return run_config(parsed, sys.stdout)
+
+
+def _verdicts(parsed: Any) -> int:
+    from railscope.agent.cli.verdicts import run_verdicts
+
+    return run_verdicts(parsed, sys.stdout)
 
 
 def _doctor(parsed: Any) -> int:

@@ -37,6 +37,10 @@ def add_options(name: str, parser: CommandParser) -> None:
             from railscope.agent.cli.config import add_config_arguments
 
             add_config_arguments(parser)
+        case "verdicts":
+            from railscope.agent.cli.verdicts import add_verdicts_arguments
+
+            add_verdicts_arguments(parser)
         case "doctor":
             _add_doctor_options(parser)
         case "top":

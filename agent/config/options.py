@@ -114,6 +114,8 @@ class Config:
     stall_floor_ns: int = 2_000_000_000
     state_directory: Path | None = None
     """None: totals begin at 0 with each agent."""
+    verdicts_socket: Path | None = None
+    """None: stalls are told on `/stalls` and in the metrics alone."""
     recordings_directory: Path | None = Path("/var/lib/railscope/recordings")
     """None: nothing is written."""
     recordings_max_bytes: int = 256 << 20
@@ -244,6 +246,9 @@ OPTIONS: Final = (
     _text("state_directory", "--state.directory", "state.directory", optional_file, "DIR", "none",
           "folder in which the agent keeps its totals, so that they go on when it is restarted or killed; a machine "
           "that boots starts at 0"),
+    _text("verdicts_socket", "--verdicts.socket", "verdicts.socket", optional_file, "PATH", "none",
+          "unix socket on which the agent tells programs of this host of each stall, as lines of JSON; 'railscope "
+          "verdicts' reads it"),
     _text("recordings_directory", "--recordings.directory", "recordings.directory", optional_file, "DIR",
           "/var/lib/railscope/recordings",
           "folder in which the flight recorder writes a recording on a stall and on SIGUSR2; empty: it writes none"),

@@ -26,6 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from railscope.agent.facts.label_numbers import parse_number
@@ -55,13 +56,16 @@ def render_stalls(snapshot: Snapshot, processes: Iterable[RankProcess] = ()) -> 
     usages = {one.identity: one.usage for one in processes}
     document = {
         "simulated": snapshot.simulated,
-        "stalls": [_stall(stall, snapshot, usages) for stall in snapshot.stalls.current],
-        "ended": [_stall(stall, snapshot, {}) for stall in snapshot.stalls.ended],
+        "stalls": [describe_stall(stall, snapshot.monotonic_ns, usages) for stall in snapshot.stalls.current],
+        "ended": [describe_stall(stall, snapshot.monotonic_ns) for stall in snapshot.stalls.ended],
     }
     return json.dumps(printable_document(document), indent=1).encode() + b"\n"
 
 
-def _stall(stall: Stall, snapshot: Snapshot, usages: Mapping[ProcessIdentity, ProcessUsage | None]) -> dict[str, Any]:
+def describe_stall(
+    stall: Stall, now_ns: int, usages: Mapping[ProcessIdentity, ProcessUsage | None] = MappingProxyType({})
+) -> dict[str, Any]:
+    """A stall as `/stalls` and the socket of verdicts show it; `now_ns` is CLOCK_MONOTONIC."""
     diagnosis, owner = stall.diagnosis, stall.owner
     return {
         "comm": stall.comm,
@@ -76,7 +80,7 @@ def _stall(stall: Stall, snapshot: Snapshot, usages: Mapping[ProcessIdentity, Pr
         "since_realtime_ns": stall.since_realtime_ns,
         "flagged_realtime_ns": stall.flagged_realtime_ns,
         "ended_realtime_ns": stall.ended_realtime_ns,
-        "seconds": stall.length_ns(snapshot.monotonic_ns) / 1e9,
+        "seconds": stall.length_ns(now_ns) / 1e9,
         "blamed_rank": diagnosis.blamed_rank,
         "rail": diagnosis.rail,
         "device": diagnosis.device,

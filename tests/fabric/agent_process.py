@@ -60,7 +60,6 @@ class AgentProcess:
         self._port = free_port()
         address = f"127.0.0.1:{self._port}"
         # The last of an option counts: a test may ask for recordings.
-        # The last of an option counts: a test may ask for recordings.
         line = [*prefix, *command, "agent", "--recordings.directory", "", "--web.listen-address", address, *arguments]
         self._log = log
         with contextlib.ExitStack() as stack:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,10 +31,24 @@ def url_of(agent: AgentProcess) -> str:
     return f"http://{command[command.index('--web.listen-address') + 1]}"
 
 
-def test_the_ranks_and_rails_of_a_job_move_and_a_stopped_rank_is_a_red_stall(two_hosts: Fabric) -> None:
+@contextmanager
+def verdicts_told(path: Path) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """What `railscope verdicts` has printed so far."""
+    out = path.with_suffix(".told")
+    with out.open("w") as file:
+        command = subprocess.Popen([RAILSCOPE, "verdicts", "--socket", str(path)], stdout=file)
+    try:
+        yield lambda: [json.loads(line) for line in out.read_text().splitlines()]
+    finally:
+        command.terminate()
+        command.wait()
+
+
+def test_the_ranks_and_rails_of_a_job_move_and_a_stopped_rank_is_a_red_stall(two_hosts: Fabric, tmp_path: Path) -> None:
     with Job(two_hosts.hosts, JobOptions(pattern="ddp", seconds=100)) as job:
         only = [option for pid in job.pids for option in ("--pid", str(pid))]
-        with AgentProcess(*only) as agent:
+        verdicts = tmp_path / "verdicts.sock"
+        with AgentProcess(*only, "--verdicts.socket", str(verdicts)) as agent, verdicts_told(verdicts) as told:
             agent.until(lambda: len(agent.samples("railscope_comm_enqueued_total")) >= 2)
             comms = {labels["comm"] for labels, _ in agent.samples("railscope_comm_enqueued_total")}
             url = url_of(agent)
@@ -62,3 +81,8 @@ def test_the_ranks_and_rails_of_a_job_move_and_a_stopped_rank_is_a_red_stall(two
                 terminal.press(b"q")
                 assert terminal.ended() == 0
                 assert terminal.attributes == terminal.attributes_before
+            of_the_stopped = [one for one in told() if one["verdict"]["cause"] == "process_stopped"]
+            assert {one["event"] for one in of_the_stopped} >= {"begun", "ended"}
+            assert {one["verdict"]["blamed_rank"] for one in of_the_stopped} == {0}
+            assert sum(one["lost"] for one in told()) == 0
+        assert not verdicts.exists()

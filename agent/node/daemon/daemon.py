@@ -39,6 +39,7 @@ from railscope.agent.node.daemon.ring_drain import RingDrain
 from railscope.agent.node.daemon.schedule import CALM_NS, Schedule
 from railscope.agent.node.daemon.service_manager import ServiceManager
 from railscope.agent.node.daemon.totals_file import StateError
+from railscope.agent.node.daemon.verdict_socket import VerdictSocket
 from railscope.agent.node.inspection.inspection import InProcess, Inspection, InspectionProcesses
 from railscope.agent.node.overhead.control import LevelControl
 from railscope.agent.node.recorder.feed import RecorderFeed, Stream, make_recorder
@@ -137,9 +138,12 @@ class Daemon:
             InspectionProcesses(QUESTIONS) if "collective" in config.collectors else InProcess()
         )
         self._kept = self._open_totals(version) if serve else None
+        self._verdicts: VerdictSocket | None = None
         try:
             if serve:
                 self._server = self._bind()
+                if config.verdicts_socket is not None:
+                    self._verdicts = VerdictSocket(config.verdicts_socket, os.uname().nodename, version, clock)
             if "collective" in config.collectors:
                 self._programs = NcclPrograms.load(program_settings(config))
         except BaseException:
@@ -291,6 +295,8 @@ class Daemon:
             self._ring_wakeups = RingWakeups(rings)
             self._selector.register(self._ring_wakeups, selectors.EVENT_READ, self._on_ring_wakeup)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._wake_up)
+        if self._verdicts is not None:
+            self._selector.register(self._verdicts, selectors.EVENT_READ, self._verdicts.serve)
         self.observer.scan()
         self._await_first_inspections()
         self.recordings.prepare()
@@ -391,6 +397,8 @@ class Daemon:
             schedule.drained(now_ns, self._drain())
         if now_ns >= plan.look_ns:
             schedule.stalls_evaluated(now_ns, self.observer.evaluate_stalls(), self.observer.unsettled)
+            if self._verdicts is not None and self.observer.stalls is not None:
+                self._verdicts.publish(self.observer.stalls.current)
         rested = schedule.resting
         if schedule.tick_is_due(now_ns, plan):
             self._update(now_ns)
@@ -492,7 +500,10 @@ class Daemon:
 
     def _release(self) -> None:
         with contextlib.ExitStack() as attached:
-            for opened in (self._kept, self._programs, self._mmap_events, self._ring_wakeups, self._server):
+            for opened in (
+                *(self._kept, self._programs, self._mmap_events, self._ring_wakeups),
+                *(self._server, self._verdicts),
+            ):
                 if opened is not None:
                     attached.callback(opened.close)
         for fd in self._pidfds:

@@ -1,0 +1,238 @@
+"""Tells programs on this host of each stall that begins, changes its cause or ends: a unix socket with lines of JSON.
+
+The agent acts on nothing: it has rights that no script of an operator's needs, and a script may hang.  Who wants to
+drain a node reads this socket (`railscope verdicts --on-verdict PROGRAM`, agent/cli/verdicts.py), as a user of his own.
+
+A client gets a line of greeting, a line for each stall that stands, and from then on a line for each change:
+
+    {"version": 1, "event": "hello", "host": "gpu-17", "railscope": "0.1", "stalls": 1, "lost": 0}
+    {"version": 1, "event": "standing", "id": "7-81520034211", "confidence": "high", "verdict": {...}, "lost": 0}
+
+`verdict` is what `/stalls` shows.  A later version may add fields and events; a change of what one means changes
+`version`.  The loop never waits for a client: one that does not read loses lines, and `lost` in its next line says how
+many.  Of one user's stalls at most `MOST_OF_A_USER` are told at a time, so that they crowd out no other user's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import selectors
+import socket
+import stat
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from railscope.agent.facts.stall import Diagnosis, Stall
+from railscope.exporters.web.listen import ServerError
+from railscope.exporters.web.pages import describe_stall
+from railscope.probes.clock import Clock
+from railscope.probes.printable import printable_document
+
+_log = logging.getLogger("railscope.verdicts")
+
+VERSION: Final = 1
+MOST_CLIENTS: Final = 16
+MOST_OF_A_USER: Final = 64
+MOST_UNSENT_BYTES: Final = 1 << 20
+"""For one client."""
+_MODE: Final = 0o660
+
+
+@dataclass(slots=True, eq=False)
+class _Client:
+    channel: socket.socket
+    unsent: bytearray = field(default_factory=bytearray)
+    lost: int = 0
+    """Lines that it was not sent, since the last one that it was."""
+
+
+class VerdictSocket:
+    """For the loop's thread only."""
+
+    def __init__(self, path: Path, host: str, railscope: str, clock: Clock) -> None:
+        """Listen at `path`, which its folder's rights and mode 0660 keep from others.  `railscope`: the version.
+
+        Raises:
+            ServerError: no socket can be had there.
+        """
+        self._path = path
+        self._host = host
+        self._railscope = railscope
+        self._clock = clock
+        self._listener = _listen(path)
+        self._selector = selectors.EpollSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._clients: list[_Client] = []
+        self._standing: dict[int, Stall] = {}
+        """By instance: a communicator's end stalls in one operation at a time."""
+
+    def fileno(self) -> int:
+        """Becomes readable when `serve` has something to do."""
+        return self._selector.fileno()
+
+    def serve(self) -> None:
+        """Take who connects, notice who has gone, and send what waits, as far as it goes."""
+        for ready, events in self._selector.select(0):
+            if ready.fileobj is self._listener:
+                self._accept()
+                continue
+            client: _Client = ready.data
+            if events & selectors.EVENT_READ and not self._listens(client):
+                self._drop(client)
+            elif events & selectors.EVENT_WRITE:
+                self._send(client)
+
+    def publish(self, current: Iterable[Stall]) -> None:
+        """Tell what has changed since the last call; `current` are all stalls that go on."""
+        now = {stall.instance: stall for stall in current}
+        before, self._standing = self._standing, now
+        if not self._clients:
+            return
+        changes: list[tuple[str, Stall]] = []
+        for instance, stall in before.items():
+            after = now.get(instance)
+            if after is None or after.since_ns != stall.since_ns:
+                ended_ns = stall.ended_ns or self._clock.monotonic_ns()
+                changes.append(("ended", replace(stall, ended_ns=ended_ns)))
+        for instance, stall in now.items():
+            earlier = before.get(instance)
+            if earlier is None or earlier.since_ns != stall.since_ns:
+                changes.append(("begun", stall))
+            elif _blame(earlier.diagnosis) != _blame(stall.diagnosis):
+                changes.append(("changed", stall))
+        self._tell(changes, self._clients)
+
+    def close(self) -> None:
+        """Close every connection, and take the socket away."""
+        for client in list(self._clients):
+            self._drop(client)
+        self._selector.close()
+        self._listener.close()
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+
+    def _accept(self) -> None:
+        try:
+            channel, _ = self._listener.accept()
+        except OSError as error:
+            _log.warning("%s: a client cannot be taken: %s", self._path, error.strerror)
+            return
+        if len(self._clients) >= MOST_CLIENTS:
+            _log.warning("%s: a client is refused: %d are connected already", self._path, MOST_CLIENTS)
+            channel.close()
+            return
+        channel.setblocking(False)
+        client = _Client(channel)
+        self._clients.append(client)
+        self._selector.register(channel, selectors.EVENT_READ, client)
+        hello = {"host": self._host, "railscope": self._railscope, "stalls": len(self._standing)}
+        self._queue(client, "hello", hello)
+        self._tell([("standing", stall) for stall in self._standing.values()], [client])
+        if client in self._clients:
+            self._send(client)
+
+    def _listens(self, client: _Client) -> bool:
+        """Whether a client is still there; what it says is not read."""
+        try:
+            return bool(client.channel.recv(4096))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def _tell(self, changes: Collection[tuple[str, Stall]], clients: Collection[_Client]) -> None:
+        told: Counter[str] = Counter()
+        for event, stall in changes:
+            user = stall.owner.user if stall.owner is not None else ""
+            told[user] += 1
+            if told[user] > MOST_OF_A_USER:
+                for client in clients:
+                    client.lost += 1
+                continue
+            fields = {
+                "id": f"{stall.instance}-{stall.since_ns}",
+                "confidence": confidence(stall),
+                "verdict": describe_stall(stall, self._clock.monotonic_ns()),
+            }
+            for client in clients:
+                self._queue(client, event, fields)
+        if changes:
+            for client in list(clients):
+                self._send(client)
+
+    def _queue(self, client: _Client, event: str, fields: dict[str, Any]) -> None:
+        line = {"version": VERSION, "event": event} | fields | {"lost": client.lost}
+        data = json.dumps(printable_document(line), separators=(",", ":")).encode() + b"\n"
+        if len(client.unsent) + len(data) > MOST_UNSENT_BYTES:
+            client.lost += 1
+        else:
+            client.unsent += data
+            client.lost = 0
+
+    def _send(self, client: _Client) -> None:
+        try:
+            while client.unsent:
+                del client.unsent[: client.channel.send(client.unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._drop(client)
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.unsent else 0)
+        self._selector.modify(client.channel, events, client)
+
+    def _drop(self, client: _Client) -> None:
+        if client in self._clients:
+            self._clients.remove(client)
+            self._selector.unregister(client.channel)
+            client.channel.close()
+
+
+def confidence(stall: Stall) -> str:
+    """How sure the verdict is: `high`, `medium` or `low`.
+
+    `high`: the operation itself is seen to be in flight, and this host's evidence names the blamed rank or rail;
+    `medium`: one of both holds; `low`: neither.
+    """
+    return ("low", "medium", "high")[(stall.strength == "strong") + stall.diagnosis.culprit]
+
+
+def _blame(diagnosis: Diagnosis) -> tuple[object, ...]:
+    return diagnosis.cause, diagnosis.blamed_rank, diagnosis.rail, diagnosis.device, diagnosis.netns
+
+
+def _listen(path: Path) -> socket.socket:
+    """A listening socket; one that a killed agent left behind is replaced.
+
+    Raises:
+        ServerError: no socket can be had there.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        if path.exists() and stat.S_ISSOCK(path.lstat().st_mode) and not _answers(path):
+            path.unlink()
+        listener.bind(os.fspath(path))
+        path.chmod(_MODE)  # before anybody can connect
+        listener.listen(MOST_CLIENTS)
+    except OSError as error:
+        listener.close()
+        why = "another agent listens there" if _answers(path) else (error.strerror or str(error)).lower()
+        raise ServerError(
+            f"--verdicts.socket: {path}: {why}; name a socket in a folder that the agent may write to"
+        ) from None
+    return listener
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except OSError:
+            return False
+        return True
