@@ -13,12 +13,12 @@ Source: Grafana's "Alerting provisioning HTTP API" and "Template annotations and
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from railscope.dashboards.alerting.alert import Alert, Group
 from railscope.dashboards.page import AGENT, NODE, STALL
-from railscope.dashboards.rules_files import Alert
 
 EVALUATED_EVERY_SECONDS: Final = 10
 """The shortest that Grafana evaluates by default."""
@@ -26,14 +26,13 @@ _LOOKS_BACK_SECONDS: Final = 600
 _ACTION: Final = re.compile(r"(\{\{.*?\}\})", re.DOTALL)
 _OPENS: Final = re.compile(r"\{\{-?\s*(range|with|if|block|define)\b")
 _ENDS: Final = re.compile(r"\{\{-?\s*end\b")
-_QUERIES: Final = re.compile(r"\|\s*query\s*-?\}\}$")
 _FETCHES: Final = re.compile(r"\|\s*query\b")
 _VALUE: Final = re.compile(r"\$value\b")
 
-SHOWN_BY: Final = {
-    "railscope-stalls": (STALL, "What the hosts say"),
-    "railscope-rails": (NODE, "Links"),
-    "railscope-itself": (AGENT, "Answers"),
+SHOWN_BY: Final[Mapping[str, tuple[str, str]]] = {
+    Group.STALLS: (STALL, "What the hosts say"),
+    Group.RAILS: (NODE, "Links"),
+    Group.ITSELF: (AGENT, "Answers"),
 }
 """The dashboard and panel that an alert leads to, by the group of its rule."""
 
@@ -64,10 +63,7 @@ def make_alert_group(
 def _rule(
     alert: Alert, group_name: str, folder: str, datasource: str, panel: PanelAddress | None, runbooks: str
 ) -> dict[str, Any]:
-    annotations = {key: to_grafana_template(text) for key, text in alert.annotations if key != "runbook_url"}
-    page = dict(alert.annotations).get("runbook_url", "")
-    if runbooks and page:
-        annotations["runbook_url"] = f"{runbooks.rstrip('/')}/{page.rsplit('/', 1)[-1]}"
+    annotations = {key: to_grafana_template(text) for key, text in alert.annotations(runbooks).items()}
     if panel is not None:
         annotations |= {"__dashboardUid__": panel.dashboard, "__panelId__": str(panel.number)}
     return {
@@ -81,7 +77,7 @@ def _rule(
         "execErrState": "Error",
         "for": alert.holds_for,
         # Of a label nothing would be left but what is said where nothing is found.
-        "labels": {key: to_grafana_template(text) for key, text in alert.labels if not _FETCHES.search(text)},
+        "labels": {key: to_grafana_template(text) for key, text in alert.labels.items() if not _FETCHES.search(text)},
         "annotations": annotations,
     }
 
@@ -122,7 +118,7 @@ def to_grafana_template(text: str) -> str:
     for part in _ACTION.split(text):
         if inside:
             inside += bool(_OPENS.match(part)) - bool(_ENDS.match(part))
-        elif _QUERIES.search(part) and _OPENS.match(part):
+        elif _FETCHES.search(part) and _OPENS.match(part):
             inside = 1
         else:
             kept.append(_VALUE.sub("$values.query.Value", part) if part.startswith("{{") else part)

@@ -41,13 +41,16 @@ class _Known:
 
 
 def find_differences(folder: Path) -> Iterator[str]:
-    """How the dashboards in a folder differ from what the code builds."""
+    """How the dashboards of a folder, and the rules that are shipped, differ from what the code builds."""
     texts = build.render_dashboards()
     for name, text in texts.items():
         file = folder / name
         if not file.is_file():
             yield f"{name}: is missing: run 'railscope dashboards build'"
         elif file.read_text() != text:
+            yield f"{name}: is not what the code builds: run 'railscope dashboards build'"
+    for name, text in rules_files.render_rules().items():
+        if (rules_files.SHIPPED / name).read_text() != text:
             yield f"{name}: is not what the code builds: run 'railscope dashboards build'"
     for file in sorted(folder.glob("*.json")):
         if file.name not in texts:

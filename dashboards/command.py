@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from railscope.agent.cluster.fleet.prometheus import parse_duration
+from railscope.dashboards.alerting.alert import RUNBOOKS
+from railscope.dashboards.alerting.thresholds import describe_thresholds, parse_thresholds
 
 FINE, PROBLEM, COULD_NOT_RUN = 0, 1, 2
 
@@ -28,12 +30,26 @@ def add_dashboards_arguments(parser: ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
     build = actions.add_parser(
         "build",
-        help="write the dashboards' JSON",
-        description="Write the dashboards, as Grafana reads them, into a folder.",
-        epilog="example: railscope dashboards build --output /etc/grafana/railscope",
+        help="write the dashboards' JSON and the rules",
+        description="Write the dashboards, as Grafana reads them, and the recording and alerting rules, as Prometheus "
+        "reads them, into a folder.",
+        epilog=f"thresholds, with their defaults:\n{describe_thresholds()}\n\nexample: railscope dashboards build "
+        "--output /tmp/railscope --runbooks https://wiki.example/railscope --threshold plane_hosts=16",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    build.add_argument("--output", type=Path, metavar="FOLDER", help="where to (default: beside the code)")
+    build.add_argument(
+        "--runbooks",
+        default=RUNBOOKS,
+        metavar="URL",
+        help="URL under which you serve dashboards/runbooks, for the alerts' runbook_url",
     )
     build.add_argument(
-        "--output", type=Path, default=COMMITTED, metavar="FOLDER", help="where to (default: beside the code)"
+        "--threshold",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a number that decides when an alert fires; may be given again for another",
     )
     build.set_defaults(act=_build, parser=build)
     check = actions.add_parser(
@@ -137,14 +153,18 @@ def _cannot(what: str) -> int:
 def _build(parsed: argparse.Namespace, out: TextIO) -> int:
     from railscope.dashboards import build
 
+    if not parsed.runbooks.startswith(("http://", "https://")):
+        return _cannot(f"--runbooks {parsed.runbooks}: write an address, as in https://wiki.example/railscope")
     try:
-        changed = build.write_dashboards(parsed.output)
+        changed = build.write_all(parsed.output, parse_thresholds(parsed.threshold), parsed.runbooks)
+    except ValueError as error:
+        return _cannot(str(error))
     except OSError as error:
-        return _cannot(f"{error.filename}: cannot write the dashboards: {error.strerror}")
+        return _cannot(f"{error.filename}: cannot write dashboards and rules: {error.strerror}")
     for file in changed:
         print(f"wrote {file}", file=out)
     if not changed:
-        print(f"{parsed.output}: nothing to do", file=out)
+        print("nothing to do: the files are as the code builds them", file=out)
     return FINE
 
 

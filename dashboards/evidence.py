@@ -14,10 +14,10 @@ from typing import Final
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.causes import CAUSES, Cause, Tier
 from railscope.dashboards import recorded
-from railscope.dashboards.rules_files import SHIPPED
+from railscope.dashboards.rules_files import RECORDING, SHIPPED
 
 RULE: Final = recorded.STALL_EVIDENCE.name
-FILE: Final = SHIPPED / "railscope-recording.yml"
+FILE: Final = SHIPPED / RECORDING
 """Where the rule stands."""
 _BODY: Final = re.compile(rf"(?<=- record: {re.escape(RULE)}\n        expr: \|\n)(?: {{10}}.*\n)+")
 
@@ -55,14 +55,15 @@ def _term(grade: int, cause: Cause, ground: Ground) -> str:
     if ground is Ground.SEQUENCE:
         # The host of a rank whose GPU does not progress knows better why it is behind.
         gpu = catalogue.COMM_STALLED.where(f'cause="{Cause.GPU_NOT_PROGRESSING}"')
-        behind = f"{recorded.OPERATIONS_BEHIND_STALLED} unless on (job, instance, comm, rank) {gpu}"
-        return f'{grade:2} * label_replace(max by (comm) (({behind}) > bool 0), "cause", "{cause}", "", "")'
+        behind = f"{recorded.OPERATIONS_BEHIND_STALLED} unless on (cluster, job, instance, comm, rank) {gpu}"
+        return f'{grade:2} * label_replace(max by (cluster, comm) (({behind}) > bool 0), "cause", "{cause}", "", "")'
     if ground is Ground.NAMED:
-        return f'{grade:2} * max by (comm, cause) ({catalogue.COMM_STALL_INFO}{{cause="{cause}",blamed_rank!=""}})'
+        named = catalogue.COMM_STALL_INFO.where(f'cause="{cause}",blamed_rank!=""')
+        return f"{grade:2} * max by (cluster, comm, cause) ({named})"
     if cause is Cause.UNKNOWN:
         known = "|".join(one for one in Cause if one is not Cause.UNKNOWN)
-        return f'{grade:2} * max by (comm, cause) ({catalogue.COMM_STALLED}{{cause!~"{known}"}})'
-    return f'{grade:2} * max by (comm, cause) ({catalogue.COMM_STALLED}{{cause="{cause}"}})'
+        return f'{grade:2} * max by (cluster, comm, cause) ({catalogue.COMM_STALLED}{{cause!~"{known}"}})'
+    return f'{grade:2} * max by (cluster, comm, cause) ({catalogue.COMM_STALLED}{{cause="{cause}"}})'
 
 
 def replace_rule(text: str) -> str:

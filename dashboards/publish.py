@@ -94,7 +94,7 @@ def _everything(
         with _explained("save dashboards (role Editor)"):
             yield _dashboard(api, json.loads((folder / file).read_text()), datasource, name)
     if target.with_alerts:
-        for group_name, rules in groupby(rules_files.read_alerts(), lambda one: one.group):
+        for group_name, rules in groupby(rules_files.make_alerts(), lambda one: one.group):
             panel = _panel(group_name, found)
             wanted = alerts.make_alert_group(group_name, rules, FOLDER, datasource, panel, target.runbooks)
             with _explained("provision alert rules (role Admin, or the permission alert.provisioning:write)"):

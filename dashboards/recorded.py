@@ -41,6 +41,8 @@ HELD_UP_BY_WRITING_RANKS: Final = Recorded("comm:railscope_held_up_by_writing_ra
 OPERATIONS_BEHIND_STALLED: Final = Recorded("comm_rank:railscope_operations_behind:stalled")
 """Ranks that did not enter the operation in which the others of their stalled communicator wait."""
 STALL_EVIDENCE: Final = Recorded("comm_cause:railscope_stall_evidence:max")
+STALL_FINDINGS: Final = Recorded("comm_rank:railscope_stall_findings:best")
+"""What the best founded cause of a stall is found in: labels of `comm_stall_info`."""
 OPERATION_SECONDS: Final = Recorded("comm_rank:railscope_operation_seconds:mean5m", catalogue.COMM_OPERATIONS)
 TRANSMIT_RATE: Final = Recorded("rail:railscope_transmit_bytes:rate1m", catalogue.RAIL_TRANSMIT_BYTES)
 RECEIVE_RATE: Final = Recorded("rail:railscope_receive_bytes:rate1m", catalogue.RAIL_TRANSMIT_BYTES)

@@ -1,54 +1,51 @@
-"""The rules for Prometheus that are shipped, read back: which series they record, and which alerts they raise."""
+"""The rules for Prometheus that are shipped: which series they record, and the alerts, as a file.
+
+Recording rules are written by hand (rules/railscope-recording.yml); alerts are made of code (dashboards/alerting), and
+their file is what `railscope dashboards build` writes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import yaml
 
+from railscope.dashboards.alerting import agents, jobs, rails
+from railscope.dashboards.alerting.alert import RUNBOOKS, Alert, render_groups
+from railscope.dashboards.alerting.thresholds import Thresholds
+
 SHIPPED: Final = Path(__file__).parent / "rules"
 """Where the files lie in the source and in the wheel."""
+RECORDING: Final = "railscope-recording.yml"
+ALERTS: Final = "railscope-alerts.yml"
+_HEAD: Final = f"""\
+# Alerts for railscope, made by `railscope dashboards build`: change them there (dashboards/alerting), or with its
+# options --threshold and --runbooks.  They need {RECORDING} beside them.
+#
+# Severities: critical wants somebody now, warning wants somebody in working hours, info is for dashboards.
+#
+# Every `for` has its reason beside it.  Hosts decide what a stall is, within a second (railscope's section `stalls:`),
+# so alerts on stalls wait only as long as scrapes need; alerts on rates wait until one burst cannot be the reason.
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class Alert:
-    """One alerting rule."""
+def make_alerts(thresholds: Thresholds | None = None) -> tuple[Alert, ...]:
+    """All alerting rules, in the file's order."""
+    least = thresholds or Thresholds()
+    return tuple(chain(jobs.alerts(least), rails.alerts(least), agents.alerts(least)))
 
-    group: str
-    name: str
-    expression: str
-    holds_for: str
-    """How long the expression must give something before the alert fires, as in `15s`."""
-    labels: tuple[tuple[str, str], ...]
-    annotations: tuple[tuple[str, str], ...]
+
+def render_rules(thresholds: Thresholds | None = None, runbooks: str = RUNBOOKS) -> dict[str, str]:
+    """The text of each file of rules, by the file's name."""
+    return {
+        RECORDING: (SHIPPED / RECORDING).read_text(),
+        ALERTS: _HEAD + render_groups(make_alerts(thresholds), runbooks),
+    }
 
 
 def read_recorded_names(folder: Path = SHIPPED) -> frozenset[str]:
     """Names of the series that the recording rules make."""
-    return frozenset(rule["record"] for _, rule in _rules(folder) if "record" in rule)
-
-
-def read_alerts(folder: Path = SHIPPED) -> tuple[Alert, ...]:
-    """All alerting rules, in the rule files' order."""
-    return tuple(
-        Alert(
-            group=group,
-            name=rule["alert"],
-            expression=rule["expr"].strip(),
-            holds_for=rule.get("for", "0s"),
-            labels=tuple(rule.get("labels", {}).items()),
-            annotations=tuple(rule.get("annotations", {}).items()),
-        )
-        for group, rule in _rules(folder)
-        if "alert" in rule
-    )
-
-
-def _rules(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    for file in sorted(folder.glob("*.yml")):
-        for group in yaml.safe_load(file.read_text())["groups"]:
-            for rule in group["rules"]:
-                yield group["name"], rule
+    groups = yaml.safe_load((folder / RECORDING).read_text())["groups"]
+    return frozenset(rule["record"] for group in groups for rule in group["rules"])

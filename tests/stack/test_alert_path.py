@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 
 from railscope.agent.cluster.fleet.prometheus import PrometheusStore
+from railscope.dashboards.alerting.alert import RUNBOOKS
 from railscope.testbed.faults import LinkDown, Stopped
 from railscope.testbed.job import Job
 from tests.faults.cluster import until
@@ -86,12 +87,13 @@ def test_a_stopped_rank_is_notified_once_with_what_is_known_of_it_and_so_is_its_
     assert behind.labels == {"alertname": "RankBehindCommunicator", **rank, **known}
     # One page for both, as for everything of that job.
     assert [(one.receiver, one.group) for one in alerts.values()] == [("on-call", {"exported_job": "4711"})] * 2
-    assert stalled.annotations["summary"] == f"Communicator {comm} is stalled: process_stopped"
+    assert stalled.annotations["summary"] == f"Communicator {comm} is stalled: process_stopped, rank 1 on host1"
     assert "host1 says process_stopped of rank 1, blaming rank 1." in stalled.annotations["description"]
     assert f"It is process {job.pids[1]}." in behind.annotations["description"]
     for one in alerts.values():
-        page = DEPLOY.parent / one.annotations["runbook_url"]
-        assert one.name in page.read_text().splitlines()[0]
+        site, _, page = one.annotations["runbook_url"].rpartition("/")
+        assert site == RUNBOOKS
+        assert one.name in (DEPLOY.parent / "dashboards/runbooks" / page).read_text().splitlines()[0]
     ended = {one.name for one in stack.webhook.all if one.status == RESOLVED}
     assert ended == both
 
@@ -107,7 +109,9 @@ def test_a_rail_that_goes_down_is_notified_by_name_and_the_stall_is_put_down_to_
             alerts = standing(stack, comm)
             # The page may be older than the best founded cause, and none follows for that alone.
             told = alert_annotations(stack.prometheus_url, "CollectiveStalled", comm).get("summary", "")
-            return {"RailDownUnderLoad", "CollectiveStalled"} <= alerts.keys() and told.endswith(": rail_down")
+            return {"RailDownUnderLoad", "CollectiveStalled"} <= alerts.keys() and told.endswith(
+                ": rail_down, rail 1 (rail1) of host1"
+            )
 
         with LinkDown(stack.fabric, host=1, rail=1):
             until(named, "notifications of the rail and the stall")

@@ -24,7 +24,7 @@ OF_A_RANK = 'job="r",instance="{rank}:1",comm="{comm}",rank="{rank}"'
 def test_the_rule_is_made_of_the_table() -> None:
     text = FILE.read_text()
     assert replace_rule(text) == text, "run 'python -m railscope.dashboards.evidence'"
-    assert text.count(RULE) == 1
+    assert text.count(f"record: {RULE}\n") == 1
     assert all(f'cause="{cause}"' in render_expression() for cause in OF_HOSTS if cause is not Cause.UNKNOWN)
 
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from railscope.dashboards import rules_files
+from railscope.dashboards.alerting.alert import Alert
 from tests.stack.prometheus import tool
 from tests.stack.stack import ALERTMANAGER_PORT, WEBHOOK_PORT, lay_out
 
@@ -63,9 +64,9 @@ def test_amtool_accepts_what_is_shipped(laid_out: Path) -> None:
 
 
 @pytest.mark.parametrize("job", ["unknown", "4711"])
-@pytest.mark.parametrize("alert", rules_files.read_alerts(), ids=lambda alert: alert.name)
-def test_severity_decides_who_is_told(laid_out: Path, alert: rules_files.Alert, job: str) -> None:
-    labels = {"alertname": alert.name, **dict(alert.labels)}
+@pytest.mark.parametrize("alert", rules_files.make_alerts(), ids=lambda alert: alert.name)
+def test_severity_decides_who_is_told(laid_out: Path, alert: Alert, job: str) -> None:
+    labels = {"alertname": alert.name, **alert.labels}
     # What is found out when the alert comes: see tests/stack/test_alert_path.py.
     labels |= {name: job for name in labels if name == "exported_job"}
     assert not any("{{" in value for value in labels.values())
@@ -76,7 +77,7 @@ def test_severity_decides_who_is_told(laid_out: Path, alert: rules_files.Alert, 
 
 
 def test_inhibitions_and_routes_name_alerts_that_there_are(laid_out: Path) -> None:
-    known = {alert.name for alert in rules_files.read_alerts()}
+    known = {alert.name for alert in rules_files.make_alerts()}
     configuration = yaml.safe_load((laid_out / "alertmanager.yml").read_text())
     matchers = [
         matcher

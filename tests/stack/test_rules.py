@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from railscope.agent.facts.catalogue import METRICS
+from railscope.dashboards.alerting.alert import RUNBOOKS
 from tests.stack.fleet import SimulatedFleet, served
 from tests.stack.prometheus import alert_annotations, prometheus, store_at, tool, until
 
@@ -63,8 +64,21 @@ def test_an_alert_tells_how_bad_it_is_what_it_means_and_what_to_read(name: str) 
     alert = ALERTS[name]
     assert alert["labels"]["severity"] in ("critical", "warning", "info")
     assert {"summary", "description", "runbook_url"} == alert["annotations"].keys()
-    page = DASHBOARDS.parent / alert["annotations"]["runbook_url"]
-    assert name in page.read_text().splitlines()[0]
+    site, _, page = alert["annotations"]["runbook_url"].rpartition("/")
+    assert site == RUNBOOKS
+    assert name in (DASHBOARDS / "runbooks" / page).read_text().splitlines()[0]
+
+
+def test_every_aggregation_and_every_match_keeps_clusters_apart() -> None:
+    kept = re.compile(r"\b(?:by|on) \(([^)]*)\)")
+    labels = {
+        (rule.get("alert", rule.get("record")), found) for rule in rules() for found in kept.findall(rule["expr"])
+    }
+    assert len(labels) > 30
+    assert {(name, found) for name, found in labels if "cluster" not in found.split(", ")} == set()
+    # And none without: it would drop all labels.
+    bare = re.compile(r"\b(?:sum|min|max|avg|count|group|topk|quantile) \(|\b(?:sum|min|max|avg|count|group)\(")
+    assert [rule for rule in rules() if bare.search(rule["expr"])] == []
 
 
 def test_rules_only_ask_for_metrics_that_there_are() -> None:
@@ -116,7 +130,7 @@ def test_alerts_fire_and_clear_in_a_real_prometheus(tmp_path: Path) -> None:
         until(lambda: firing() == expected, "five alerts and no other")
         assert len(store.query("comm:railscope_stalled_ranks:count")) == 2
         told = alert_annotations(url, "CollectiveStalled", stop.comm)
-        assert told["summary"] == f"Communicator {stop.comm} is stalled: process_stopped"
+        assert told["summary"] == f"Communicator {stop.comm} is stalled: process_stopped, rank 1 on stop1:9779"
         assert told["description"].startswith("stop1:9779 says process_stopped of rank 1, blaming rank 1. For")
         for fleet in (stop, down, slow, save):
             fleet.recover()

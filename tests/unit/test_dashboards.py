@@ -14,6 +14,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +27,8 @@ from railscope.agent.cli import main as cli
 from railscope.agent.facts.catalogue import METRICS
 from railscope.agent.node.targets.jobs import JobFacts
 from railscope.dashboards import build, check, documents, expressions, rules_files
+from railscope.dashboards.alerting.alert import RUNBOOKS
+from railscope.dashboards.alerting.thresholds import Thresholds, parse_thresholds
 from railscope.dashboards.command import run_dashboards
 from railscope.dashboards.publish import contains
 from tests.unit.grafana_server import PASSWORD, TOKEN, FakeGrafana, serving
@@ -83,9 +86,12 @@ def test_a_built_file_that_was_edited_or_lost_is_named(committed: Path) -> None:
 
 
 def test_building_writes_only_what_changed(tmp_path: Path) -> None:
-    assert len(build.write_dashboards(tmp_path / "new")) == 5
+    def write() -> list[Path]:
+        return build.write_all(tmp_path / "new", Thresholds(), RUNBOOKS)
+
+    assert len(write()) == 7
     (tmp_path / "new" / NODE).write_text("{}")
-    assert build.write_dashboards(tmp_path / "new") == [tmp_path / "new" / NODE]
+    assert write() == [tmp_path / "new" / NODE]
 
 
 def test_committed_files_are_dashboards_for_grafanas_own_sdk() -> None:
@@ -225,12 +231,66 @@ def test_check_of_an_empty_folder_says_what_to_do(tmp_path: Path, capsys: pytest
 
 def test_build_writes_where_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("build", "--output", str(tmp_path)) == 0
-    assert capsys.readouterr().out.count("wrote ") == 5
+    assert capsys.readouterr().out.count("wrote ") == 7
     assert run("build", "--output", str(tmp_path)) == 0
     assert "nothing to do" in capsys.readouterr().out
     (tmp_path / "file").write_text("")
     assert run("build", "--output", str(tmp_path / "file")) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_alerts_are_built_with_a_site_s_own_numbers_and_pages(tmp_path: Path) -> None:
+    options = ("--threshold", "loop_late_seconds=7", "--threshold", "dark_seconds=60.5")
+    assert run("build", "--output", str(tmp_path), "--runbooks", "https://wiki.example/rs/", *options) == 0
+    rules = {
+        rule["alert"]: rule
+        for group in yaml.safe_load((tmp_path / rules_files.ALERTS).read_text())["groups"]
+        for rule in group["rules"]
+    }
+    assert rules["RailscopeLoopLate"]["expr"].endswith("> 7\n")
+    assert rules["RailscopeDark"]["expr"].endswith("> 60.5\n")
+    for one in rules_files.make_alerts():
+        assert rules[one.name]["annotations"]["runbook_url"] == f"https://wiki.example/rs/{one.page}.md"
+        assert (ROOT / f"dashboards/runbooks/{one.page}.md").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--threshold", "loop_late=7"), "there is no 'loop_late'; there are rail_used_bytes_per_second, "),
+        (("--threshold", "loop_late_seconds"), "write a number above 0, as in loop_late_seconds=1"),
+        (("--threshold", "loop_late_seconds=-1"), "write a number above 0"),
+        (("--threshold", "loop_late_seconds=inf"), "write a number above 0"),
+        (("--runbooks", "wiki/rs"), "write an address, as in https://"),
+    ],
+)
+def test_what_is_no_threshold_and_no_address_is_said_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, str], said: str
+) -> None:
+    assert run("build", "--output", str(tmp_path), *options) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_threshold_decides_of_some_alert() -> None:
+    shipped = rules_files.render_rules()[rules_files.ALERTS]
+    for one in fields(Thresholds):
+        changed = rules_files.render_rules(parse_thresholds([f"{one.name}=123.25"]))[rules_files.ALERTS]
+        assert changed != shipped
+        assert "123.25" in changed
+
+
+def test_rules_that_are_not_what_the_code_builds_are_found(
+    committed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(rules_files.SHIPPED, tmp_path / "rules")
+    monkeypatch.setattr(rules_files, "SHIPPED", tmp_path / "rules")
+    (tmp_path / "rules" / rules_files.ALERTS).write_text("groups: []\n")
+    assert list(check.find_differences(committed)) == [
+        "railscope-alerts.yml: is not what the code builds: run 'railscope dashboards build'"
+    ]
 
 
 def test_without_the_extra_one_line_says_what_to_install(
@@ -284,7 +344,7 @@ def test_a_first_run_makes_everything(token: str, capsys: pytest.CaptureFixture[
     assert grafana.datasources["railscope-prometheus"]["url"] == "http://prometheus:9090"
     assert grafana.dashboards.keys() == {one.identifier for one in documents.read_documents(build.COMMITTED).values()}
     rules = [rule for group in grafana.groups.values() for rule in group["rules"]]
-    assert [rule["title"] for rule in rules] == [one.name for one in rules_files.read_alerts()]
+    assert [rule["title"] for rule in rules] == [one.name for one in rules_files.make_alerts()]
     for rule in rules:
         page = rule["annotations"]["runbook_url"].removeprefix("https://wiki/railscope/")
         assert (ROOT / "dashboards/runbooks" / page).is_file()

@@ -19,8 +19,8 @@ def test_templates_of_alerts_are_said_in_grafanas_terms() -> None:
 
 
 def test_what_grafana_cannot_ask_leaves_whole_sentences() -> None:
-    (stalled,) = [one for one in rules_files.read_alerts() if one.name == "CollectiveStalled"]
-    told = {name: alerts.to_grafana_template(text) for name, text in stalled.annotations if name != "runbook_url"}
+    (stalled,) = [one for one in rules_files.make_alerts() if one.name == "CollectiveStalled"]
+    told = {name: alerts.to_grafana_template(text) for name, text in stalled.annotations("").items()}
     assert told == {
         "summary": "Communicator {{ $labels.comm }} is stalled",
         "description": (
@@ -30,7 +30,7 @@ def test_what_grafana_cannot_ask_leaves_whole_sentences() -> None:
 
 
 def test_nothing_that_grafana_is_given_asks_a_question() -> None:
-    rules = alerts.make_alert_group("all", rules_files.read_alerts(), "folder", "source", None, "")["rules"]
+    rules = alerts.make_alert_group("all", rules_files.make_alerts(), "folder", "source", None, "")["rules"]
     told = [text for rule in rules for name in ("labels", "annotations") for text in rule[name].values()]
     assert told
     assert not [text for text in told if re.search(r"\|\s*query\b", text)]

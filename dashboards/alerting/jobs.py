@@ -1,0 +1,99 @@
+"""Alerts on what jobs do: collectives that stall, and the rank that the others wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from railscope.agent.facts import catalogue
+from railscope.agent.facts.causes import Cause
+from railscope.dashboards import recorded
+from railscope.dashboards.alerting.alert import Alert, Group, Severity, promql
+from railscope.dashboards.alerting.thresholds import Thresholds
+
+_OF_COMM: Final = "cluster='%[1]s',comm='%[2]s'"
+"""Matchers of a template's query; `_ASKS` gives it what they hold."""
+_ASKS: Final = "$labels.cluster $labels.comm | query"
+_BEST: Final = f"topk by (cluster, comm) (1, {recorded.STALL_EVIDENCE.where(_OF_COMM)})"
+_SAID_OF_BEST: Final = f"and on (cluster, comm, cause) {_BEST}"
+_INFO: Final = catalogue.COMM_STALL_INFO
+
+_JOB: Final = (
+    f"""{{{{ with printf "last_over_time({catalogue.COMM_INFO}{{{_OF_COMM},exported_job!=''}}[1h])" {_ASKS} """
+    '| sortByLabel "exported_job" }}{{ (first .).Labels.exported_job }}{{ else }}unknown{{ end }}'
+)
+"""The batch job, where it is known: what stalls together wakes somebody once (deploy/alertmanager)."""
+
+_CAUSE: Final = f'{{{{ range printf "{_BEST}" {_ASKS} }}}}: {{{{ .Labels.cause }}}}{{{{ end }}}}'
+_HOST_OF_BLAMED: Final = (
+    f"{{{{ range printf \"{catalogue.COMM_INFO}{{cluster='%s',comm='%s',rank='%s'}}\" "
+    "$labels.cluster $labels.comm .Labels.blamed_rank | query }} on {{ .Labels.instance }}{{ end }}"
+)
+_CULPRIT: Final = (
+    f'{{{{ with printf "{recorded.STALL_FINDINGS.where(_OF_COMM)}" {_ASKS} | sortByLabel "instance" }}}}'
+    "{{ with first . }}"
+    "{{ if .Labels.device }}, rail {{ .Labels.rail }} ({{ .Labels.device }}) of {{ .Labels.instance }}"
+    f"{{{{ else if .Labels.blamed_rank }}}}, rank {{{{ .Labels.blamed_rank }}}}{_HOST_OF_BLAMED}"
+    "{{ else }}; rank {{ .Labels.rank }} on {{ .Labels.instance }} waits{{ end }}"
+    "{{ end }}{{ end }}"
+)
+_EVIDENCE: Final = (
+    f'{{{{ with printf "{_INFO}{{{_OF_COMM}}} {_SAID_OF_BEST}" {_ASKS} -}}}} '
+    '{{ range $at, $stall := sortByLabel "rank" . }}{{ if lt $at 4 -}} '
+    "{{ .Labels.instance }} says {{ .Labels.cause }} of rank {{ .Labels.rank }}"
+    "{{- with .Labels.blamed_rank }}, blaming rank {{ . }}{{ end }}"
+    "{{- with .Labels.device }}, blaming {{ . }}{{ end }}"
+    f'{{{{- if and (eq .Labels.cause "{Cause.RANK_BEHIND}") (not .Labels.blamed_rank) }}}}, which waits for another'
+    "{{ end }}. {{ end }}{{ end -}} "
+    "{{ if gt (len .) 4 }}{{ len . }} ranks are reported in total. {{ end }}{{ end -}} "
+)
+_PROCESS: Final = (
+    f"{{{{ range printf \"{catalogue.COMM_INFO}{{cluster='%s',instance='%s',comm='%s',rank='%s'}}\" "
+    "$labels.cluster $labels.instance $labels.comm $labels.rank | query -}} It is process {{ .Labels.pid }}."
+    "{{- end }}"
+)
+
+
+def alerts(_: Thresholds) -> Iterator[Alert]:
+    """In the file's order."""
+    yield Alert(
+        Group.STALLS,
+        "CollectiveStalled",
+        Severity.CRITICAL,
+        promql(
+            f"""
+            max by (cluster, comm) ({recorded.STALL_EVIDENCE})
+            unless on (cluster, comm)
+            {recorded.RANKS_GONE}
+            unless on (cluster, comm)
+            {recorded.RANKS_IDLE}
+            unless on (cluster, comm)
+            {recorded.HELD_UP_BY_WRITING_RANKS}
+            """
+        ),
+        about="One alert a communicator for as long as it stalls: the cause is told in the annotations and is no "
+        "label, because an alert whose labels change resolves and fires anew, and a host may find a better founded "
+        "cause at any time.",
+        holds_for="15s",
+        because="The host has waited already (at least 2 s with a culprit, 30 s without); one more scrape lets all "
+        "hosts speak.",
+        more_labels={"exported_job": _JOB},
+        summary=f"Communicator {{{{ $labels.comm }}}} is stalled{_CAUSE}{_CULPRIT}",
+        description=f"{_EVIDENCE}For the verdict on all hosts run: "
+        "railscope diagnose --prometheus URL --comm {{ $labels.comm }}",
+        page="CollectiveStalled",
+    )
+    yield Alert(
+        Group.STALLS,
+        "RankBehindCommunicator",
+        Severity.CRITICAL,
+        str(recorded.OPERATIONS_BEHIND_STALLED),
+        about="Hosts see their own ranks only; the recording rule compares all of them.",
+        holds_for="30s",
+        because="Two scrapes of 15 s: both sides of the comparison are then from after the stall began.",
+        more_labels={"exported_job": _JOB},
+        summary="Rank {{ $labels.rank }} on {{ $labels.instance }} keeps communicator {{ $labels.comm }} waiting",
+        description="Rank {{ $labels.rank }} on {{ $labels.instance }} is {{ $value }} operation(s) behind the most "
+        f"advanced rank, and the communicator is stalled. {_PROCESS}",
+        page="RankBehindCommunicator",
+    )

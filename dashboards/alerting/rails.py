@@ -1,0 +1,160 @@
+"""Alerts on rails: links that are down or slow, packets that are lost, counters that count errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from railscope.agent.facts import catalogue
+from railscope.dashboards import recorded
+from railscope.dashboards.alerting.alert import Alert, Group, Severity, promql
+from railscope.dashboards.alerting.thresholds import Thresholds
+
+HOST: Final = "cluster, job, instance"
+RAIL: Final = f"{HOST}, netns, rail, device"
+_RAIL: Final = "Rail {{ $labels.rail }} ({{ $labels.device }}) of {{ $labels.instance }}"
+_MEAN: Final = 'stat="mean"'
+
+
+def alerts(least: Thresholds) -> Iterator[Alert]:
+    """In the file's order."""
+    yield Alert(
+        Group.RAILS,
+        "RailDownUnderLoad",
+        Severity.CRITICAL,
+        promql(
+            f"""
+            {catalogue.RAIL_UP} == 0
+            and on ({HOST})
+            {catalogue.PROCESSES_OBSERVED} > 0
+            and on ({RAIL})
+            max_over_time({recorded.TRANSMIT_RATE}[6h]) > {least.rail_used_bytes_per_second:g}
+            """
+        ),
+        about="Down, on a host with a job, and it carried traffic today: a port that nobody uses is down for years.",
+        holds_for="10s",
+        because=f"A link that trains anew is back within seconds; such flaps are counted in {catalogue.RAIL_COUNTER}.",
+        summary=f"{_RAIL} is down under a job",
+        description="{{ $labels.device }} carried traffic within the last six hours, a job runs on "
+        "{{ $labels.instance }}, and the link is down.",
+        page="RailDownUnderLoad",
+    )
+    yield Alert(
+        Group.RAILS,
+        "RailSlowerThanSiblings",
+        Severity.WARNING,
+        _slower_than_siblings(least),
+        about="Bytes do not tell: in a ring all rails drop together with the slowest.  What tells is a queue or round "
+        "trips that the siblings do not have, while the rail is not full.",
+        holds_for="1m",
+        because="Bursts of checkpoints and data loading fill one rail's queue for some seconds.",
+        summary=f"{_RAIL} is slower than its siblings",
+        description="Data waits on {{ $labels.device }} and not on the other rails of {{ $labels.instance }}, though "
+        "the link is not full.  Every ring through this rail runs at its speed.",
+        page="RailSlowerThanSiblings",
+    )
+    yield Alert(
+        Group.RAILS,
+        "RailLinkSlowerThanBefore",
+        Severity.WARNING,
+        promql(
+            f"""
+            {catalogue.RAIL_SPEED}
+            <
+            max_over_time({catalogue.RAIL_SPEED}[1d])
+            """
+        ),
+        about="The speed that was negotiated, against the rail's own of the last day.",
+        holds_for="1m",
+        because="Links report lower speeds for a moment while they train.",
+        summary=f"{_RAIL} has a lower link speed than before",
+        description="{{ $labels.device }} now runs at {{ $value | humanize }} bytes/s; within the last day its link "
+        "speed was higher.",
+        page="RailSlowerThanSiblings",
+    )
+    yield Alert(
+        Group.RAILS,
+        "RailLossy",
+        Severity.WARNING,
+        promql(
+            f"""
+            {recorded.RETRANSMITTED} > {least.retransmitted_ratio:g}
+            and on ({RAIL})
+            rate({catalogue.RAIL_TCP_SENT_BYTES}[1m]) > {least.rail_used_bytes_per_second:g}
+            """
+        ),
+        about="One per cent sent again costs TCP most of its speed; below 1 MB/s a few packets are a large share.",
+        holds_for="2m",
+        because="Congestion at the start of a job is over within a minute.",
+        summary=f"{_RAIL} loses packets",
+        description="{{ $value | humanizePercentage }} of the TCP payload that jobs send on {{ $labels.device }} is "
+        "retransmitted.",
+        page="RailLossy",
+    )
+    yield Alert(
+        Group.RAILS,
+        "RailErrors",
+        Severity.WARNING,
+        f"increase({_counters('page')}[5m]) > 0",
+        about="Counters with severity page: a link that went down, transport retries exceeded, drops on a lossless "
+        "priority.",
+        holds_for="0s",
+        because="None: the increase is the event, and the five minutes of the range keep it visible.",
+        summary=f"{{{{ $labels.counter }}}} of {_RAIL[0].lower()}{_RAIL[1:]} increased",
+        description="{{ $labels.counter }} of rail {{ $labels.rail }} ({{ $labels.device }}) increased by "
+        '{{ printf "%.0f" $value }} within five minutes; any increase matters.',
+        page="RailErrors",
+    )
+    yield Alert(
+        Group.RAILS,
+        "RailCounterPinned",
+        Severity.INFO,
+        f"{catalogue.RAIL_COUNTER_PINNED} == 1",
+        about="From now on no increase means nothing: errors on this port go unseen.",
+        holds_for="1h",
+        because="It stays until the counter is cleared: nobody has to know within the hour.",
+        summary=f"{{{{ $labels.counter }}}} of {_RAIL[0].lower()}{_RAIL[1:]} is saturated",
+        description="{{ $labels.counter }} reads its maximum and no longer counts; clear it (perfquery -R, or reload "
+        "the driver).",
+        page="RailErrors",
+    )
+
+
+def _counters(severity: str) -> str:
+    return catalogue.RAIL_COUNTER.where(f'severity="{severity}"')
+
+
+def _slower_than_siblings(least: Thresholds) -> str:
+    backlog, mean = catalogue.RAIL_QUEUE_BACKLOG_BYTES, catalogue.RAIL_TCP_ROUND_TRIP.where(_MEAN)
+    deviation = catalogue.RAIL_TCP_ROUND_TRIP.where('stat="deviation"')
+    return promql(
+        f"""
+        (
+            (
+                min_over_time({backlog}[1m]) > {least.queue_bytes:g}
+              and on ({RAIL})
+                (
+                    {backlog}
+                  > on (cluster, job, instance, netns) group_left ()
+                    {least.queue_to_siblings_ratio:g} * min by (cluster, job, instance, netns) ({backlog})
+                )
+            )
+          or on ({RAIL})
+            (
+                {recorded.ROUND_TRIP_TO_SIBLINGS} > {least.round_trip_to_siblings_ratio:g}
+              and on ({RAIL})
+                {mean} > {least.round_trip_seconds:g}
+              # A deviation as long as the mean: acknowledgements that a receiver put off for 40 ms.  If half of them
+              # were, the mean would be 20 ms, and the deviation less.
+              unless on ({RAIL})
+                (
+                    {deviation}
+                  >= ignoring (stat)
+                    ({mean} < 0.02)
+                )
+            )
+        )
+        unless on ({RAIL})
+          {recorded.TRANSMIT_UTILIZATION} > {least.rail_full_ratio:g}
+        """
+    )
