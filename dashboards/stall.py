@@ -142,6 +142,16 @@ def _summary() -> list[AnyPanel]:
             stacked=True,
             whole=True,
         ),
+        table(
+            "Calls that do not return",
+            "NCCL calls (init, split, finalize, connecting ranks) that a rank has been inside for longer than "
+            "--stall.after, with their age. Ranks that are not listed are not inside.",
+            "comm call rank nranks instance pid",
+            catalogue.CALL_INSIDE_SECONDS.where(COMM),
+            value="seconds",
+            links={"instance": page.TO_HOST},
+            width=12,
+        ),
     ]
 
 

@@ -113,7 +113,7 @@ class OwnFunction:
     def points(self) -> ProbePoints:
         function = next(f for f in COLLECTIVE_FUNCTIONS if f.symbol == "ncclAllReduce")
         cookie = collective_cookie(function, self.machine, _LIBRARY, stack_bytes=0)
-        return ProbePoints((ProbePoint(function.symbol, _FUNCTION_AT, cookie),), (), (), (), (), False)
+        return ProbePoints((ProbePoint(function.symbol, _FUNCTION_AT, cookie),), (), (), (), (), (), False)
 
     def map(self) -> None:
         """Map it as code.

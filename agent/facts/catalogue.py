@@ -200,6 +200,13 @@ COMM_STALL_INFO: Final = _gauge(
     "1 while stalled. blamed_rank, rail and device name what the cause blames. strength weak: the stall is inferred, "
     "no probe saw the operation itself.",
 )
+CALL_INSIDE_SECONDS: Final = _gauge(
+    "call_inside_seconds",
+    "call comm rank nranks pid",
+    "Age in seconds of an NCCL call (init, split, finalize, connecting ranks) that has taken longer than --stall.after "
+    "and has not returned; absent otherwise. Its communicator may not exist yet; comm is then the name that it will "
+    "have. The oldest 16 of a process and 128 of a user.",
+)
 COMM_STALL_SECONDS: Final = _counter(
     "comm_stall_seconds",
     "comm rank cause",

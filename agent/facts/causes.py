@@ -13,9 +13,10 @@ rules, and is better evidence than a GPU that does not progress.
 
 Placeholders of clauses: `{who}` the blamed ranks with their hosts, `{is}` is or are, `{s}` a verb's ending after one
 rank, `{rail}` the blamed rail with its host, `{unnamed}` that the host does not name it, `{missing}` ranks that nobody
-sees, `{last_seen}` where they were.  Placeholders of steps: of a rank `{rank}` as the job's log numbers it, `{pid}`,
-`{gpu}`; of a rail `{device}`, `{inside}` what enters its network namespace; of a host `{host}`; of a stall that is over
-`{window}` journalctl's options for its time, `{period}` from when to when.
+sees, `{last_seen}` where they were, `{within}` the ranks inside a call with their hosts.  Placeholders of steps: of a
+rank `{rank}` as the job's log numbers it, `{pid}`, `{gpu}`; of a rail `{device}`, `{inside}` what enters its network
+namespace; of a host `{host}`; of a stall that is over `{window}` journalctl's options for its time, `{period}` from
+when to when.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Cause(StrEnum):
     RAIL_SLOW = "rail_slow"
     WRITING = "writing"
     GPU_NOT_PROGRESSING = "gpu_not_progressing"
+    INSIDE_CALL = "inside_call"
     RANK_BEHIND = "rank_behind"
     RANK_MISSING = "rank_missing"
     UNSEEN = "unseen"
@@ -53,11 +55,13 @@ class Tier(IntEnum):
     SEQUENCE = 3
     """The sequences of all ranks show who did not enter the operation that the others wait in."""
     GPU = 4
-    HINT = 5
+    CALL = 5
+    """A call of NCCL is seen not to return."""
+    HINT = 6
     """A host says that its rank waits for another."""
-    MISSING = 6
-    UNSEEN = 7
-    UNKNOWN = 8
+    MISSING = 7
+    UNSEEN = 8
+    UNKNOWN = 9
 
 
 class Severity(StrEnum):
@@ -300,6 +304,28 @@ CAUSES: Final[Mapping[Cause, CauseFacts]] = {
             StepFacts("nvidia-smi -i {gpu} -q -d ECC", "errors that were counted"),
         ),
         remedy="drain the host",
+    ),
+    Cause.INSIDE_CALL: CauseFacts(
+        Tier.CALL,
+        Severity.CRITICAL,
+        by_host=True,
+        about=About.RANK,
+        meaning="A call of NCCL does not return, such as one that makes or ends a communicator.",
+        words="it does not return for {within}",
+        words_by={
+            "outside": "it does not return for {within}, and {who} did not call it",
+            "absence": "it does not return for {within}, and {missing} did not call it on any observed host{last_seen}",
+            "all": "it does not return for {within}, and no rank is missing",
+        },
+        now=(
+            StepFacts("py-spy dump --pid {pid}", "where in the program it is"),
+            _anywhere(
+                "the job's log of rank {rank}: an exception, a branch that other ranks do not take, a late start"
+            ),
+            _anywhere("whether every rank was started and reaches rank 0: NCCL_DEBUG=INFO shows whom each waits for"),
+        ),
+        after=(_anywhere("the job's log of rank {rank}, {period}: when it came to the call, and what it did before"),),
+        remedy="start the rank that is missing, or mend the program that leaves the call out on some ranks",
     ),
     Cause.RANK_BEHIND: CauseFacts(
         Tier.HINT,

@@ -18,6 +18,7 @@ from typing import Final
 
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.catalogue import Metric
+from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.snapshot import (
     UNKNOWN,
     AgentHealth,
@@ -179,7 +180,7 @@ def _drafts(snapshot: Snapshot, detail: _Detail, selection: Selection) -> Iterat
     yield from _about_railscope(snapshot)
     yield from _collectives(snapshot.collectives)
     yield from _communicators(detail.communicators)
-    yield from _stalls(snapshot.stalls)
+    yield from _stalls(snapshot.stalls, snapshot.monotonic_ns)
     yield from _times(snapshot.collectives, detail)
     yield make_draft_by_label(catalogue.COMM_EVENTS, snapshot.collectives.events.items())
     yield make_draft_by_label(catalogue.COMM_ERRORS, snapshot.collectives.errors.items())
@@ -303,7 +304,7 @@ def _job_label_names(identities: Iterable[RankIdentity]) -> dict[str, str]:
     return shown
 
 
-def _stalls(stalls: NodeStalls) -> Iterator[Draft]:
+def _stalls(stalls: NodeStalls, now_ns: int) -> Iterator[Draft]:
     current = stalls.current
     yield Draft(
         catalogue.COMM_STALLED,
@@ -326,6 +327,14 @@ def _stalls(stalls: NodeStalls) -> Iterator[Draft]:
                 1,
             )
             for stall in current
+        ],
+    )
+    yield Draft(
+        catalogue.CALL_INSIDE_SECONDS,
+        [
+            ((stall.op, stall.comm, stall.rank, stall.nranks, str(stall.pid)), stall.length_ns(now_ns) / 1e9)
+            for stall in current
+            if stall.diagnosis.cause is Cause.INSIDE_CALL
         ],
     )
     yield Draft(

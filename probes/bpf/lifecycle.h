@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Programs for the calls that make and end communicators: few, and never in anybody's way.  Included once, by
+ * Programs for the calls that make, end and connect communicators: few, and never in anybody's way.  Included once, by
  * nccl.bpf.c.
  */
 #ifndef RAILSCOPE_LIFECYCLE_H
@@ -10,24 +10,92 @@
 #include "communicators.h"
 #include "nccl.h"
 #include "observed.h"
+#include "shares.h"
 
-/* Init calls under way, by thread, between entry and return. */
-struct init_under_way {
-	__u64 start_ns;
-	__u64 new_comm; /* where the pointer will be stored */
-	__u64 parent;
-	__s32 nranks;
-	__s32 rank;
-	__u32 has_unique_id;
-	__u32 reserved;
-	__u8 unique_id[UNIQUE_ID_BYTES];
-};
+/*
+ * Calls under way, by thread: written at entry, taken out at return, read by probes/nccl/programs/host_calls.py for who
+ * never returns.  A plain hash with shares, not one that evicts: one tenant's calls must not push another's out.  What
+ * a thread left that ended inside its call the reader takes out.
+ */
+#define HOST_CALLS 4096
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 4096);
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, HOST_CALLS);
 	__type(key, __u32);
-	__type(value, struct init_under_way);
-} inits_under_way SEC(".maps");
+	__type(value, struct host_call);
+} host_calls SEC(".maps");
+
+static __noinline int drop_call(struct thread *thread, __u32 uid, __u32 tgid)
+{
+	__u32 tid;
+
+	if (!thread)
+		return 0;
+	tid = thread->tid;
+	/* Only who takes it out gives its place back. */
+	if (!bpf_map_delete_elem(&host_calls, &tid))
+		leave_place(uid, tgid, SHARED_HOST_CALLS);
+	return 0;
+}
+
+/*
+ * A call begins.  One that another call of the same thread makes in turn is part of that one; what stands there for
+ * any other reason never returned (longjmp, a thread that ended), and goes.
+ */
+static __noinline int begin_call(struct host_call *call, struct thread *thread)
+{
+	struct host_call *before;
+	__u64 place;
+	__u32 tid;
+
+	if (!call || !thread)
+		return 0;
+	tid = thread->tid;
+	before = bpf_map_lookup_elem(&host_calls, &tid);
+	if (before) {
+		if (before->task == call->task && before->stack > call->stack)
+			return 0;
+		drop_call(thread, before->uid, before->tgid);
+	}
+	place = take_place((__u32)bpf_get_current_uid_gid(), thread->tgid, SHARED_HOST_CALLS, HOST_CALLS);
+	if (!place)
+		return 0;
+	call->uid = (__u32)place;
+	if (bpf_map_update_elem(&host_calls, &tid, call, BPF_NOEXIST))
+		return_place(call->uid, thread->tgid, SHARED_HOST_CALLS);
+	return 0;
+}
+
+/* What is known of every call at its entry. */
+static __always_inline void describe_call(struct host_call *call, const struct registers *ctx, __u64 cookie,
+					  struct thread *thread)
+{
+	call->start_ns = bpf_ktime_get_ns();
+	call->stack = STACK_POINTER(ctx);
+	call->task = bpf_get_current_task();
+	call->tgid = thread->tgid;
+	call->nranks = -1;
+	call->rank = -1;
+	call->library = COOKIE_LIBRARY(cookie);
+	call->kind = COOKIE_KIND(cookie);
+}
+
+/* The call that returns here; 0: it is not known, or part of another one that goes on. */
+static __always_inline struct host_call *returning_call(const struct registers *ctx, struct thread *thread)
+{
+	struct host_call *call = bpf_map_lookup_elem(&host_calls, &thread->tid);
+
+	return call && call->task == bpf_get_current_task() && STACK_POINTER(ctx) >= call->stack ? call : 0;
+}
+
+static __always_inline __u32 instance_of(__u64 comm, __u32 tgid)
+{
+	struct communicator_key key = {.comm = comm, .tgid = tgid};
+	struct communicator *communicator = comm ? bpf_map_lookup_elem(&communicators, &key) : 0;
+
+	return communicator ? communicator->instance : 0;
+}
 
 /* Entry of a call that makes communicators. */
 SEC("uprobe")
@@ -35,7 +103,7 @@ int init_entry(struct registers *ctx)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
 	__u32 id_place = COOKIE_PLACE(cookie, PLACE_UNIQUE_ID);
-	struct init_under_way init = {};
+	struct host_call init = {};
 	struct arguments arguments;
 	struct thread thread;
 	__u64 id;
@@ -44,11 +112,10 @@ int init_entry(struct registers *ctx)
 		return 0;
 	count(STAT_LIFECYCLE);
 	take_arguments(&arguments, ctx, cookie);
-	init.start_ns = bpf_ktime_get_ns();
+	describe_call(&init, ctx, cookie, &thread);
 	init.new_comm = argument(&arguments, COOKIE_PLACE(cookie, PLACE_NEW_COMM));
-	init.parent = argument(&arguments, COOKIE_PLACE(cookie, PLACE_PARENT));
-	init.nranks = -1;
-	init.rank = -1;
+	init.comm = argument(&arguments, COOKIE_PLACE(cookie, PLACE_PARENT));
+	init.instance = instance_of(init.comm, thread.tgid);
 	if (COOKIE_PLACE(cookie, PLACE_RANKS) != PLACE_NONE)
 		init.nranks = argument(&arguments, COOKIE_PLACE(cookie, PLACE_RANKS));
 	if (COOKIE_PLACE(cookie, PLACE_RANK) != PLACE_NONE)
@@ -65,12 +132,12 @@ int init_entry(struct registers *ctx)
 		count(STAT_ARGUMENTS_UNREADABLE);
 		return 0;
 	}
-	bpf_map_update_elem(&inits_under_way, &thread.tid, &init, BPF_ANY);
+	begin_call(&init, &thread);
 	return 0;
 }
 
 /* One new communicator at the return of an init call. */
-VERIFIED_ONCE int settle_init(struct init_under_way *init, __u64 comm, __u64 cookie, __s32 result,
+VERIFIED_ONCE int settle_init(struct host_call *init, __u64 comm, __u64 cookie, __s32 result,
 			      struct thread *thread)
 {
 	struct communicator_key key = {.comm = comm};
@@ -101,7 +168,7 @@ VERIFIED_ONCE int settle_init(struct init_under_way *init, __u64 comm, __u64 coo
 	__builtin_memset(event, 0, sizeof(*event));
 	event->time_ns = bpf_ktime_get_ns();
 	event->comm = comm;
-	event->parent = init->parent;
+	event->parent = init->comm;
 	event->tgid = thread->tgid;
 	event->tid = thread->tid;
 	event->kind = COOKIE_KIND(cookie);
@@ -126,7 +193,7 @@ SEC("uretprobe")
 int init_return(struct registers *ctx)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
-	struct init_under_way *init;
+	struct host_call *init;
 	struct thread thread;
 	__u64 comm = 0;
 	__s32 result = (__s32)RETURN_VALUE(ctx);
@@ -134,7 +201,7 @@ int init_return(struct registers *ctx)
 	if (!observed_thread(&thread))
 		return 0;
 	count(STAT_LIFECYCLE);
-	init = bpf_map_lookup_elem(&inits_under_way, &thread.tid);
+	init = returning_call(ctx, &thread);
 	if (!init)
 		return 0;
 	if (COOKIE_KIND(cookie) == LIFECYCLE_INIT_ALL) {
@@ -150,7 +217,65 @@ int init_return(struct registers *ctx)
 			comm = 0;
 		settle_init(init, comm, cookie, result, &thread);
 	}
-	bpf_map_delete_elem(&inits_under_way, &thread.tid);
+	drop_call(&thread, init->uid, init->tgid);
+	return 0;
+}
+
+#define JOB_WORDS 32
+
+/*
+ * The communicator that NCCL's own thread makes, or makes another one of: the first word of what it was given that is a
+ * communicator of its process.  In a group ncclCommInitRank() had stored it before; a split's is not known yet, and its
+ * parent stands there.  (struct ncclCommInitRankAsyncJob in src/init.cc, whose fields move from version to version.)
+ */
+static __noinline __u32 instance_in(__u64 job, __u32 tgid)
+{
+	__u64 word = 0;
+	__u32 found;
+
+	for (int i = 0; i < JOB_WORDS; i++) {
+		if (bpf_probe_read_user(&word, sizeof(word), (const void *)(job + 8ULL * i)))
+			break;
+		found = instance_of(word, tgid);
+		if (found)
+			return found;
+	}
+	return 0;
+}
+
+/* Entry of a call that is followed until it returns, and does nothing else that is to be told. */
+SEC("uprobe")
+int call_entry(struct registers *ctx)
+{
+	__u64 cookie = bpf_get_attach_cookie(ctx);
+	struct host_call call = {};
+	struct arguments arguments;
+	struct thread thread;
+
+	if (!observed_thread(&thread))
+		return 0;
+	count(STAT_LIFECYCLE);
+	take_arguments(&arguments, ctx, cookie);
+	describe_call(&call, ctx, cookie, &thread);
+	call.comm = argument(&arguments, COOKIE_PLACE(cookie, PLACE_PARENT));
+	call.instance = call.kind == LIFECYCLE_INIT_WORK ? instance_in(FIRST_ARGUMENT(ctx), thread.tgid)
+							   : instance_of(call.comm, thread.tgid);
+	begin_call(&call, &thread);
+	return 0;
+}
+
+SEC("uretprobe")
+int call_return(struct registers *ctx)
+{
+	struct host_call *call;
+	struct thread thread;
+
+	if (!observed_thread(&thread))
+		return 0;
+	count(STAT_LIFECYCLE);
+	call = returning_call(ctx, &thread);
+	if (call)
+		drop_call(&thread, call->uid, call->tgid);
 	return 0;
 }
 
@@ -162,6 +287,7 @@ int end_entry(struct registers *ctx)
 	__u32 kind = COOKIE_KIND(cookie);
 	struct communicator_key key = {};
 	struct communicator *communicator;
+	struct host_call call = {};
 	struct thread thread;
 
 	if (!observed_thread(&thread))
@@ -170,6 +296,10 @@ int end_entry(struct registers *ctx)
 	key.comm = FIRST_ARGUMENT(ctx);
 	key.tgid = thread.tgid;
 	communicator = bpf_map_lookup_elem(&communicators, &key);
+	describe_call(&call, ctx, cookie, &thread);
+	call.comm = key.comm;
+	call.instance = communicator ? communicator->instance : 0;
+	begin_call(&call, &thread);
 	if (!communicator)
 		return 0;
 	if (kind == LIFECYCLE_DESTROY || kind == LIFECYCLE_ABORT) {

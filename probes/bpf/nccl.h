@@ -69,6 +69,10 @@ enum lifecycle_kind {
 	LIFECYCLE_REVOKE = 10,
 	LIFECYCLE_SUSPEND = 11,
 	LIFECYCLE_RESUME = 12,
+	/* Of calls under way only: nothing begins or ends with them, so that no event has them. */
+	LIFECYCLE_CONNECT = 13, /* ranks are connected, inside an operation's call, a group's end or an init */
+	LIFECYCLE_INIT_WORK = 14, /* an init, split, shrink or grow in a group, or without blocking: on its own thread */
+	LIFECYCLE_WINDOW = 15, /* memory is registered with all ranks */
 };
 
 /* Runs are counted where they are for a process that is observed: what these cost is held against a budget. */
@@ -141,7 +145,8 @@ struct hashed_aggregate {
 /* Tables that are shared out (shares.h). */
 #define SHARED_COMMUNICATORS 0
 #define SHARED_AGGREGATES 1
-#define SHARED_TABLES 2 /* a power of two */
+#define SHARED_HOST_CALLS 2
+#define SHARED_TABLES 4 /* a power of two */
 #define NOBODY 0xffffffffU /* no user's number */
 
 /* tgid 0: a user's whole share.  Of uid NOBODY: 0 everybody's, 1 that of users for whom there was no room. */
@@ -239,6 +244,24 @@ struct lifecycle_event {
 	__u8 unique_id[UNIQUE_ID_BYTES];
 };
 
+/* A call under way that makes, ends or connects communicators, by its thread. */
+struct host_call {
+	__u64 start_ns; /* CLOCK_MONOTONIC at entry */
+	__u64 stack; /* the stack pointer at entry */
+	__u64 task; /* the thread, as the kernel addresses it: numbers are used again */
+	__u64 comm; /* what it works on, or splits, shrinks or grows; 0: it makes one of nothing */
+	__u64 new_comm; /* where the pointer of a new one will be stored */
+	__u32 tgid;
+	__u32 uid; /* in whose share the entry is */
+	__u32 instance; /* of comm; 0: not known */
+	__s32 nranks; /* as given to the call, -1: it is not */
+	__s32 rank;
+	__u16 library;
+	__u8 kind;
+	__u8 has_unique_id;
+	__u8 unique_id[UNIQUE_ID_BYTES];
+};
+
 /* Offsets in struct ncclComm of one library; NO_OFFSET where not known. */
 struct comm_layout {
 	__u32 known;
@@ -264,8 +287,8 @@ ASSERT_SIZE(aggregate_key, 16);
 ASSERT_SIZE(aggregate, 16);
 ASSERT_SIZE(hashed_aggregate, 24);
 ASSERT_SIZE(share_key, 8);
-ASSERT_SIZE(share, 32);
-ASSERT_SIZE(share_freed, 16);
+ASSERT_SIZE(share, 64);
+ASSERT_SIZE(share_freed, 32);
 ASSERT_SIZE(aggregate_slot, 32);
 ASSERT_SIZE(enqueue_time, 272);
 ASSERT_SIZE(identity, 48);
@@ -273,6 +296,7 @@ ASSERT_SIZE(communicator_key, 16);
 ASSERT_SIZE(communicator, 112);
 ASSERT_SIZE(communicator_slot, 32);
 ASSERT_SIZE(lifecycle_event, 232);
+ASSERT_SIZE(host_call, 192);
 ASSERT_SIZE(comm_layout, 52);
 
 #endif

@@ -11,7 +11,8 @@
  * a part of the tree, and processes that he forks take from his own half only.
  *
  * The programs count what was taken, the reader what it took out again (probes/nccl/programs/shares.py): two writers of
- * one number would lose some.  All of this runs when an entry is made, not when it is found.
+ * one number would lose some.  What the programs take out themselves (calls under way, at their return) they count as
+ * not taken.  All of this runs when an entry is made or goes, not when it is found.
  */
 #ifndef RAILSCOPE_SHARES_H
 #define RAILSCOPE_SHARES_H
@@ -124,6 +125,20 @@ VERIFIED_ONCE int return_place(__u32 uid, __u32 tgid, __u32 table)
 	return_to(uid, uid == NOBODY, at);
 	if (uid != NOBODY)
 		return_to(uid, tgid, at);
+	return 0;
+}
+
+/* The entry is gone.  A process that holds nothing any more is forgotten, as nobody else would. */
+VERIFIED_ONCE int leave_place(__u32 uid, __u32 tgid, __u32 table)
+{
+	struct share_key key = {.uid = uid, .tgid = tgid};
+	struct share *process;
+
+	return_place(uid, tgid, table);
+	process = uid == NOBODY ? 0 : bpf_map_lookup_elem(&shares, &key);
+	if (process && !process->taken[SHARED_COMMUNICATORS] && !process->taken[SHARED_AGGREGATES] &&
+	    !process->taken[SHARED_HOST_CALLS])
+		bpf_map_delete_elem(&shares, &key);
 	return 0;
 }
 

@@ -36,7 +36,7 @@ PART: Final = "programs"
 KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     "calls": ("collective_session",),
     "returns": ("collective_return",),
-    "lifecycle": ("init_entry", "init_return", "end_entry"),
+    "lifecycle": ("init_entry", "init_return", "end_entry", "call_entry", "call_return"),
     "proxy_post": ("proxy_post",),
     "proxy_stop": ("proxy_stop",),
     "plan_replay": ("plan_replay",),

@@ -18,7 +18,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -171,6 +171,8 @@ class Job:
         shape: GptShape | None = None,
         event_poll_us: int = 100,
         blocking: bool = True,
+        late: Collection[int] = (),
+        hold_init: bool = False,
         environment: Mapping[str, str | None] | None = None,
     ) -> None:
         """Describe a job; nothing runs before the `with` block is entered.
@@ -187,8 +189,9 @@ class Job:
                 (an AllReduce and an AllGather captured once and replayed `iterations` times), graph-and-live (an
                 AllReduce outside the graph after each replay), graph-of-group (48 AllReduces of one group
                 captured), abandoned (rank 0 never comes, the communicator is aborted), revoked (the same, revoked
-                and destroyed), bereaved (AllReduces until a peer is killed, then abort), bereaved-revoke (a revoke
-                before the abort).
+                and destroyed), split-late (a split to which the last rank comes `warm_up_ms` late), receive-first (two
+                ranks that each begin with a receive, and come no further), bereaved
+                (AllReduces until a peer is killed, then abort), bereaved-revoke (a revoke before the abort).
             iterations: calls of each operation on each communicator.
             size_bytes: count times type size of each call, rounded down to whole elements.
             pace_us: pause between iterations.
@@ -204,6 +207,8 @@ class Job:
             event_poll_us: pause between two queries of an event.
             shape: of the pattern gpt, with its default order of ranks.
             blocking: False: the communicators do not block; each call is waited for with ncclCommGetAsyncError.
+            late: ranks that are begun by `begin`, or never.
+            hold_init: the ranks make no communicator before `initialise`.
             hold: keep the ranks alive after their last operation until `release`.
             environment: overrides of ENVIRONMENT; None takes a variable away.
         """
@@ -212,6 +217,8 @@ class Job:
         self._double = double
         self._ranks_per_host = ranks_per_host
         self._hold = hold
+        self._late = frozenset(late)
+        self._hold_init = hold_init
         self._arguments = [
             *("--pattern", pattern, "--iterations", str(iterations), "--bytes", str(size_bytes)),
             *("--type", type_name, "--op", reduction, "--communicators", str(communicators)),
@@ -234,7 +241,8 @@ class Job:
         ranks = len(self._fabric.hosts) * self._ranks_per_host
         try:
             for rank in range(ranks):
-                self._processes.append(self._begin(rank, ranks))
+                if rank not in self._late:
+                    self._processes.append(self._begin(rank, ranks))
         except BaseException:
             self.close()
             raise
@@ -251,6 +259,14 @@ class Job:
             if process.poll() is None:
                 process.kill()
             process.wait()
+
+    def begin(self, rank: int) -> None:
+        """Begin a rank that was left out; ranks are begun in their order."""
+        self._processes.append(self._begin(rank, len(self._fabric.hosts) * self._ranks_per_host))
+
+    def initialise(self) -> None:
+        """Let the ranks make their communicators, with `hold_init`."""
+        (self._folder / "init").touch()
 
     def ready(self, timeout_s: float = 60) -> tuple[int, ...]:
         """Wait until every rank has its communicators; returns their pids in rank order.
@@ -320,6 +336,7 @@ class Job:
             *("--rank", str(rank), "--ranks", str(ranks), "--id", str(self._folder / "id")),
             *("--report", str(self._folder / f"report.{rank}"), "--ready-file", str(self._folder / f"ready.{rank}")),
             *("--start-file", str(self._folder / "start"), "--progress-file", str(self._folder / f"progress.{rank}")),
+            *(("--init-file", str(self._folder / "init")) if self._hold_init else ()),
             *(("--hold-file", str(self._folder / "hold")) if self._hold else ()),
             *self._arguments,
         ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,31 @@ class SimulatedShares:
         return dict(self.lost)
 
 
+class SimulatedHostCalls:
+    """Calls under way: what a test puts there, by thread."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Records] = {}
+
+    def call(self, tid: int, start_ns: int, kind: LifecycleKind, *, tgid: int, **fields: Any) -> None:
+        """A thread is in a call; `fields` are those of HOST_CALL."""
+        row = np.zeros(1, records.HOST_CALL)
+        row["start_ns"], row["kind"], row["tgid"], row["nranks"], row["rank"] = start_ns, int(kind), tgid, -1, -1
+        for name, value in fields.items():
+            row[name] = value
+        self.rows[tid] = row
+
+    def read(self) -> tuple[Records, Records]:
+        rows = list(self.rows.values())
+        values = np.concatenate(rows) if rows else np.zeros(0, records.HOST_CALL)
+        return np.array(list(self.rows), "<u4"), values
+
+    def drop(self, ended: Iterable[tuple[int, int]]) -> None:
+        for tid, start_ns in ended:
+            if tid in self.rows and self.rows[tid]["start_ns"][0] == start_ns:
+                del self.rows[tid]
+
+
 class SimulatedPrograms:
     """What agent/node/collectives/collectives.py needs of `NcclPrograms`."""
 
@@ -78,6 +104,7 @@ class SimulatedPrograms:
         self.aggregates = SimulatedTable(records.AGGREGATE_KEY, records.AGGREGATE, per_cpu=True)
         self.communicators = SimulatedTable(records.COMMUNICATOR_KEY, records.COMMUNICATOR)
         self.lifecycle_events = SimulatedEvents()
+        self.host_calls = SimulatedHostCalls()
         self.shares = SimulatedShares()
         self.refuses_totals = False
         self._overflow = np.zeros((16, 16), records.AGGREGATE)

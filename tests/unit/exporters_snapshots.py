@@ -213,6 +213,7 @@ def full_snapshot() -> Snapshot:
             lengths=(
                 CommunicatorStall("00c0ffee00c0ffee", "1", "rail_down", 2.5, stall()),
                 CommunicatorStall("00c0ffee00c0ffee", "1", "unknown", 0.5, None),
+                CommunicatorStall("00c0ffee00c0ff02", "0", "inside_call", 2.5, inside_call()),
             ),
             totals=(StallTotal("AllReduce", "rail_down", 1),),
             ended=(stall(ended_ns=7_000_000_000),),
@@ -279,6 +280,20 @@ def stall(*, ended_ns: int | None = None) -> Stall:
         strength="strong",
         diagnosis=diagnosis,
         ended_ns=ended_ns,
+    )
+
+
+def inside_call() -> Stall:
+    """Of an init at whose communicator's other rank nobody looks."""
+    diagnosis = Diagnosis(Cause.INSIDE_CALL, ("thread 4712 has not returned from ncclCommInitRank",), culprit=False)
+    return replace(
+        stall(),
+        instance=-1,
+        comm="00c0ffee00c0ff02",
+        rank="0",
+        op="ncclCommInitRank",
+        payload_bytes=None,
+        diagnosis=diagnosis,
     )
 
 

@@ -216,6 +216,19 @@ def waits(hosts: int = 2) -> Fleets:
     return waiting(hosts).all_say("rank_behind")
 
 
+def inside(call: str, *numbers: int, hosts: int = 2, made: bool = True) -> Fleets:
+    """These ranks are inside a call for 40 seconds; all have completed what they called, and wait for nothing else.
+
+    `made` False: they have no communicator yet.
+    """
+    fleets = Fleets(hosts).communicator().each(completed=1205, inflight_seconds=0.0)
+    for number in numbers:
+        fleets.rank(number, stall=stall("inside_call", op=call), inflight_seconds=40.0)
+        if not made:
+            fleets.rank(number, enqueued=None, completed=None, position=None)
+    return fleets
+
+
 def gone(blaming: int) -> Stall:
     return stall("process_gone", blamed_rank=str(blaming))
 

@@ -38,6 +38,7 @@ from railscope.probes.nccl.records.internals import (
 )
 from railscope.probes.processes.owner import ProcessOwner
 from railscope.probes.processes.processes import ProcessIdentity
+from tests.unit.collectives_kernel import SimulatedHostCalls
 
 COMM_HASH = 0xABCD
 START_NS = 1_000_000_000_000
@@ -158,6 +159,10 @@ class WorldFacts:
         self.proxy_layout = world._layout
         self.level = world._level
 
+    def unmade(self, pid: int) -> list[Communicator]:
+        found = (self._world._communicator(rank.instance) for rank in self._world.ranks if rank.pid == pid)
+        return [one for one in found if one is not None]
+
     def ended(self, comm: str) -> set[str]:
         return {
             str(rank.rank)
@@ -180,8 +185,15 @@ class World:
     """One host.  `seen`: completion is seen; without it calls are all there is."""
 
     def __init__(
-        self, *, seen: bool = True, ranks: int = 1, nranks: int = 2, limits: StallLimits | None = None
+        self,
+        *,
+        seen: bool = True,
+        ranks: int = 1,
+        nranks: int = 2,
+        limits: StallLimits | None = None,
+        procfs: Path = Path("/nowhere"),
     ) -> None:
+        """`procfs`: where threads are looked for that are inside calls."""
         self.clock = SimulatedClock()
         self.seen = seen
         """May change: the governor takes back what it cannot afford."""
@@ -204,17 +216,19 @@ class World:
         """Only looks when the last look said so, or something came or went: as the daemon does."""
         self._living: list[int] = []
         self._next_look_ns = 0
+        self.host_calls = SimulatedHostCalls()
         self.watch = Watchdog(
             self,
             self,
             WorldFacts(self),
             self.clock,
             limits or StallLimits(),
-            procfs=Path("/nowhere"),
+            procfs=procfs,
             memory=ProcessMemory(Path("/nowhere"), InProcess(), lambda _pid: UNKNOWN_TENANT),
             rails_of=lambda _netns: (),
             inspector=self,
             began=lambda stall: self.begun.append((self.clock.now_ns, stall)),
+            host_calls=self.host_calls,
         )
 
     @property

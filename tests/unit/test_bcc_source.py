@@ -138,6 +138,8 @@ def test_the_shipped_programs_can_be_put_in_bccs_words() -> None:
         "init_entry",
         "init_return",
         "end_entry",
+        "call_entry",
+        "call_return",
     }
     assert len(rewritten.maps) == len(set(rewritten.maps)) == source.count('SEC(".maps")')
     assert re.search(r"\bbpf_map_(lookup|update|delete)_elem\b", rewritten.text) is None

@@ -20,7 +20,7 @@ from railscope.dashboards import rules_files, runbook
 from tests.nccl.library import REPOSITORY
 from tests.unit.fleets import identity
 
-OF_CLAUSES: Final = {"who", "is", "s", "rail", "unnamed", "missing", "last_seen"}
+OF_CLAUSES: Final = {"who", "is", "s", "rail", "unnamed", "missing", "last_seen", "within"}
 OF_STEPS: Final = {
     About.RANK: {"rank", "pid", "gpu"},
     About.RAIL: {"device", "inside"},
@@ -28,7 +28,19 @@ OF_STEPS: Final = {
     About.STALLED: {"rank", "pid", "gpu"},
 }
 OF_THE_PAST: Final = {"window", "period"}
-OCCASIONS: Final = {"host", "sequence", "idle", "completion", "rail state", "absence", "history", "back", "one_of"}
+OCCASIONS: Final = {
+    "host",
+    "sequence",
+    "idle",
+    "completion",
+    "rail state",
+    "absence",
+    "history",
+    "back",
+    "one_of",
+    "outside",
+    "all",
+}
 SAID: Final = [cause for cause, facts in CAUSES.items() if facts.by_host]
 COMMON_WORDS: Final = {Cause.UNKNOWN, Cause.UNSEEN, Cause.WRITING}
 """Of other things too: what is not known, bytes of no observed collective, a column."""

@@ -8,7 +8,8 @@ import pytest
 
 from railscope.agent.cluster.fleet.facts import BriefStall
 from railscope.agent.cluster.fleet.prometheus import Series
-from tests.unit.canned_store import COMM, NOW, CannedStore, agent, rank, ranks_of, read
+from railscope.agent.cluster.verdict.words import make_verdict
+from tests.unit.canned_store import COMM, NOW, CannedStore, agent, rank, ranks_of, read, stalled
 
 INFO = "railscope_comm_stall_info"
 CALLS = "railscope_comm_enqueued_total"
@@ -144,3 +145,30 @@ def test_a_counter_that_fell_does_not_make_a_rank_another_kind() -> None:
         store.history.append(Series(labels, tuple(points)))
     means = [one.mean_calls_per_second for one in read(store, COMM).ranks]
     assert means == pytest.approx([10.0, 10.0], rel=0.1)
+
+
+def test_who_is_inside_an_init_is_known_by_the_call_alone() -> None:
+    store = CannedStore()
+    for number in (0, 1):
+        agent(store, f"host{number}:9779")
+    stalled(store, "host0:9779", 0, "inside_call", op="ncclCommInitRank", strength="strong")
+    labels = {"instance": "host0:9779", "comm": COMM, "rank": "0"}
+    store.say("railscope_call_inside_seconds", 42.5, call="ncclCommInitRank", nranks="2", pid="100", **labels)
+    fleet = read(store)
+    (found,) = fleet.ranks
+    assert (found.host, found.present, found.identity.nranks, found.identity.pid) == ("host0", True, "2", 100)
+    assert (found.inflight_seconds, found.stall and found.stall.op) == (42.5, "ncclCommInitRank")
+    verdict = make_verdict(fleet)
+    assert verdict.problem
+    assert "ncclCommInitRank" in verdict.headline
+    assert "rank 1 did not call it" in verdict.headline
+
+
+def test_of_a_rank_that_has_its_communicator_more_is_known_than_the_call_tells() -> None:
+    store = heard()
+    stalled(store, "host0:9779", 0, "inside_call", op="ncclCommSplit", strength="strong")
+    labels = {"instance": "host0:9779", "comm": COMM, "rank": "0"}
+    store.say("railscope_call_inside_seconds", 42.5, call="ncclCommSplit", nranks="2", pid="100", **labels)
+    ranks = ranks_of(read(store))
+    assert (ranks["0"].identity.gpu, ranks["0"].inflight_seconds) == ("0", 42.5)
+    assert ranks["1"].stall is None

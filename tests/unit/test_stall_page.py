@@ -18,8 +18,8 @@ from tests.unit.identities import named
 def test_a_stall_is_told_with_whom_it_blames_since_when_and_on_what_evidence() -> None:
     snapshot = full_snapshot()
     page = json.loads(render_stalls(snapshot))
-    (stall,) = page["stalls"]
-    assert stall["cause"] == "rail_down"
+    stall, call = page["stalls"]
+    assert (stall["cause"], call["cause"], call["op"]) == ("rail_down", "inside_call", "ncclCommInitRank")
     assert (stall["comm"], stall["rank"], stall["nranks"], stall["op"]) == ("00c0ffee00c0ffee", 1, 2, "AllReduce")
     assert (stall["rail"], stall["device"], stall["blamed_rank"], stall["strength"]) == ("1", "rail1", None, "strong")
     assert stall["evidence"] == ["rail 1 (rail1) has no carrier or is switched off"]

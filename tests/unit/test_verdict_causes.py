@@ -23,6 +23,7 @@ from tests.unit.fleets import (
     gone,
     identity,
     idle,
+    inside,
     killed,
     of_cause,
     only,
@@ -245,6 +246,73 @@ CASES: Final[dict[str, list[Case]]] = {
             "why its rank is behind",
             waits().behind(1).rank(1, stall=stall("gpu_not_progressing")),
             found={"ranks": ("1",), "basis": "sequence"},
+        ),
+    ],
+    Cause.INSIDE_CALL: [
+        *(
+            Case(
+                f"a peer never comes to an init, of {hosts} hosts",
+                inside("ncclCommInitRank", *range(hosts - 1), hosts=hosts, made=False).never_told_of(hosts - 1),
+                says=(
+                    ("headline", "STALLED for 40 s: ncclCommInitRank on "),
+                    ("headline", f"and rank {hosts - 1} did not call it on any observed host"),
+                    ("headline", "does not return for rank"),
+                    ("evidence", "rank 0 (pid 100, host0) has been inside ncclCommInitRank for 40 s"),
+                    ("unknown", f"rank {hosts - 1}: no agent reported"),
+                ),
+                found={"ranks": (str(hosts - 1),), "basis": "absence", "strength": "strong", "nranks": hosts},
+            )
+            for hosts in SIZES
+        ),
+        Case(
+            "who came out of an init has made the call",
+            inside("ncclCommInitRank", 0, made=False).rank(1, enqueued=0, completed=0, inflight_seconds=None),
+            says=(("headline", "does not return for rank 0 (pid 100, host0)."),),
+            found={"ranks": (), "basis": "host"},
+        ),
+        *(
+            Case(
+                f"{call} that a rank never calls",
+                inside(call, 0),
+                says=(
+                    ("headline", f"{call} on "),
+                    ("headline", "for rank 0 (pid 100, host0), and rank 1 (pid 101, host1) did not call it"),
+                    ("steps", "host1: py-spy dump --pid 101"),
+                ),
+                found={"ranks": ("1",), "hosts": ("host1",), "basis": "outside", "strength": "strong"},
+            )
+            for call in ("ncclCommSplit", "ncclCommFinalize", "ncclCommDestroy", "ncclCommSuspend")
+        ),
+        Case(
+            "not of a rank that has ended its communicator",
+            inside("ncclCommDestroy", 0).rank(1, ended=True),
+            found={"ranks": (), "basis": "all"},
+        ),
+        *(
+            Case(f"{call} need not be called by all", inside(call, 0), found={"ranks": (), "basis": "host"})
+            for call in ("ncclCommShrink", "ncclCommAbort", "connecting ranks")
+        ),
+        Case(
+            "ranks that each receive first",
+            inside("connecting ranks", 0, 1),
+            says=(
+                ("headline", "does not return for rank 0 (pid 100, host0) and rank 1 (pid 101, host1), and no rank is"),
+                ("evidence", "two that each receive first wait here for ever"),
+                ("steps", "py-spy dump --pid 10"),
+            ),
+            found={"ranks": (), "basis": "all"},
+        ),
+        Case(
+            "of a communicator without a name",
+            inside("ncclCommInitAll", 0, made=False).each(comm="unknown", rank="unknown", nranks="unknown"),
+            says=(("headline", "ncclCommInitAll on unknown"),),
+            found={"ranks": (), "basis": "host"},
+        ),
+        Case(
+            "better evidence than a host that says its rank waits",
+            inside("ncclCommSplit", 0).rank(1, stall=stall("rank_behind")),
+            says=(("evidence", "ranks wait in different operations (AllReduce, ncclCommSplit)"),),
+            found={"ranks": ("1",)},
         ),
     ],
     Cause.RANK_BEHIND: [

@@ -82,6 +82,7 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
     said = ask.query_all(
         stalled=f"{catalogue.COMM_STALLED} == 1",
         info=f"{catalogue.COMM_STALL_INFO} == 1",
+        inside=str(catalogue.CALL_INSIDE_SECONDS),
         waiting=f"{catalogue.COMM_INFLIGHT_SECONDS} > {_LONG_SECONDS:g}",
         count=f"count(count by (comm) ({catalogue.COMM_ENQUEUED}))",
         told=f"count(last_over_time({catalogue.COMM_STALL_INFO}[{looked_back:.0f}s]))",
@@ -213,7 +214,10 @@ def _ranks(
     stalls = parse_stalls(said["stalled"], said["info"])
     lengths = _lengths(ask.store.scrapes(catalogue.COMM_STALL_SECONDS.where(of), points_seconds, ask.at), points)
     stalled_first = {one.comm: one.first for one in history}
-    infos = {stored_rank_key(sample): sample.labels for sample in found["info"]}
+    # Of a communicator that is still being made there is no more than who is inside the call.
+    inside = {stored_rank_key(sample): sample for sample in said["inside"]}
+    infos = {key: sample.labels for key, sample in inside.items() if key in stalls}
+    infos |= {stored_rank_key(sample): sample.labels for sample in found["info"]}
 
     def whole(name: str, key: StoredRankKey) -> int | None:
         value = numbers[name].get(key)
@@ -236,7 +240,7 @@ def _ranks(
                 ended=key in numbers["ended" if present else "had_ended"],
                 enqueued=whole("enqueued", key) if present else None,
                 completed=whole("completed", key) if present else None,
-                inflight_seconds=numbers["inflight"].get(key) if present else None,
+                inflight_seconds=_age(numbers["inflight"].get(key), inside.get(key)) if present else None,
                 position=placed.get(key),
                 calls_per_second=numbers["rate"].get(key) if present else None,
                 moving=present and bool(numbers["moves"].get(key)),
@@ -252,6 +256,12 @@ def _ranks(
             )
         )
     return _with_history(ask, scrapes, ranks, of, window_seconds)
+
+
+def _age(in_flight: float | None, inside: Sample | None) -> float | None:
+    """For how long a rank has waited: inside an operation, or a call that does not return."""
+    ages = [age for age in (in_flight, inside.value if inside is not None else None) if age is not None]
+    return max(ages, default=None)
 
 
 def _points(series: Iterable[Series]) -> dict[StoredRankKey, Points]:

@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from railscope.agent.cluster.fleet.facts import Fleet, Rail, Rank
 from railscope.agent.facts.causes import OF_A_PROCESS, RAIL_CAUSES, Cause, Tier, tier_of
+from railscope.agent.facts.host_calls import MAKES_FIRST, OF_SOME
 from railscope.agent.facts.label_numbers import parse_number
 from railscope.agent.facts.snapshot import identity_of
 
@@ -49,8 +51,11 @@ class Culprit:
     """The rails blamed, worst first."""
     basis: str = "nothing"
     """`host` (its own host says so), `history` (it said so when it was last heard), `sequence`, `idle`, `completion`,
-    `rail state`, `absence` (no agent reports them), `nothing`."""
+    `rail state`, `absence` (no agent reports them), `outside` (they are not inside the call that others are in), `all`
+    (every rank is inside it), `nothing`."""
     strength: str = "unknown"
+    within: tuple[Rank, ...] = ()
+    """The ranks inside a call that does not return."""
 
     @property
     def tier(self) -> Tier:
@@ -78,6 +83,7 @@ def find_culprits(ranks: Sequence[Rank], fleet: Fleet) -> tuple[Culprit, ...]:
         *_blamed_locally(present, foremost),
         *_idle(settled),
         *_gpu_culprits(present),
+        *_outside_calls(ranks, missing),
         *_by_completion(present, missing),
         *_last_reports(ranks, missing),
         *_absent(ranks, missing),
@@ -359,6 +365,34 @@ def _gpu_culprits(present: Sequence[Rank]) -> Iterable[Culprit]:
         own = [rank for rank in said if not is_identified(rank)]
         blamed = (*(rank for rank in present if rank.rank in numbers and is_identified(rank)), *own) or tuple(said)
         yield Culprit(Cause.GPU_NOT_PROGRESSING, blamed, basis="host", strength=_strength(said))
+
+
+def _outside_calls(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:
+    """Ranks that did not make the call which others are inside for too long, and who is inside.
+
+    Such a call is seen itself: the evidence is good that it does not return.  Who is missing is known where every rank
+    must make it.
+    """
+    inside: defaultdict[str, list[Rank]] = defaultdict(list)
+    for rank in ranks:
+        if rank.present and rank.stall and rank.stall.cause == Cause.INSIDE_CALL:
+            inside[rank.stall.op].append(rank)
+    for call, within in sorted(inside.items(), key=lambda one: -len(one[1])):
+        made = {rank.rank for rank in within}
+        outside = tuple(
+            rank for rank in ranks if rank.present and not rank.ended and rank.rank not in made and is_identified(rank)
+        )
+        known = {rank.rank: rank for rank in ranks if not rank.present}
+        absent = tuple(known[number] for number in missing if number in known)
+        say = partial(Culprit, Cause.INSIDE_CALL, strength=_strength(within), within=tuple(within))
+        if outside and call not in MAKES_FIRST | OF_SOME:
+            yield say(outside, basis="outside")
+        elif missing and call not in OF_SOME:
+            yield say(absent, tuple(missing), basis="absence")
+        elif not outside and not missing and communicator_size(ranks) is not None:
+            yield say(basis="all")
+        else:
+            yield say(basis="host")
 
 
 def _by_completion(present: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:

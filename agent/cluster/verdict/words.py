@@ -35,6 +35,7 @@ from railscope.agent.cluster.verdict.recent import (
 )
 from railscope.agent.cluster.verdict.verdict import RootCause, StalledCommunicator, find_root_causes, has_ended, is_idle
 from railscope.agent.facts.causes import OF_A_PROCESS, Cause, Tier, facts_of
+from railscope.agent.facts.host_calls import CONNECT
 
 _CLOCK_SECONDS: Final = 5.0
 """Clocks that differ by more, beyond what scrape intervals explain, are worth a word."""
@@ -252,6 +253,7 @@ def _blame(culprit: Culprit) -> str:
         "unnamed": "" if rails else ", which its host does not name",
         "missing": format_rank_numbers(culprit.missing),
         "last_seen": format_last_hosts(ranks),
+        "within": format_ranks(culprit.within) or "its ranks",
     }
     is_back = bool(rails and rails[0].up)
     plain = (facts.words_by.get("back", facts.words) if is_back else facts.words).format(**values)
@@ -274,6 +276,7 @@ def _evidence(cause: RootCause) -> Iterable[str]:
     for said in causes:
         yield from _hosts_evidence(present, said)
     yield from _sequences(present)
+    yield from _calls(present)
     blamed = frozenset(culprit.ranks)
     waiting = [rank for rank in present if rank.stall and rank not in blamed]
     ops = {rank.stall.op for rank in present if rank.stall and rank.stall.op}
@@ -332,6 +335,22 @@ def _sequences(present: Sequence[Rank]) -> Iterable[str]:
     for (entered, completed, error), ranks in sorted(by_place.items())[:_MOST_LINES]:
         done = f", completed {completed:,}" if completed >= 0 else ""
         yield f"{format_rank_numbers(ranks)} entered {entered:,} operations{error}{done}"
+
+
+def _calls(present: Sequence[Rank]) -> Iterable[str]:
+    """Calls that do not return, with who is inside, the oldest first."""
+    inside = [rank for rank in present if rank.stall and rank.stall.cause == Cause.INSIDE_CALL]
+    for rank in sorted(inside, key=lambda one: -(one.inflight_seconds or 0.0))[:_MOST_LINES]:
+        age = f" for {format_duration(rank.inflight_seconds)}" if rank.inflight_seconds else ""
+        call = rank.stall.op if rank.stall and rank.stall.op else "a call"
+        yield f"{format_ranks([rank])} {'has been ' if age else 'is '}inside {call}{age}"
+    if len(inside) > _MOST_LINES:
+        yield f"{len(inside) - _MOST_LINES} more ranks are inside"
+    if any(rank.stall and rank.stall.op == CONNECT for rank in inside):
+        yield (
+            "ranks are connected when they first exchange something, inside the operation's call or the end of its "
+            "group: both must come to it, so two that each receive first wait here for ever"
+        )
 
 
 def _rail_state(rail: Rail) -> str:

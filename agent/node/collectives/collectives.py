@@ -195,6 +195,10 @@ class Collectives:
         """None: unknown."""
         return self._communicators.get(instance)
 
+    def unmade(self, tgid: int) -> list[Communicator]:
+        """Communicators of a process that NCCL may still be making."""
+        return self._communicators.unmade(tgid)
+
     def ended_ranks(self, comm: str) -> set[str]:
         """Ranks of this host whose end of a communicator has ended, by its name."""
         return self._communicators.ended_ranks(comm)

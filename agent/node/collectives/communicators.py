@@ -127,6 +127,11 @@ class Communicators:
         """The first communicator of a process that is not settled; None: it has none."""
         return min((self._known[one] for one in self._of_process.get(tgid, ())), key=_instance, default=None)
 
+    def unmade(self, tgid: int) -> list[Communicator]:
+        """Communicators of a process that live and whose struct was not read yet, as while NCCL makes them."""
+        known = (self._known[one] for one in self._of_process.get(tgid, ()))
+        return [one for one in known if one.ended_ns is None and one.source != "layout"]
+
     def get(self, instance: int) -> Communicator | None:
         return self._known.get(instance) or self._settled.get(instance)
 

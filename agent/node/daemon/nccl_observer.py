@@ -119,6 +119,7 @@ class _KnownToStalls:
         self._completion = completion
         self._rail_bytes = rail_bytes
         self.communicator = collectives.communicator
+        self.unmade = collectives.unmade
         self.ended = collectives.ended_ranks
         self.position = collectives.position
 
@@ -225,6 +226,7 @@ class NcclObserver:
             memory=self._memory,
             rails_of=hardware.rails_of_namespace,
             began=sources.stall_began,
+            host_calls=self._programs.host_calls,
         )
         """What watches for stalls."""
         self._control = sources.control(self._completion) if sources.control is not None else None
@@ -381,6 +383,7 @@ class NcclObserver:
         self._collectives.read_positions(now_ns)
         self._collectives.archive_ended(now_ns)
         self.stalls.forget(self._collectives.forget(now_ns - self._config.comm_lifetime_ns, self._most_ended))
+        self.stalls.find_calls()
         changes = self._libraries.changes
         self._libraries.expire()
         if changes != self._libraries.changes:

@@ -45,6 +45,9 @@ class Known(Protocol):
 
     def communicator(self, instance: int) -> Communicator | None: ...
 
+    def unmade(self, pid: int) -> Collection[Communicator]:
+        """Communicators of a process that NCCL may still be making: their structs do not tell who they are."""
+
     def ended(self, comm: str) -> Collection[str]:
         """Ranks of this host whose end of a communicator, by its name, has ended."""
 

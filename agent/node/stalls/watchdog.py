@@ -28,6 +28,7 @@ from railscope.agent.node.stalls.checkpoints import Checkpoints
 from railscope.agent.node.stalls.dependencies import Dependencies, Ranks
 from railscope.agent.node.stalls.detector import Detector, StallLimits
 from railscope.agent.node.stalls.evidence import Evidence, GonePeer, ProcessFacts, RankFacts
+from railscope.agent.node.stalls.inside_calls import HostCalls, InsideCalls
 from railscope.agent.node.stalls.inspector import Inspector, RailsOf
 from railscope.agent.node.stalls.rank_reader import IDLE_NS, RankReader
 from railscope.agent.node.stalls.sources import InFlightTables, Inspection, Known
@@ -66,14 +67,18 @@ class Watchdog:
         rails_of: RailsOf,
         inspector: Inspection | None = None,
         began: Callable[[Stall], object] = lambda _stall: None,
+        host_calls: HostCalls | None = None,
     ) -> None:
         """`tables` None: only calls are seen.  `inspector` None: of this host's procfs.  `began` is told of each stall
-        that begins."""
+        that begins.  `host_calls` None: calls that make and end communicators are not followed."""
         self._known = known
         self._clock = clock
         self._inspector = inspector or Inspector(clock, procfs, rails_of)
         self._reader = RankReader(communicators, tables, known, self._inspector, memory, limits.suspicion_ns())
         self._detector = Detector(limits, self._realtime_offset_ns, known.ended, known.owner)
+        self._inside: InsideCalls | None = None
+        if host_calls is not None:
+            self._inside = InsideCalls(host_calls, known, procfs, self._realtime_offset_ns, self._reader.last_op)
         self._stragglers = Stragglers()
         self._checkpoints = Checkpoints(self._inspector.written_bytes, limits.suspicion_ns(), limits.after_ns)
         self._resting: frozenset[int] = frozenset()
@@ -103,7 +108,8 @@ class Watchdog:
 
     @property
     def current(self) -> tuple[Stall, ...]:
-        return self._detector.current
+        inside = self._inside.current if self._inside is not None else ()
+        return (*self._detector.current, *inside)
 
     def record_calls(self, events: Records) -> None:
         """Record calls: dtype CALL_EVENT, in the order of the calls."""
@@ -118,7 +124,22 @@ class Watchdog:
     @property
     def busy(self) -> bool:
         """Whether there is something to look at although no communicator lives: stalls, or what they left behind."""
-        return bool(self.current) or self._inspector.open or self._stall_log.owes
+        inside = self._inside is not None and self._inside.under_way
+        return inside or bool(self.current) or self._inspector.open or self._stall_log.owes
+
+    def find_calls(self) -> None:
+        """Look for calls that do not return; also where nothing else is to be looked at."""
+        if self._inside is None:
+            return
+        now_ns = self._clock.monotonic_ns()
+        try:
+            changes = self._inside.update(now_ns, self._detector.limits.after_ns)
+        except KernelRefusal as refusal:
+            _log.error("calls under way cannot be read: %s", refusal.strerror)
+            return
+        self._log_changes(changes.begun, changes.ended)
+        for number in self._inside.pop_forgotten(now_ns):
+            self._lengths.pop(number, None)
 
     def evaluate(self) -> int:
         """Judge every living communicator that may not be well; returns when to look again, in ns from now.
@@ -126,9 +147,10 @@ class Watchdog:
         What is not foreseen, a communicator that comes or goes, needs an evaluation after `EVALUATION_NS`.
         """
         self._inspector.close_unused()
+        self.find_calls()
         now_ns = self._clock.monotonic_ns()
         try:
-            ranks = self._reader.read(now_ns, {stall.instance for stall in self.current}, self._detector.broken)
+            ranks = self._reader.read(now_ns, self._stalled, self._detector.broken)
         except KernelRefusal as refusal:
             _log.error("stalls cannot be checked: %s", refusal.strerror)
             return EVALUATION_NS
@@ -155,6 +177,11 @@ class Watchdog:
         """
         now_ns = self._clock.monotonic_ns()
         self._read_again(now_ns)
+        if self._inside is not None:
+            try:
+                self._inside.process_gone(pid)
+            except KernelRefusal as refusal:
+                _log.error("calls under way cannot be read: %s", refusal.strerror)
         code = exit_code(status)
         badly = exited_badly(code)
         self._inspector.forget(pid)
@@ -185,10 +212,15 @@ class Watchdog:
         if now_ns - self._reader.read_ns <= EVALUATION_NS:
             return
         try:
-            self._reader.read(now_ns, {stall.instance for stall in self.current}, self._detector.broken)
+            self._reader.read(now_ns, self._stalled, self._detector.broken)
         except KernelRefusal as refusal:
             _log.error("the ranks' operations in flight cannot be read: %s", refusal.strerror)
         self._ranks = self._dependencies = None
+
+    @property
+    def _stalled(self) -> set[int]:
+        """Instances of communicators whose operations are stalled."""
+        return {stall.instance for stall in self._detector.current}
 
     def record_times(self) -> None:
         """Record operation times now: the kernel is about to drop some of them."""

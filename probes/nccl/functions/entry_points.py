@@ -119,11 +119,43 @@ END_FUNCTIONS: Final = (
     EndFunction("ncclCommResume", LifecycleKind.RESUME),
 )
 
+
+@dataclass(frozen=True, slots=True)
+class FollowedFunction:
+    """A function in which a job may wait for its ranks, and that is followed from entry to return for that alone."""
+
+    kind: LifecycleKind
+    symbols: tuple[str, ...]
+    """Its names in different versions; the first one that is there."""
+    comm: int | None
+    """Position of the communicator; None: it has none."""
+
+
+FOLLOWED_FUNCTIONS: Final = (
+    FollowedFunction(
+        LifecycleKind.CONNECT,
+        # 2.27 and newer; 2.18 to 2.26.  Not exported.
+        (
+            "_Z21ncclTransportP2pSetupP8ncclCommP13ncclTopoGraphi",
+            "_Z21ncclTransportP2pSetupP8ncclCommP13ncclTopoGraphiPi",
+        ),
+        comm=0,
+    ),
+    FollowedFunction(LifecycleKind.INIT_WORK, ("_ZL20ncclCommInitRankFuncP12ncclAsyncJob",), comm=None),
+    FollowedFunction(LifecycleKind.WINDOW, ("ncclCommWindowRegister",), comm=0),
+)
+"""Where calls wait for other ranks beside those above.
+
+ncclGroupEnd, which some programs call as often as operations, is not among them: what it waits for is an init, or that
+ranks are connected, and both happen here, rarely, on the caller's thread or on another.
+"""
+
 SYMBOLS: Final = frozenset(
     [ENQUEUE_CHECK]
     + [f.symbol for f in COLLECTIVE_FUNCTIONS]
     + [f.symbol for f in INIT_FUNCTIONS]
     + [f.symbol for f in END_FUNCTIONS]
+    + [symbol for f in FOLLOWED_FUNCTIONS for symbol in f.symbols]
 )
 """Every symbol that is looked up in a library."""
 
@@ -176,5 +208,10 @@ def init_cookie(function: InitFunction, machine: int, library: int) -> int:
 
 
 def end_cookie(function: EndFunction, machine: int, library: int) -> int:
-    """BPF cookie of a function that ends a communicator: its first argument."""
+    """BPF cookie of a function that ends a communicator, its first argument; the same for entry and return."""
     return int(function.kind) | _NO_PLACE << 8 | _place(0, machine) << 20 | library << 32
+
+
+def followed_cookie(function: FollowedFunction, machine: int, library: int) -> int:
+    """BPF cookie of a function that is followed; the same for entry and return."""
+    return int(function.kind) | _place(function.comm, machine) << 20 | library << 32

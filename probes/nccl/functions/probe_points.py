@@ -25,6 +25,8 @@ class ProbePoints:
     """Hot entry points probed after the stack pointer moved: no return probe."""
     inits: tuple[ProbePoint, ...]
     ends: tuple[ProbePoint, ...]
+    followed: tuple[ProbePoint, ...]
+    """Rare functions in which calls wait for other ranks."""
     refused: tuple[str, ...]
     """Hot functions that are not probed because the kernel would single-step every call."""
     through_enqueue_check: bool
@@ -41,6 +43,7 @@ class ProbePoints:
             calls_entry_only=all_of(self.calls_entry_only),
             inits=all_of(self.inits),
             ends=all_of(self.ends),
+            followed=all_of(self.followed),
         )
 
 
@@ -94,8 +97,19 @@ def probe_points(elf: Elf, library: int) -> ProbePoints:
         for f in functions.END_FUNCTIONS
         if f.symbol in symbols
     )
+    followed = [
+        ProbePoint(symbol, symbols[symbol].file_offset, functions.followed_cookie(f, machine, library))
+        for f in functions.FOLLOWED_FUNCTIONS
+        for symbol in [one for one in f.symbols if one in symbols][:1]
+    ]
     return ProbePoints(
-        _distinct(calls), _distinct(entry_only), _distinct(inits), _distinct(ends), refused, through_enqueue_check
+        _distinct(calls),
+        _distinct(entry_only),
+        _distinct(inits),
+        _distinct(ends),
+        _distinct(followed),
+        refused,
+        through_enqueue_check,
     )
 
 

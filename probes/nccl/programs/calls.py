@@ -37,6 +37,7 @@ from railscope.probes.loading.links import (
 from railscope.probes.loading.maps import Map, MappedArray, Records
 from railscope.probes.nccl.functions.probe_points import ProbePoints
 from railscope.probes.nccl.layouts.layout import CommLayout
+from railscope.probes.nccl.programs.host_calls import HostCallTable
 from railscope.probes.nccl.programs.shares import Shares
 from railscope.probes.nccl.programs.tables import AggregateTable, CommunicatorTable
 from railscope.probes.nccl.records import calls as records
@@ -62,6 +63,7 @@ traps, where a link to all processes traps at sampled ones alone.
 """
 
 
+_PROGRAMS: Final = ("collective_entry", "init_entry", "init_return", "end_entry", "call_entry", "call_return")
 _NAMESPACE_OF_TASK: Final = (
     ("task_struct", "nsproxy"),
     ("nsproxy", "net_ns"),
@@ -186,6 +188,7 @@ class NcclPrograms:
             slots=self._mapped("communicator_slots", records.COMMUNICATOR_SLOT, records.COMMUNICATOR_SLOTS),
             shares=self.shares,
         )
+        self.host_calls = HostCallTable(map_of("host_calls", records.SLOT, records.HOST_CALL), self.shares)
         self._overflow = map_of("overflow_totals", records.SLOT, records.AGGREGATE, per_cpu=True)
         self._enqueue_times = map_of("enqueue_times", records.SLOT, records.ENQUEUE_TIME, per_cpu=True)
         self._stats = map_of("stats", records.SLOT, records.STAT, per_cpu=True)
@@ -259,7 +262,10 @@ class NcclPrograms:
             # Return probes first: an entry without its return would leave a stale start time behind.
             links.attach(kind, programs["init_return"], path, points.inits, pid=pid, on_return=True)
             links.attach(kind, programs["init_entry"], path, points.inits, pid=pid)
+            waiting = points.ends + points.followed
+            links.attach(kind, programs["call_return"], path, waiting, pid=pid, on_return=True)
             links.attach(kind, programs["end_entry"], path, points.ends, pid=pid)
+            links.attach(kind, programs["call_entry"], path, points.followed, pid=pid)
             if self.enqueue_time is EnqueueTime.SESSION:
                 links.attach(kind, programs["collective_session"], path, points.calls, pid=pid, session=True)
             else:
@@ -356,7 +362,7 @@ def _load(
         raise libbpf.LoadError(f"railscope has no BPF programs for {platform.machine()}: x86_64 and aarch64 only")
     session = enqueue_time is EnqueueTime.SESSION
     plain = plain_attach_type(attach)
-    attach_types = dict.fromkeys(("collective_entry", "init_entry", "init_return", "end_entry"), plain)
+    attach_types = dict.fromkeys(_PROGRAMS, plain)
     if session:
         attach_types["collective_session"] = BPF_TRACE_UPROBE_SESSION
     if enqueue_time is EnqueueTime.PAIR:

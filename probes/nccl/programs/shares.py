@@ -76,7 +76,7 @@ class Shares:
         lost = users & values["refused"].any(axis=1)
         found = {}
         for uid, counts in zip(keys["uid"][lost].tolist(), values["refused"][lost].tolist(), strict=True):
-            for table, calls in zip(records.SHARED_TABLES, counts, strict=True):
+            for table, calls in zip(records.SHARED_TABLES, counts[: len(records.SHARED_TABLES)], strict=True):
                 if calls:
                     found[table, None if uid == records.NOBODY else uid] = calls
         return found

@@ -126,12 +126,32 @@ COMM_LAYOUT: Final[Dtype] = np.dtype(
         )
     ]
 )
-SHARED_TABLES: Final = ("communicators", "aggregates")
+HOST_CALL: Final[Dtype] = np.dtype(
+    [
+        ("start_ns", "<u8"),
+        ("stack", "<u8"),
+        ("task", "<u8"),
+        ("comm", "<u8"),
+        ("new_comm", "<u8"),
+        ("tgid", "<u4"),
+        ("uid", "<u4"),
+        ("instance", "<u4"),
+        ("nranks", "<i4"),
+        ("rank", "<i4"),
+        ("library", "<u2"),
+        ("kind", "u1"),
+        ("has_unique_id", "u1"),
+        ("unique_id", "u1", (UNIQUE_ID_BYTES,)),
+    ]
+)
+SHARED_TABLES: Final = ("communicators", "aggregates", "host_calls")
 """Tables that are shared out among users, by their number in `shares.h`."""
+_SHARE_PLACES: Final = 4
+"""SHARED_TABLES of nccl.h, a power of two."""
 NOBODY: Final = 0xFFFFFFFF
 SHARE_KEY: Final[Dtype] = np.dtype([("uid", "<u4"), ("tgid", "<u4")])
-SHARE: Final[Dtype] = np.dtype([("taken", "<u8", (len(SHARED_TABLES),)), ("refused", "<u8", (len(SHARED_TABLES),))])
-SHARE_FREED: Final[Dtype] = np.dtype([("freed", "<u8", (len(SHARED_TABLES),))])
+SHARE: Final[Dtype] = np.dtype([("taken", "<u8", (_SHARE_PLACES,)), ("refused", "<u8", (_SHARE_PLACES,))])
+SHARE_FREED: Final[Dtype] = np.dtype([("freed", "<u8", (_SHARE_PLACES,))])
 STAT: Final[Dtype] = np.dtype("<u8")
 SLOT: Final[Dtype] = np.dtype("<u4")
 
@@ -143,8 +163,8 @@ SIZES: Final = {
     "aggregate": (AGGREGATE, 16),
     "hashed_aggregate": (HASHED_AGGREGATE, 24),
     "share_key": (SHARE_KEY, 8),
-    "share": (SHARE, 32),
-    "share_freed": (SHARE_FREED, 16),
+    "share": (SHARE, 64),
+    "share_freed": (SHARE_FREED, 32),
     "aggregate_slot": (AGGREGATE_SLOT, 32),
     "enqueue_time": (ENQUEUE_TIME, 272),
     "identity": (IDENTITY, 48),
@@ -152,6 +172,7 @@ SIZES: Final = {
     "communicator": (COMMUNICATOR, 112),
     "communicator_slot": (COMMUNICATOR_SLOT, 32),
     "lifecycle_event": (LIFECYCLE_EVENT, 232),
+    "host_call": (HOST_CALL, 192),
     "comm_layout": (COMM_LAYOUT, 52),
 }
 """Each struct's dtype and the size that nccl.h asserts, bytes."""
@@ -175,6 +196,10 @@ class LifecycleKind(IntEnum):
     REVOKE = 10
     SUSPEND = 11
     RESUME = 12
+    CONNECT = 13
+    """From here on kinds of calls under way only, that no event has."""
+    INIT_WORK = 14
+    WINDOW = 15
 
 
 class Stat(IntEnum):

@@ -1,6 +1,7 @@
 /* One rank of a test job: the real NCCL, calls of known number and size, a report of what was done.
  *
- * The unique id travels through a file.  With --start-file the rank waits, fully initialised, until that
+ * The unique id travels through a file.  With --init-file the rank waits for that file before it makes a communicator.
+ * With --start-file the rank waits, fully initialised, until that
  * file exists, so that an observer can attach before the first collective; --hold-file does the same
  * before the communicators are destroyed.  The report is one JSON object.
  */
@@ -237,6 +238,7 @@ static const struct {
     {"--blocking", NULL, &options.blocking},
     {"--id", &options.id, NULL},
     {"--report", &options.report, NULL},
+    {"--init-file", &options.init, NULL},
     {"--ready-file", &options.ready, NULL},
     {"--start-file", &options.start, NULL},
     {"--hold-file", &options.hold, NULL},
@@ -300,6 +302,8 @@ static void read_options(int argc, char **argv) {
 int main(int argc, char **argv) {
     read_options(argc, argv);
     open_cuda();
+    if (options.init != NULL)
+        await_file(options.init);
     open_communicators();
     if (options.ready != NULL)
         write_file(options.ready, "ready\n", 6);

@@ -69,7 +69,7 @@ extern struct options {
     int rank, ranks, iterations, communicators, event_poll_us, blocking, destroy;
     struct moments moments;
     size_t bytes;
-    const char *id, *report, *ready, *start, *progress, *hold, *pattern, *type, *op, *events, *shape;
+    const char *id, *report, *init, *ready, *start, *progress, *hold, *pattern, *type, *op, *events, *shape;
 } options;
 extern struct job jobs[COMMS_MAX]; /* first those of --communicators, then what a pattern opens */
 extern int open_jobs;
@@ -135,8 +135,10 @@ extern struct result {
     ncclResult_t result;
 } results[RESULTS_MAX];
 void split(int type);
+void split_late(int type);
 void families(int type);
 void gpt(void);
 void abandoned(int type);
 void revoked(int type);
 void bereaved(int type, bool revoke);
+void receive_first(int type);

@@ -99,3 +99,14 @@ void bereaved(int type, bool revoke_first) {
         moments_after(&options.moments, options.rank, (uint64_t)iteration);
     }
 }
+
+/* Two ranks that each receive first: connecting them takes both, so that neither comes to its send. */
+void receive_first(int type) {
+    struct job *job = &jobs[0];
+    struct request request = request_of(SENDRECV, type, NCCL_SUM);
+    int peer = options.rank ^ 1;
+    give_buffers(job, &request);
+    check(ncclRecv(job->receive, request.count, type, peer, job->comm, job->stream), "ncclRecv");
+    check(ncclSend(job->send, request.count, type, peer, job->comm, job->stream), "ncclSend");
+    finish(job);
+}

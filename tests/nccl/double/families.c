@@ -34,6 +34,15 @@ void split(int type) {
     close_job(half);
 }
 
+/* All ranks split off the same once more; the last one comes to it --warm-up-ms late. */
+void split_late(int type) {
+    struct job *again = open_job();
+    moments_before(&options.moments, options.rank, options.ranks, 0);
+    check(ncclCommSplit(jobs[0].comm, 0, options.rank, &again->comm, NULL), "ncclCommSplit");
+    await_child(again);
+    use(again, type);
+}
+
 /* All but the last rank: by a split without a colour for it, and by a shrink.  Then the last one joins the split. */
 void families(int type) {
     int last = options.ranks - 1, color = options.rank == last ? NCCL_NO_COLOR : 0;

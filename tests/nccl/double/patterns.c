@@ -280,6 +280,8 @@ void run_pattern(void) {
         REVOKED,
         BEREAVED,
         BEREAVED_REVOKE,
+        SPLIT_LATE,
+        RECEIVE_FIRST,
         PATTERNS
     };
     static const char *const patterns[PATTERNS] = {
@@ -287,7 +289,7 @@ void run_pattern(void) {
         "alltoall",       "sendrecv",    "everything",    "mixed",
         "mixed-group",    "grouped",     "empty",         "split",     "families",
         "gpt",            "graph",       "graph-and-live", "graph-of-group", "abandoned", "revoked",
-        "bereaved",       "bereaved-revoke"};
+        "bereaved",       "bereaved-revoke", "split-late", "receive-first"};
     int type = index_of(options.type, types, 10, "type"), op = index_of(options.op, ops, 5, "op");
     int pattern = index_of(options.pattern, patterns, PATTERNS, "pattern");
     struct request request;
@@ -318,6 +320,10 @@ void run_pattern(void) {
     case BEREAVED:
     case BEREAVED_REVOKE:
         return bereaved(type, pattern == BEREAVED_REVOKE);
+    case SPLIT_LATE:
+        return split_late(type);
+    case RECEIVE_FIRST:
+        return receive_first(type);
     default:
         request = request_of((enum operation)pattern, type, op);
         return repeat(&request);

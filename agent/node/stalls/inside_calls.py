@@ -1,0 +1,240 @@
+"""Finds the calls of NCCL that have not returned for longer than a call may take: init, split, finalize and the like.
+
+Jobs hang inside a call more often than in an operation: a peer never comes to `ncclCommInitRank`, a rank leaves out
+`ncclCommSplit`, two ranks that never exchanged anything both begin with `ncclRecv`.  No communicator may exist by then.
+The programs keep what each thread is in (probes/bpf/lifecycle.h); here it is held against the limit of a mere wait, and
+described: the call, who is inside, and of which communicator, by the name that NCCL gives it (probes/nccl/comm_hash.py)
+where it is still being made, so that hosts speak of the same.  Who is missing shows where all hosts are compared
+(agent/cluster/verdict/culprits.py).
+
+An init in a group or without blocking returns at once, and is no call any more.  NCCL makes that communicator on a
+thread of its own, and what is followed there is the function that does it: it is inside until that returns.  Of a
+library without `.symtab` these, and the connecting of ranks inside an operation's call, are not seen.
+
+One user may have thousands of threads inside calls.  Of each process and of each user the oldest are described, so
+that the work and what is shown stay bounded; a thread that has ended inside its call is taken out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Protocol
+
+import numpy as np
+
+from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.host_calls import CALL_NAMES
+from railscope.agent.facts.snapshot import UNKNOWN
+from railscope.agent.facts.stall import Diagnosis, Stall
+from railscope.agent.node.collectives.communicators import Communicator, format_label
+from railscope.agent.node.stalls.detector import Changes
+from railscope.agent.node.stalls.sources import Known
+from railscope.probes.loading.maps import Records
+from railscope.probes.nccl.comm_hash import comm_hash
+from railscope.probes.nccl.records.calls import LifecycleKind
+
+_MAKES: Final = (
+    LifecycleKind.INIT,
+    LifecycleKind.INIT_ALL,
+    LifecycleKind.SPLIT,
+    LifecycleKind.SHRINK,
+    LifecycleKind.GROW,
+)
+_PAUSE_NS: Final = 900_000_000
+"""Between two looks: about one a second."""
+MOST_OF_A_PROCESS: Final = 16
+MOST_OF_A_USER: Final = 128
+"""The oldest calls that are described."""
+_KEPT_NS: Final = 600_000_000_000
+"""As long as the lengths of those that returned are shown."""
+
+
+class HostCalls(Protocol):
+    """What is needed of the programs' table (probes/nccl/programs/host_calls.py)."""
+
+    def read(self) -> tuple[Records, Records]: ...
+    def drop(self, ended: Iterable[tuple[int, int]]) -> None: ...
+
+
+class InsideCalls:
+    """Not thread-safe: the daemon's lock guards it."""
+
+    def __init__(
+        self,
+        calls: HostCalls,
+        known: Known,
+        procfs: Path,
+        realtime_offset_ns: Callable[[], int],
+        last_op: Callable[[int], str],
+    ) -> None:
+        """`last_op`: what a communicator was called for last, by instance; `unknown` where that is not known."""
+        self._calls = calls
+        self._known = known
+        self._procfs = procfs
+        self._realtime_offset_ns = realtime_offset_ns
+        self._last_op = last_op
+        self._looked_ns: int | None = None
+        self._under_way = 0
+        self._current: dict[tuple[int, int], Stall] = {}
+        """By thread and start of the call."""
+        self._numbers = 0
+        self._ended: list[tuple[int, int]] = []
+        """When stalls ended, and their numbers, oldest first."""
+
+    @property
+    def current(self) -> tuple[Stall, ...]:
+        """Calls inside which somebody is for too long.  Their instances are negative: numbers of their own."""
+        return tuple(self._current.values())
+
+    @property
+    def under_way(self) -> bool:
+        """Whether anybody was inside a call at the last look."""
+        return self._under_way > 0
+
+    def update(self, now_ns: int, after_ns: int) -> Changes:
+        """Look at the calls, once a second at most; one stalls when it takes `after_ns` or more.
+
+        Raises:
+            KernelRefusal: the table cannot be read.
+        """
+        if self._looked_ns is not None and now_ns - self._looked_ns < _PAUSE_NS:
+            return Changes((), ())
+        self._looked_ns = now_ns
+        tids, calls = self._calls.read()
+        self._under_way = len(tids)
+        late = calls["start_ns"] + np.uint64(after_ns) <= now_ns
+        tids, calls = _without_parts(*_bounded(tids[late], calls[late]))
+        found: dict[tuple[int, int], Stall] = {}
+        told: set[tuple[object, ...]] = set()
+        gone = []
+        for tid, call in zip(tids.tolist(), calls, strict=True):
+            key = tid, int(call["start_ns"])
+            if not self._thread_lives(int(call["tgid"]), tid):
+                gone.append(key)
+                continue
+            stall = self._current.get(key)
+            # NCCL's version, of which the name of a communicator depends, may be known later than the call.
+            if stall is None or stall.comm == UNKNOWN:
+                stall = self._described(stall, tid, call, now_ns)
+            # Two threads of one rank may be inside, one for the other.
+            who = (stall.comm, stall.rank, stall.op, stall.pid if UNKNOWN in (stall.comm, stall.rank) else 0)
+            if who not in told:
+                told.add(who)
+                found[key] = stall
+        if gone:
+            self._calls.drop(gone)
+            self._under_way -= len(gone)
+        begun = tuple(stall for key, stall in found.items() if key not in self._current)
+        ended = tuple(replace(stall, ended_ns=now_ns) for key, stall in self._current.items() if key not in found)
+        self._current = found
+        self._ended += [(now_ns, stall.instance) for stall in ended]
+        return Changes(begun, ended)
+
+    def process_gone(self, pid: int) -> None:
+        """A process has ended: its calls never return.
+
+        Raises:
+            KernelRefusal: the table cannot be read or changed.
+        """
+        if not self._under_way:
+            return
+        tids, calls = self._calls.read()
+        of_it = calls["tgid"] == pid
+        self._calls.drop(zip(tids[of_it].tolist(), calls["start_ns"][of_it].tolist(), strict=True))
+        self._looked_ns = None
+
+    def pop_forgotten(self, now_ns: int) -> list[int]:
+        """Instances whose calls returned so long ago that they are not shown any more; told once."""
+        old = [number for ended_ns, number in self._ended if now_ns - ended_ns >= _KEPT_NS]
+        self._ended = self._ended[len(old) :]
+        return old
+
+    def _thread_lives(self, tgid: int, tid: int) -> bool:
+        return (self._procfs / str(tgid) / "task" / str(tid)).exists()
+
+    def _described(self, before: Stall | None, tid: int, call: Records, now_ns: int) -> Stall:
+        """What is known of a call (dtype HOST_CALL)."""
+        pid, kind = int(call["tgid"]), LifecycleKind(int(call["kind"]))
+        communicator = self._known.communicator(int(call["instance"]))
+        if communicator is None and kind is LifecycleKind.INIT_WORK:
+            # It began before the call had returned and told of the communicator.
+            began_ns, unmade = int(call["start_ns"]), self._known.unmade(pid)
+            communicator = min(unmade, key=lambda one: abs(one.first_ns - began_ns), default=None)
+        op = CALL_NAMES[kind]
+        comm, rank, nranks = UNKNOWN, UNKNOWN, UNKNOWN
+        if kind is LifecycleKind.INIT:
+            comm = self._name(call, pid)
+            rank, nranks = (format_label(n if n >= 0 else None) for n in (int(call["rank"]), int(call["nranks"])))
+        elif communicator is not None:
+            comm, rank, nranks = communicator.name, format_label(communicator.rank), format_label(communicator.nranks)
+            if kind is LifecycleKind.INIT_WORK and communicator.source == "layout":
+                # It has been made: this one is split off it, shrunk or grown.
+                op = CALL_NAMES[LifecycleKind.SPLIT]
+        self._numbers += before is None
+        return Stall(
+            instance=before.instance if before is not None else -self._numbers,
+            comm=comm,
+            rank=rank,
+            nranks=nranks,
+            pid=pid,
+            op=op,
+            payload_bytes=None,
+            since_ns=int(call["start_ns"]),
+            flagged_ns=now_ns if before is None else before.flagged_ns,
+            realtime_offset_ns=self._realtime_offset_ns() if before is None else before.realtime_offset_ns,
+            strength="strong",
+            diagnosis=Diagnosis(Cause.INSIDE_CALL, self._evidence(kind, tid, communicator), culprit=False),
+            owner=self._known.owner(pid),
+        )
+
+    def _name(self, call: Records, pid: int) -> str:
+        """Of the communicator that is being made."""
+        process = self._known.process(pid)
+        if process is None or not call["has_unique_id"]:
+            return UNKNOWN
+        found = comm_hash(call["unique_id"].tobytes(), process.nccl_version)
+        return UNKNOWN if found is None else f"{found:016x}"
+
+    def _evidence(self, kind: LifecycleKind, tid: int, communicator: Communicator | None) -> tuple[str, ...]:
+        if kind is LifecycleKind.CONNECT:
+            last = self._last_op(communicator.instance) if communicator is not None else UNKNOWN
+            call = "an operation" if last == UNKNOWN else f"nccl{last}"
+            sentence = f"thread {tid} connects the ranks that {call} needs, inside its call or the end of its group"
+            return sentence, "ranks are connected when they first exchange something: both must come to it"
+        if kind is LifecycleKind.INIT_WORK:
+            return (
+                f"thread {tid} of NCCL makes a communicator in a group or without blocking",
+                "the call itself has returned; the communicator cannot be used before this is done",
+            )
+        return (f"thread {tid} has not returned from {CALL_NAMES[kind]}",)
+
+
+def _bounded(tids: Records, calls: Records) -> tuple[Records, Records]:
+    """The oldest calls of each process and of each user."""
+    for of, most in (("tgid", MOST_OF_A_PROCESS), ("uid", MOST_OF_A_USER)):
+        order = np.lexsort((calls["start_ns"], calls[of]))
+        tids, calls = tids[order], calls[order]
+        _, first, inverse = np.unique(calls[of], return_index=True, return_inverse=True)
+        kept = np.arange(len(calls)) - first[inverse] < most
+        tids, calls = tids[kept], calls[kept]
+    return tids, calls
+
+
+def _without_parts(tids: Records, calls: Records) -> tuple[Records, Records]:
+    """Without what threads of NCCL do for a call of their process that is there itself, as ncclCommInitAll's do."""
+    makes = np.isin(calls["kind"], _MAKES)
+    first: dict[int, int] = {}
+    for tgid, start_ns in zip(calls["tgid"][makes].tolist(), calls["start_ns"][makes].tolist(), strict=True):
+        first[tgid] = min(start_ns, first.get(tgid, start_ns))
+    part = np.array(
+        [
+            kind == LifecycleKind.INIT_WORK and first.get(tgid, start_ns + 1) <= start_ns
+            for kind, tgid, start_ns in zip(
+                calls["kind"].tolist(), calls["tgid"].tolist(), calls["start_ns"].tolist(), strict=True
+            )
+        ],
+        bool,
+    )
+    return tids[~part], calls[~part]
