@@ -112,8 +112,8 @@ def handed_over(
         job.wait()
     before = rails.by_device()
     for pid in pids:
-        rails.end_process(pid, observed.internals.sent())
-        observed.internals.forget_sent(pid)
+        rails.end_processes({pid}, observed.internals.sent())
+        observed.internals.forget_sent({pid})
         observed.programs.forget(pid)
     totals = rails.by_device()
     assert rails.unattributed() == HandedOver(0, 0)

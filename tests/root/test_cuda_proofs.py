@@ -265,7 +265,7 @@ def test_handles_that_were_forgotten_prove_nothing(job: Job) -> None:
 def test_a_process_that_was_forgotten_begins_anew(job: Job) -> None:
     job.run(A, STREAM)
     job.record(EVENT, STREAM)
-    job.cuda.forget_process(job.caller.pid)
+    job.cuda.forget_processes({job.caller.pid})
     job.ask(EVENT)
     assert job.proved() == ([], 0)
     job.run(A, STREAM)

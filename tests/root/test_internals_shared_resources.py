@@ -111,7 +111,7 @@ def test_an_ended_process_leaves_nothing_in_the_tables_and_others_lose_nothing(i
         connection(internals, 1, instance, tgid, OWN)
         operation(internals, 6, instance, tgid)
         part(internals, 1, instance, tgid)
-    internals.forget_process(TGID)
+    internals.forget_processes({TGID})
     for table in (internals._communicators, internals._connections, internals._operations, internals._parts):
         assert table.read()[0]["tgid"].tolist() == [OTHER_TGID]
 

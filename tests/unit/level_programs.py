@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -110,11 +110,11 @@ class SimulatedPrograms:
     def stats(self) -> dict[InternalStat, int]:
         return dict.fromkeys(InternalStat, 1)
 
-    def forget_process(self, tgid: int) -> None:
-        self.log.append(f"forget process {tgid}")
+    def forget_processes(self, tgids: Collection[int]) -> None:
+        self.log.append(f"forget processes {sorted(tgids)}")
 
-    def forget_sent(self, tgid: int) -> None:
-        self.log.append(f"forget sent {tgid}")
+    def forget_sent(self, tgids: Collection[int]) -> None:
+        self.log.append(f"forget sent {sorted(tgids)}")
 
     def forget_communicators(self, instances: set[int]) -> None:
         self.log.append(f"forget communicators {sorted(instances)}")

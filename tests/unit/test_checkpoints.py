@@ -98,7 +98,7 @@ def test_a_rank_that_waits_in_an_operation_itself_and_writes_beside_it_keeps_nob
 def test_a_process_that_has_ended_writes_no_more() -> None:
     world, rank = writer()
     rank.gone = True
-    world.watch.process_gone(rank.pid, 0)
+    world.watch.processes_gone({rank.pid: 0})
     assert shown(world) == ()
 
 

@@ -45,7 +45,7 @@ class Node:
 
     def end(self, tgid: int, at_ns: int) -> None:
         self.processes[tgid] = replace(self.processes[tgid], ended_ns=at_ns)
-        self.collectives.end_process(tgid, at_ns)
+        self.collectives.end_processes({tgid}, at_ns)
 
     def settle(self, now_ns: int) -> None:
         self.collectives.read()
@@ -337,7 +337,7 @@ def test_calls_of_a_process_that_nobody_met_are_put_away_too(node: Node) -> None
     node.kernel.call(10, 0, 3)
     node.collectives.read()
     assert node.collectives.pop_unknown_pids() == {10}
-    node.collectives.end_process(10, SECOND_NS)
+    node.collectives.end_processes({10}, SECOND_NS)
     node.settle(2 * SECOND_NS)
     assert not node.kernel.aggregates.rows
     assert node.totals() == {"unknown": (3, 3 * 1024)}

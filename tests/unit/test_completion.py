@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -189,10 +190,10 @@ def test_what_cuda_proved_stands_still_nowhere_once_cuda_is_not_watched(tmp_path
 def test_what_an_ended_process_completed_stays_known_until_it_is_forgotten() -> None:
     programs = SimulatedPrograms(states={7: progress(5)})
     completion = Completion(programs, Level.COMPLETION, inspection=InProcess())
-    completion.end_process(4711)
+    completion.end_processes({4711})
     programs.states = {}
     completion.read()
-    assert programs.log == ["forget process 4711"]
+    assert programs.log == ["forget processes [4711]"]
     assert completion.progress_of(7) is not None
     completion.forget([7])
     assert completion.progress_of(7) is None
@@ -282,8 +283,8 @@ class Sending(SimulatedPrograms):
     def sent(self) -> list[Sent]:
         return list(self.node.rows.values())
 
-    def forget_sent(self, tgid: int) -> None:
-        self.node.rows = {key: row for key, row in self.node.rows.items() if key[0] != tgid}
+    def forget_sent(self, tgids: Collection[int]) -> None:
+        self.node.rows = {key: row for key, row in self.node.rows.items() if key[0] not in tgids}
 
 
 def sending(level: Level = Level.RAILS) -> tuple[Completion, Node]:
@@ -324,6 +325,6 @@ def test_the_last_that_a_process_handed_over_is_counted_before_its_rows_go() -> 
     completion, node = sending(Level.COUNTS)
     node.begin(10, 1, RAIL0)
     node.send(10, SOCKET, 0, 100)
-    completion.end_process(10)
+    completion.end_processes({10})
     assert completion.handed_over({1}) == {(1, "rail0"): 100}
     assert node.rows == {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,8 +80,8 @@ class SimulatedPrograms:
     def stats(self) -> Mapping[CudaStat, int]:
         return dict.fromkeys(CudaStat, 1)
 
-    def forget_process(self, tgid: int) -> None:
-        self.log.append(f"forget {tgid}")
+    def forget_processes(self, tgids: Collection[int]) -> None:
+        self.log.append(f"forget {sorted(tgids)}")
 
     def forget_communicators(self, instances: set[int]) -> None:
         self.log.append(f"forget {sorted(instances)}")
@@ -241,13 +241,13 @@ def test_what_was_proved_stays_known_until_nobody_can_ask(
     cuda.set_libraries([library], Level.ALL)
     programs.told()
     programs.states = {7: CudaProgress(7, 12, 99)}
-    cuda.end_process(55)
+    cuda.end_processes({55})
     programs.states = {}
     cuda.end_communicators({7})
     cuda.read()
     assert cuda.progress_of(7) == CudaProgress(7, 12, 99)
     assert cuda.progress_of(8) is None
-    assert programs.told() == ["forget 55", "forget [7]"]
+    assert programs.told() == ["forget [55]", "forget [7]"]
     cuda.forget([7, 8])
     assert cuda.progress_of(7) is None
 

@@ -180,10 +180,10 @@ def test_before_each_look_the_rings_are_read(monkeypatch: pytest.MonkeyPatch, lo
 
 def test_a_communicator_that_comes_and_a_process_that_ends_want_a_look_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = (ProcessIdentity(4711, 1), None)
-    monkeypatch.setattr(Observer, "process_gone", lambda *_: None)
+    monkeypatch.setattr(Observer, "processes_gone", lambda *_: None)
 
     def happens(daemon: Daemon) -> dict[float, Callable[[], None]]:
-        return {5.4: daemon._read_lifecycle_events, 9.4: lambda: daemon._ended.append(ended)}
+        return {5.4: daemon._read_lifecycle_events, 9.4: lambda: daemon._ended.update([ended])}
 
     with run_beside_a_job(monkeypatch, 1000 * MS, 1000 * MS, happens) as done:
         for seconds in (5.4, 9.4):
@@ -225,11 +225,11 @@ def test_a_ring_that_fills_suddenly_is_read_at_the_next_turn(monkeypatch: pytest
 def test_before_a_process_is_said_to_have_ended_the_rings_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
     clock_ns: list[Callable[[], int]] = []
-    monkeypatch.setattr(Observer, "process_gone", lambda *_: told.append(clock_ns[0]()))
+    monkeypatch.setattr(Observer, "processes_gone", lambda *_: told.append(clock_ns[0]()))
 
     def happens(daemon: Daemon) -> dict[float, Callable[[], None]]:
         clock_ns.append(daemon._clock.monotonic_ns)
-        return {9.4: lambda: daemon._ended.append((ProcessIdentity(4711, 1), None))}
+        return {9.4: lambda: daemon._ended.update({ProcessIdentity(4711, 1): None})}
 
     with run_beside_a_job(monkeypatch, 1000 * MS, 1000 * MS, happens) as done:
         assert len(told) == 1
@@ -288,14 +288,14 @@ def test_where_all_is_as_it_was_ticks_have_time_and_looks_have_not(monkeypatch: 
 def test_whatever_ends_the_calm_wants_a_tick_at_once_and_one_a_second_from_then_on(
     monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(Observer, "process_gone", lambda *_: None)
+    monkeypatch.setattr(Observer, "processes_gone", lambda *_: None)
     monkeypatch.setattr(Observer, "handle_link_events", lambda *_: None)
 
     def happens(daemon: Daemon) -> dict[float, Callable[[], None]]:
         monkeypatch.setattr(daemon, "_ring_wakeups", Wakeups())
         handlers: dict[str, Callable[[], None]] = {
             "communicator": daemon._read_lifecycle_events,
-            "process": lambda: daemon._ended.append((ProcessIdentity(4711, 1), None)),
+            "process": lambda: daemon._ended.update({ProcessIdentity(4711, 1): None}),
             "ring": daemon._on_ring_wakeup,
             "link": lambda: daemon._handle_link_events(cast(LinkEvents, None)),
         }

@@ -153,7 +153,7 @@ def test_a_process_that_ends_takes_its_calls_with_it_at_once(tmp_path: Path) -> 
     world.step(TOO_LONG)
     assert the_stall(world)
     world.ranks[0].gone = True
-    world.watch.process_gone(PID, 9)
+    world.watch.processes_gone({PID: 9})
     assert world.host_calls.rows == {}
     world.step(1)
     assert [one for one in world.watch.current if one.diagnosis.cause is Cause.INSIDE_CALL] == []

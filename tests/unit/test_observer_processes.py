@@ -234,7 +234,7 @@ def test_the_late_news_of_a_process_s_end_does_not_end_the_one_that_has_its_pid_
         host.runs(PID, library, start=start)
         host.observer.scan_processes({PID})
         host.uses_nccl(PID, instance)
-    host.observer.process_gone(host.new[0])
+    host.observer.processes_gone({host.new[0]: None})
     assert host.communicators(lambda one: one.alive) == {1: False, 2: True}
     assert host.observer.observes([PID])
 
@@ -269,7 +269,7 @@ def test_only_living_processes_are_let_through_to_be_counted(tmp_path: Path) -> 
         host.runs(PID, library, stack=SECOND)
         host.observer.scan_processes({PID})
         assert host.kernel.observed == {PID}, "it executes another program"
-        host.observer.process_gone(ProcessIdentity(PID, 100))
+        host.observer.processes_gone({ProcessIdentity(PID, 100): None})
         assert host.kernel.observed == set()
 
 
@@ -295,7 +295,7 @@ def test_what_lies_below_a_library_goes_with_it_when_it_expires(tmp_path: Path) 
         host.runs(PID, host.library("2.90.1"))
         host.observer.scan()
         rounds = host.cuda.rounds
-        host.observer.process_gone(host.new[0])
+        host.observer.processes_gone({host.new[0]: None})
         host.observer.update()
         assert host.cuda.rounds == rounds + 2, "with the process, and with the library"
 
@@ -317,3 +317,18 @@ def test_who_does_not_tell_what_he_runs_keeps_nobody_else_s_program_from_being_k
         inspection.silent.clear()
         host.observer.update()
         assert set(programs().values()) == {"python3 train.py"}
+
+
+def test_processes_that_end_together_are_put_away_together(tmp_path: Path) -> None:
+    with host_with(tmp_path) as host:
+        library = host.library("2.90.1")
+        for pid in (7, 8, 9):
+            host.runs(pid, library)
+        host.observer.scan()
+        rounds = host.cuda.rounds
+        host.observer.processes_gone(dict.fromkeys(host.new))
+        assert host.cuda.rounds == rounds + 1
+        assert [line for line in host.internals.log if line.startswith("forget")] == [
+            "forget processes [7, 8, 9]", "forget sent [7, 8, 9]",
+        ]  # fmt: skip
+        assert not host.observer.observes([7])

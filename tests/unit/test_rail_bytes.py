@@ -58,7 +58,7 @@ class Node:
 
     def end(self, tgid: int) -> None:
         self.devices.pop(tgid, None)
-        self.rails.end_process(tgid, self.rows.values())
+        self.rails.end_processes({tgid}, self.rows.values())
         self.processes.pop(tgid)
         self.rows = {key: row for key, row in self.rows.items() if key[0] != tgid}
 

@@ -130,13 +130,13 @@ CASES: Final[dict[Cause, list[Case]]] = {
         ),
         Case(
             "of peers of this host the first whose process has ended",
-            replace(CLOSED_BESIDE_PEER, others=1, gone=(GonePeer(5, 4713), GonePeer(6, 4714))),
+            replace(CLOSED_BESIDE_PEER, others=1, gone=GonePeer(5, 4713)),
             PAIR,
             found={"blamed_rank": 5, "evidence": ("process 4713 of rank 5 has ended",)},
         ),
         Case(
             "a peer whose process has ended, before one that is behind",
-            replace(with_peers((BEHIND, PROCESS)), gone=(GonePeer(5, 4713),)),
+            replace(with_peers((BEHIND, PROCESS)), gone=GonePeer(5, 4713)),
             found={"blamed_rank": 5, "culprit": True},
         ),
     ],

@@ -308,7 +308,7 @@ def test_a_killed_or_failed_rank_is_gone_at_once(status: int) -> None:
     world = World()
     steady(world)
     (rank,) = world.ranks
-    world.watch.process_gone(rank.pid, status)
+    world.watch.processes_gone({rank.pid: status})
     rank.gone = True
     ((at_ns, stall),) = world.begun
     assert at_ns == world.clock.now_ns
@@ -325,7 +325,7 @@ def test_a_rank_that_fails_at_the_end_of_a_job_stalls_until_the_others_have_left
     world = World(ranks=3, nranks=3)
     steady(world)
     *others, last = world.ranks
-    world.watch.process_gone(last.pid, 1 << 8)
+    world.watch.processes_gone({last.pid: 1 << 8})
     last.gone = True
     setattr(others[0], leaves, True)
     world.step(4 * 100)
@@ -344,6 +344,6 @@ def test_of_a_process_that_dies_long_after_the_last_look_it_is_known_what_it_was
     world.clock.now_ns += EVALUATION_NS + EVALUATION_NS // 2
     rank.begin(Op.ReduceScatter)
     world.clock.now_ns += EVALUATION_NS
-    world.watch.process_gone(rank.pid, None)
+    world.watch.processes_gone({rank.pid: None})
     assert world.stall is not None
     assert world.stall.op == "ReduceScatter"

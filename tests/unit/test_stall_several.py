@@ -257,7 +257,7 @@ def test_of_a_killed_rank_survivors_name_it_and_those_whom_they_hold_up_name_nob
     job.world.step()
     for (_, process), end in job.ends.items():
         end.gone = process == 3
-    job.world.watch.process_gone(4714, 9)
+    job.world.watch.processes_gone({4714: 9})
     job.connections(0, CLOSED, WAITS)  # of the communicator of all, which is never called
     job.connections(1, CLOSED, WAITS)
     job.connections(2, UNREAD)  # its call has failed
@@ -331,7 +331,7 @@ class Crossed:
         for rank in self.ranks:
             by_comm.setdefault(rank.comm, []).append(rank)
             by_process.setdefault(rank.pid, []).append(rank)
-        ranks = Ranks(by_comm, by_process, self._facts_of, lambda _: (), self._lost_a_peer)
+        ranks = Ranks(by_comm, by_process, self._facts_of, lambda _: None, self._lost_a_peer)
         return Dependencies(ranks).waiting_elsewhere(by_comm["0" * 16][1:])
 
     def _lost_a_peer(self, pid: int) -> bool:

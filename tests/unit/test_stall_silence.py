@@ -270,7 +270,7 @@ def test_a_job_that_ends_or_is_told_to_end_is_no_stall(seen: bool, status: int) 
     world = World(seen=seen)
     steady(world)
     (rank,) = world.ranks
-    world.watch.process_gone(rank.pid, status)
+    world.watch.processes_gone({rank.pid: status})
     rank.gone = True
     world.step(400)
     assert world.begun == []
@@ -283,7 +283,7 @@ def test_a_job_that_destroys_its_communicators_and_fails_later_is_no_stall(rests
     steady(world)
     (rank,) = world.ranks
     rank.ended = True
-    world.watch.process_gone(rank.pid, 1 << 8)
+    world.watch.processes_gone({rank.pid: 1 << 8})
     world.step(400)
     assert world.begun == []
 
@@ -316,7 +316,7 @@ def test_a_process_that_ends_properly_long_after_the_last_look_is_no_stall(statu
     world.clock.now_ns += EVALUATION_NS + EVALUATION_NS // 2
     (first, _) = world.ranks
     first.process = replace(RUNNING, condition="gone")
-    world.watch.process_gone(first.pid, status)
+    world.watch.processes_gone({first.pid: status})
     assert world.begun == []
 
 

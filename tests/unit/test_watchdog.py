@@ -66,7 +66,7 @@ def test_the_time_of_day_of_a_stall_is_read_once() -> None:
     found_ns = world.stall.since_realtime_ns
     assert found_ns == world.stall.since_ns + 10**18
     world.clock.day_ns += 100_000
-    world.watch.process_gone(rank.pid, 9)
+    world.watch.processes_gone({rank.pid: 9})
     rank.gone = True
     assert world.stall.diagnosis.cause is Cause.PROCESS_GONE
     assert world.stall.since_realtime_ns == found_ns

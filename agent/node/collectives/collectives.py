@@ -172,14 +172,14 @@ class Collectives:
         """Wire bytes so far, by network namespace."""
         return self._expected.sum_with(counts)
 
-    def end_process(self, tgid: int, ended_ns: int) -> None:
-        """A process that is marked as ended in `processes`, or was never in it, did its last call."""
+    def end_processes(self, tgids: Collection[int], ended_ns: int) -> None:
+        """Processes that are marked as ended in `processes`, or were never in it, did their last calls."""
         self.read_lifecycle_events()
-        if tgid not in self._processes:
-            self._vanished.add(tgid)
-        self._communicators.end_process(tgid, ended_ns)
+        self._vanished |= set(tgids) - self._processes.keys()
+        for tgid in tgids:
+            self._communicators.end_process(tgid, ended_ns)
         if self._completion is not None:
-            self._completion.end_process(tgid)
+            self._completion.end_processes(tgids)
 
     def archive_ended(self, now_ns: int) -> None:
         """Archive what ended; call it right after `read`, as it works on the tables read then."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -56,8 +56,8 @@ class InternalPrograms(LevelPrograms, Protocol):
     def sent(self) -> list[Sent]: ...
     def stats(self) -> Mapping[InternalStat, int]: ...
     def error_events(self) -> Records: ...
-    def forget_process(self, tgid: int) -> None: ...
-    def forget_sent(self, tgid: int) -> None: ...
+    def forget_processes(self, tgids: Collection[int]) -> None: ...
+    def forget_sent(self, tgids: Collection[int]) -> None: ...
     def forget_communicators(self, instances: set[int]) -> None: ...
     def close(self) -> None: ...
 
@@ -250,16 +250,16 @@ class Completion:
             for tgid, library in mappers:
                 self._rail_bytes.read_device_names(tgid, library)
 
-    def end_process(self, tgid: int) -> None:
-        """A process has ended: it completes nothing more."""
+    def end_processes(self, tgids: Collection[int]) -> None:
+        """Processes have ended: they complete nothing more."""
         self.read()
         try:
-            self._programs.forget_process(tgid)
+            self._programs.forget_processes(tgids)
             if self._cuda is not None:
-                self._cuda.end_process(tgid)
+                self._cuda.end_processes(tgids)
             if self._rail_bytes is not None:
-                self._rail_bytes.end_process(tgid, self._programs.sent())
-                self._programs.forget_sent(tgid)
+                self._rail_bytes.end_processes(tgids, self._programs.sent())
+                self._programs.forget_sent(tgids)
         except KernelRefusal as refusal:
             self._trouble(refusal)
 

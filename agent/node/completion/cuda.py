@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
@@ -65,7 +65,7 @@ class CudaPrograms(Protocol):
     def progress(self) -> dict[int, CudaProgress]: ...
     def durations(self) -> dict[Op, Records]: ...
     def stats(self) -> Mapping[CudaStat, int]: ...
-    def forget_process(self, tgid: int) -> None: ...
+    def forget_processes(self, tgids: Collection[int]) -> None: ...
     def forget_communicators(self, instances: set[int]) -> None: ...
     def forget_handles(self) -> None: ...
 
@@ -171,14 +171,14 @@ class CudaCompletion:
         """Files that are probed, with the functions that could not be, for those who ask why nothing is seen."""
         return tuple((file.path, file.points.refused) for file in self._files if file.links is not None)
 
-    def end_process(self, tgid: int) -> None:
-        """A process has ended.
+    def end_processes(self, tgids: Collection[int]) -> None:
+        """Processes have ended.
 
         Raises:
             KernelRefusal: a table cannot be read.
         """
         self.read()
-        self._programs.forget_process(tgid)
+        self._programs.forget_processes(tgids)
 
     def end_communicators(self, instances: set[int]) -> None:
         """Communicators have ended; what they were last known to have completed stays readable."""

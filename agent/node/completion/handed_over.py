@@ -78,7 +78,7 @@ class RailBytes:
     """Not thread-safe: the daemon's lock guards it."""
 
     def __init__(self, process_of: ProcessOf, devices_of: DevicesOf) -> None:
-        """`process_of` must still know a process when `end_process` is called for it."""
+        """`process_of` must still know a process when `end_processes` is called for it."""
         self._process_of = process_of
         self._devices_of = devices_of
         self._processes: dict[int, _Process] = {}
@@ -113,13 +113,14 @@ class RailBytes:
         if not any(known_library == library for known_library, *_ in process.devices):
             self._ask(process, tgid, library)
 
-    def end_process(self, tgid: int, readings: Iterable[Sent]) -> None:
-        """Add what an ended process sent last, and forget its names; drop its rows from the kernel afterwards.
+    def end_processes(self, tgids: Collection[int], readings: Iterable[Sent]) -> None:
+        """Add what ended processes sent last, and forget their names; drop their rows from the kernel afterwards.
 
-        `readings` may hold other processes' rows: they are left for `take`.
+        `readings` may hold other processes' rows: they are left for `add_readings`.
         """
-        self.add_readings([sent for sent in readings if sent.tgid == tgid])
-        self._processes.pop(tgid, None)
+        self.add_readings([sent for sent in readings if sent.tgid in tgids])
+        for tgid in tgids:
+            self._processes.pop(tgid, None)
 
     def names_of(self, tgid: int, numbers: Collection[int]) -> frozenset[str]:
         """Names of a process's devices by NCCL's numbers; empty where one of them is not known.

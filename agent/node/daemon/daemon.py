@@ -115,9 +115,9 @@ class Daemon:
         self._attached = True
         """Whether every library found so far is probed, as of the loop's last turn: health checks wait for no lock."""
         self._lateness = LoopLateness(clock)
-        self._ended: list[tuple[ProcessIdentity, int | None]] = []
+        self._ended: dict[ProcessIdentity, int | None] = {}
         """With the wait status, where it is known."""
-        self._pidfds: dict[int, ProcessIdentity] = {}
+        self._pidfds: dict[ProcessIdentity, int] = {}
         self._shown = shown
         self._also_told = stall_began
         self._schedule = Schedule(clock.monotonic_ns(), scan_interval_ns=config.scan_interval_ns, shown=shown)
@@ -387,11 +387,11 @@ class Daemon:
         now_ns = self._clock.monotonic_ns()
         if self._reload_wanted:
             self._reload()
-        ended, self._ended = self._ended, []
-        if ended:  # what they were called for last
+        ended, self._ended = self._ended, {}
+        if ended:
+            # What they called last.
             schedule.drained(now_ns, self._drain())
-        for identity, status in ended:
-            self.observer.process_gone(identity, status)
+            self.observer.processes_gone(ended)
             self._evaluate_soon()
         if now_ns >= plan.drain_ns:
             schedule.drained(now_ns, self._drain())
@@ -506,7 +506,7 @@ class Daemon:
             ):
                 if opened is not None:
                     attached.callback(opened.close)
-        for fd in self._pidfds:
+        for fd in self._pidfds.values():
             os.close(fd)
         self._pidfds.clear()
         self._selector.close()
@@ -553,7 +553,7 @@ class Daemon:
     def _watch_process(self, identity: ProcessIdentity, events: LinkEvents | None) -> None:
         if events is not None:
             self._poll(events)
-        if identity in self._pidfds.values():  # it executes another program
+        if identity in self._pidfds:  # it executes another program
             return
         try:
             fd = open_pidfd(self._config.procfs, identity)
@@ -561,15 +561,15 @@ class Daemon:
             _log.warning("the end of process %d will be noticed by scans only: %s", identity.pid, error)
             return
         if fd is None:
-            self._ended.append((identity, None))
+            self._ended[identity] = None
             return
-        self._pidfds[fd] = identity
-        self._selector.register(fd, selectors.EVENT_READ, lambda: self._process_ended(fd))
+        self._pidfds[identity] = fd
+        self._selector.register(fd, selectors.EVENT_READ, lambda: self._process_ended(identity))
 
-    def _process_ended(self, fd: int) -> None:
+    def _process_ended(self, identity: ProcessIdentity) -> None:
+        fd = self._pidfds.pop(identity)
         self._selector.unregister(fd)
-        identity = self._pidfds.pop(fd)
-        self._ended.append((identity, read_exit_status(self._config.procfs, identity, fd)))
+        self._ended[identity] = read_exit_status(self._config.procfs, identity, fd)
         os.close(fd)
 
     def _poll(self, events: LinkEvents) -> None:

@@ -302,12 +302,12 @@ class NcclObserver:
             for process in self._processes.values()
             if process.ended_ns is None and not is_alive(self._config.procfs, process.identity)
         }
-        for identity in silent & self._silent:
-            self._end(identity.pid, now_ns)
+        self._end({identity.pid: None for identity in silent & self._silent}, now_ns)
         self._silent = silent
 
     def _end_programs(self, pids: Iterable[int]) -> None:
         """Archive what processes did before they executed another program: its communicators went with its memory."""
+        changed = []
         for pid in pids:
             process = self._processes.get(pid)
             if process is None or process.ended_ns is not None or process.program is None:
@@ -315,11 +315,15 @@ class NcclObserver:
             if program_mark(self._config.procfs, process.identity) in (None, process.program):
                 continue
             _log.info("process %d executes another program", pid)
-            self._end(pid, self._clock.monotonic_ns())
-            self._collectives.archive_ended_processes()
+            changed.append(process.identity)
+        if not changed:
+            return
+        self._end({identity.pid: None for identity in changed}, self._clock.monotonic_ns())
+        self._collectives.archive_ended_processes()
+        for identity in changed:
             # At once: no call of the new program may go uncounted.
-            self._add(process.identity, UNKNOWN)
-            self._libraries.rescan_process(process.identity)
+            self._add(identity, UNKNOWN)
+            self._libraries.rescan_process(identity)
 
     def scan_processes(self, pids: Set[int]) -> None:
         """Scan processes that have just mapped an executable file."""
@@ -345,14 +349,14 @@ class NcclObserver:
             library for library in self._libraries.libraries if library.links is not None
         )
 
-    def process_gone(self, identity: ProcessIdentity, status: int | None) -> None:
-        """Archive what an ended process did, and free the rest; `status` as wait(2) returns it."""
+    def processes_gone(self, ended: Mapping[ProcessIdentity, int | None]) -> None:
+        """Archive what ended processes did, and free the rest; with their status as wait(2) returns it, if known."""
         now_ns = self._clock.monotonic_ns()
-        self._libraries.process_gone(identity)
+        for identity in ended:
+            self._libraries.process_gone(identity)
         self._follow()
-        process = self._processes.get(identity.pid)
-        if process is not None and process.identity == identity:
-            self._end(identity.pid, now_ns, status)
+        known = {process.identity for pid in ended if (process := self._processes.get(pid.pid)) is not None}
+        self._end({identity.pid: status for identity, status in ended.items() if identity in known}, now_ns)
 
     def read_lifecycle_events(self) -> None:
         """Read lifecycle events: communicators that were created or ended."""
@@ -445,7 +449,7 @@ class NcclObserver:
         """A process showed up in the kernel's tables before discovery came to it."""
         identity = identity_of(self._config.procfs, tgid)
         if identity is None or not is_alive(self._config.procfs, identity):
-            self._collectives.end_process(tgid, self._clock.monotonic_ns())
+            self._collectives.end_processes({tgid}, self._clock.monotonic_ns())
         elif self._wanted(identity):
             self._add(identity, UNKNOWN)
 
@@ -457,7 +461,7 @@ class NcclObserver:
             return
         if known is not None:
             # The pid is used again: what the process before did is put away first.
-            self._end(identity.pid, self._clock.monotonic_ns())
+            self._end({identity.pid: None}, self._clock.monotonic_ns())
             self._collectives.archive_ended_processes()
         try:
             namespace = network_namespace(self._config.procfs, identity.pid)
@@ -519,19 +523,23 @@ class NcclObserver:
             self._describe(pid)
         self._troubles.say([*errors, *self._follow()], more=True)
 
-    def _end(self, tgid: int, now_ns: int, status: int | None = None) -> None:
-        process = self._processes.get(tgid)
-        if process is None or process.ended_ns is not None:
+    def _end(self, ended: Mapping[int, int | None], now_ns: int) -> None:
+        """End processes; by pid, their status as wait(2) returns it, if known."""
+        known = ((tgid, self._processes.get(tgid)) for tgid in ended)
+        running = {tgid: process for tgid, process in known if process is not None and process.ended_ns is None}
+        if not running:
             return
-        # While its communicators still count as living.
+        # While their communicators still count as living.
         self._collectives.read_lifecycle_events()
-        self.stalls.process_gone(tgid, status)
-        self.rank_processes.remove(process.identity)
-        self._processes[tgid] = replace(process, ended_ns=now_ns)
-        self._collectives.end_process(tgid, now_ns)
-        if self._programs.settings.only_observed_processes:
-            self._programs.forget(tgid)
-        self._hardware.remove_process(tgid)
+        self.stalls.processes_gone({tgid: ended[tgid] for tgid in running})
+        for tgid, process in running.items():
+            self.rank_processes.remove(process.identity)
+            self._processes[tgid] = replace(process, ended_ns=now_ns)
+        self._collectives.end_processes(running.keys(), now_ns)
+        for tgid in running:
+            if self._programs.settings.only_observed_processes:
+                self._programs.forget(tgid)
+            self._hardware.remove_process(tgid)
 
     def record_calls(self, events: Records) -> None:
         """Record calls (dtype CALL_EVENT) that were read from the ring."""

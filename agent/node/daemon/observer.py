@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import threading
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 
 from railscope.agent.config.options import Config
@@ -145,11 +145,11 @@ class Observer:
             with self._lock:
                 self._nccl.scan_processes(pids)
 
-    def process_gone(self, identity: ProcessIdentity, status: int | None = None) -> None:
-        """Archive what an ended process did, and free the rest; `status` as wait(2) returns it."""
+    def processes_gone(self, ended: Mapping[ProcessIdentity, int | None]) -> None:
+        """Archive what ended processes did, and free the rest; with their status as wait(2) returns it, if known."""
         if self._nccl is not None:
             with self._lock:
-                self._nccl.process_gone(identity, status)
+                self._nccl.processes_gone(ended)
 
     def read_lifecycle_events(self) -> None:
         """Read lifecycle events: communicators that were created or ended."""

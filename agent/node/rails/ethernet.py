@@ -203,7 +203,9 @@ class EthernetWatch:
         """The process has ended, or is not observed any more."""
         for netns, watched in list(self._watched.items()):
             if pid in watched.processes:
-                watched.processes = {other: way for other, way in watched.processes.items() if other != pid}
+                left = dict(watched.processes)
+                del left[pid]
+                watched.processes = left
                 if not watched.processes and not watched.permanent:
                     self._close(netns)
 

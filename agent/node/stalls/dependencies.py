@@ -26,7 +26,7 @@ class Ranks:
     """By pid."""
     facts_of: Callable[[int], ProcessFacts | None]
     """Of a process, by pid; None: it has ended."""
-    gone_of: Callable[[str], Sequence[GonePeer]]
+    gone_of: Callable[[str], GonePeer | None]
     """By the communicator's name: those whose process has ended."""
     lost_a_peer: Callable[[int], bool]
     """By pid: whether a process at the other end of its connections has ended."""
@@ -82,9 +82,8 @@ class Dependencies:
 
     def _is_in(self, rank: RankFacts) -> bool:
         flight = rank.in_flight
-        return (flight is not None and flight.one_of == 1 and not flight.missing) or bool(
-            self._ranks.gone_of(rank.comm)
-        )
+        in_it = flight is not None and flight.one_of == 1 and not flight.missing
+        return in_it or self._ranks.gone_of(rank.comm) is not None
 
     def _lost_a_peer(self, pid: int) -> bool:
         if pid not in self._lost:
@@ -107,7 +106,7 @@ class Dependencies:
         }
         why = {}
         for comm, ranks in self._ranks.by_comm.items():
-            gone = next(iter(self._ranks.gone_of(comm)), None)
+            gone = self._ranks.gone_of(comm)
             held = next((one for one in ranks if one.pid in stopped), None)
             if gone is not None:
                 why[comm] = gone.sentence

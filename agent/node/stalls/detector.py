@@ -165,7 +165,7 @@ class Detector:
             return None
         flight = rank.in_flight or InFlight("unknown", None, now_ns, "strong", "its communicator was not destroyed")
         diagnosis = Diagnosis(Cause.PROCESS_GONE, (evidence,), culprit=True, blamed_rank=rank.rank)
-        first = next(iter(self.stalls_of_gone_ranks(rank.comm)), None)
+        first = self.stall_of_first_gone(rank.comm)
         if first is not None:
             sentence = f"rank {first.rank}, process {first.pid}, had ended before"
             diagnosis = replace(first.diagnosis, evidence=(evidence, sentence), culprit=False)
@@ -182,10 +182,10 @@ class Detector:
         """Names of communicators that lost a rank whose process has ended."""
         return frozenset(self._gone_by_comm) - {UNKNOWN}
 
-    def stalls_of_gone_ranks(self, comm: str) -> tuple[Stall, ...]:
-        """The stalls of the ranks of a communicator whose processes have ended, in the order in which they did."""
+    def stall_of_first_gone(self, comm: str) -> Stall | None:
+        """The stall of the rank of a communicator whose process ended first; None: none has."""
         instances = self._gone_by_comm.get(comm, ()) if comm != UNKNOWN else ()
-        return tuple(self._current[instance] for instance in instances)
+        return next((self._current[instance] for instance in instances), None)
 
     def _of_nobody(self, now_ns: int) -> list[Stall]:
         """End stalls for which no rank waits: the ranks are gone or have left, and the stall was shown long enough."""

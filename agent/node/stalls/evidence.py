@@ -189,8 +189,8 @@ class Evidence:
     """Why its connections cannot be seen; empty: they can."""
     others: int = 0
     """Other communicators of its process, to which closed connections and unread bytes may as well belong."""
-    gone: tuple[GonePeer, ...] = ()
-    """Peers of this host whose process ended while it was in use, the first one first."""
+    gone: GonePeer | None = None
+    """The first peer of this host whose process ended while it was in use."""
     elsewhere: tuple[Elsewhere, ...] = ()
     """Peers that are not in this communicator's operation, as far as one sees, because another one holds them up."""
     sends: bool | None = None

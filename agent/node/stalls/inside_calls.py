@@ -17,7 +17,7 @@ that the work and what is shown stay bounded; a thread that has ended inside its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -132,8 +132,8 @@ class InsideCalls:
         self._ended += [(now_ns, stall.instance) for stall in ended]
         return Changes(begun, ended)
 
-    def process_gone(self, pid: int) -> None:
-        """A process has ended: its calls never return.
+    def processes_gone(self, pids: Collection[int]) -> None:
+        """Processes have ended: their calls never return.
 
         Raises:
             KernelRefusal: the table cannot be read or changed.
@@ -141,8 +141,8 @@ class InsideCalls:
         if not self._under_way:
             return
         tids, calls = self._calls.read()
-        of_it = calls["tgid"] == pid
-        self._calls.drop(zip(tids[of_it].tolist(), calls["start_ns"][of_it].tolist(), strict=True))
+        theirs = np.isin(calls["tgid"], sorted(pids))
+        self._calls.drop(zip(tids[theirs].tolist(), calls["start_ns"][theirs].tolist(), strict=True))
         self._looked_ns = None
 
     def pop_forgotten(self, now_ns: int) -> list[int]:

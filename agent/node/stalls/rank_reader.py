@@ -228,9 +228,13 @@ class RankReader:
         """All ranks as of the last look: put together only for who asks, as most are well most of the time."""
         return [self._fact(instance) for instance in self._rows]
 
-    def ranks_of_process(self, pid: int) -> list[RankFacts]:
-        """Those of one process."""
-        return [self._fact(instance) for instance, row in self._rows.items() if row.communicator.tgid == pid]
+    def ranks_of_processes(self, pids: Collection[int]) -> dict[int, list[RankFacts]]:
+        """Those of each of these processes."""
+        found: dict[int, list[RankFacts]] = {pid: [] for pid in pids}
+        for instance, row in self._rows.items():
+            if row.communicator.tgid in found:
+                found[row.communicator.tgid].append(self._fact(instance))
+        return found
 
     def last_calls(self) -> dict[int, int]:
         """When each process made its last call on any of its communicators, by pid."""

@@ -102,8 +102,8 @@ def _rail(evidence: Evidence, now_ns: int) -> Diagnosis | None:
 
 def _peer_gone(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
     """A peer's process ended on this host, or the other end closed connections: it does so when its process ends."""
-    if evidence.gone:
-        first = evidence.gone[0]
+    first = evidence.gone
+    if first is not None:
         return Diagnosis(Cause.PROCESS_GONE, (first.sentence,), culprit=True, blamed_rank=first.rank)
     closed = _closed(evidence)
     if not closed or evidence.others:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -170,25 +170,30 @@ class Watchdog:
         # No later than it could be with an evaluation every `EVALUATION_NS`.
         return min(quiet_until_ns - now_ns + EVALUATION_NS, REST_NS)
 
-    def process_gone(self, pid: int, status: int | None) -> None:
-        """A process has ended; `status` as wait(2) tells it, None: not known.
+    def processes_gone(self, ended: Mapping[int, int | None]) -> None:
+        """Processes have ended; by pid, their status as wait(2) tells it, None: not known.
 
-        Its communicators stall for their other ranks if it was killed or failed, or if it had operations in flight.
+        Their communicators stall for their other ranks if a process was killed or failed, or if it had operations in
+        flight.
         """
         now_ns = self._clock.monotonic_ns()
         self._read_again(now_ns)
         if self._inside is not None:
             try:
-                self._inside.process_gone(pid)
+                self._inside.processes_gone(ended.keys())
             except KernelRefusal as refusal:
                 _log.error("calls under way cannot be read: %s", refusal.strerror)
-        code = exit_code(status)
-        badly = exited_badly(code)
-        self._inspector.forget(pid)
-        self._checkpoints.forget(pid)
-        self._reader.forget_process(pid)
+        for pid in ended:
+            self._inspector.forget(pid)
+            self._checkpoints.forget(pid)
+            self._reader.forget_process(pid)
         self.record_times()
-        ranks = self._reader.ranks_of_process(pid)
+        ranks = self._reader.ranks_of_processes(ended.keys())
+        for pid, status in ended.items():
+            self._process_gone(pid, exit_code(status), ranks[pid], now_ns)
+
+    def _process_gone(self, pid: int, code: int | None, ranks: Sequence[RankFacts], now_ns: int) -> None:
+        badly = exited_badly(code)
         never_called = not any(one.enqueued for one in ranks)
         for rank in ranks:
             communicator = self._known.communicator(rank.instance)
@@ -267,10 +272,11 @@ class Watchdog:
 
         Not those that are in an operation themselves: they write beside it, and wait as others do.
         """
+        writing = self._checkpoints.writing_pids(self._clock.monotonic_ns())
         return tuple(
             (rank.comm, rank.name)
-            for pid in self._checkpoints.writing_pids(self._clock.monotonic_ns())
-            for rank in self._reader.ranks_of_process(pid)
+            for ranks in self._reader.ranks_of_processes(writing).values()
+            for rank in ranks
             if rank.comm != UNKNOWN and (rank.in_flight is None or rank.in_flight.strength == "weak")
         )
 
@@ -324,10 +330,9 @@ class Watchdog:
             sends=sends,
         )
 
-    def _gone_of(self, comm: str) -> tuple[GonePeer, ...]:
-        return tuple(
-            GonePeer(parse_number(stall.rank), stall.pid) for stall in self._detector.stalls_of_gone_ranks(comm)
-        )
+    def _gone_of(self, comm: str) -> GonePeer | None:
+        first = self._detector.stall_of_first_gone(comm)
+        return GonePeer(parse_number(first.rank), first.pid) if first is not None else None
 
     def _lost_a_peer(self, pid: int) -> bool:
         owner = self._known.process(pid)

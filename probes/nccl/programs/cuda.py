@@ -7,7 +7,7 @@ whatever transport it ran.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -137,11 +137,13 @@ class CudaEvents:
         totals = values.sum(axis=1)
         return {CudaStat(int(key)): int(total) for key, total in zip(keys, totals, strict=True)}
 
-    def forget_process(self, tgid: int) -> None:
-        """Drop everything of a process that has ended."""
+    def forget_processes(self, tgids: Collection[int]) -> None:
+        """Drop everything of processes that have ended."""
+        ended = np.array(sorted(tgids), np.uint32)
         for table in (self._communicators, self._streams, self._marks):
-            delete_where(table, lambda keys, _: keys["tgid"] == tgid)
-        self._processes.delete(tgid.to_bytes(4, "little"))
+            delete_where(table, lambda keys, _: np.isin(keys["tgid"], ended))
+        for tgid in tgids:
+            self._processes.delete(tgid.to_bytes(4, "little"))
 
     def forget_communicators(self, instances: set[int]) -> None:
         """Drop communicators that have ended; the others of their streams are known again from their next launch on."""

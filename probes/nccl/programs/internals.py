@@ -8,7 +8,7 @@ tables of communicators and observed processes are shared, so that both speak of
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -275,14 +275,16 @@ class Internals:
         totals = values.sum(axis=1)
         return {InternalStat(int(key)): int(total) for key, total in zip(keys, totals, strict=True)}
 
-    def forget_process(self, tgid: int) -> None:
-        """Drop everything of a process that has ended, but what it sent: that is the reader's to keep first."""
+    def forget_processes(self, tgids: Collection[int]) -> None:
+        """Drop everything of processes that have ended, but what they sent: that is the reader's to keep first."""
+        ended = np.array(sorted(tgids), np.uint32)
         for table in (self._communicators, self._connections, self._operations, self._parts):
-            delete_where(table, lambda keys, _: keys["tgid"] == tgid)
+            delete_where(table, lambda keys, _: np.isin(keys["tgid"], ended))
 
-    def forget_sent(self, tgid: int) -> None:
-        """Drop what an ended process sent."""
-        delete_where(self._sent, lambda keys, _: keys["tgid"] == tgid)
+    def forget_sent(self, tgids: Collection[int]) -> None:
+        """Drop what ended processes sent."""
+        ended = np.array(sorted(tgids), np.uint32)
+        delete_where(self._sent, lambda keys, _: np.isin(keys["tgid"], ended))
 
     def forget_communicators(self, instances: set[int]) -> None:
         """Drop everything of communicators that have ended; what they had not completed will never be."""
