@@ -114,6 +114,8 @@ class JobOptions:
     """Rank 0 computes and writes to disk while the others go on to the next collective."""
     warm_up_ms: int = 0
     """How late the last rank comes to the first iteration; the others come in between."""
+    late_ms: int = 0
+    """How late the last rank comes to the making of the communicator."""
     skip: SkippedCall | None = None
     shape: GptShape | None = None
     """With `gpt`, and only there: the sizes of the job."""
@@ -227,12 +229,13 @@ def moment_arguments(
     *,
     pace_us: int,
     warm_up_ms: int,
+    late_ms: int = 0,
     pause: Moments | None,
     checkpoint: Moments | None,
     skip: SkippedCall | None,
 ) -> list[str]:
     """What happens between calls, as options of a driver: of this one, and of that for the real NCCL."""
-    numbers = {"--pace-us": pace_us, "--warm-up-ms": warm_up_ms}
+    numbers = {"--pace-us": pace_us, "--warm-up-ms": warm_up_ms, "--late-ms": late_ms}
     for name, moments in (("pause", pause), ("checkpoint", checkpoint)):
         if moments is not None:
             numbers |= {f"--{name}-every": moments.every, f"--{name}-ms": moments.milliseconds}
@@ -368,6 +371,7 @@ class Job:
         command += moment_arguments(
             pace_us=options.pace_us,
             warm_up_ms=options.warm_up_ms,
+            late_ms=options.late_ms,
             pause=options.pause,
             checkpoint=options.checkpoint,
             skip=options.skip,

@@ -52,6 +52,7 @@ static const char help[] =
     "                        all ranks compute for M ms after every N iterations\n"
     "  --checkpoint-every N --checkpoint-ms M\n"
     "                        rank 0 writes to disk for M ms after every N iterations while the others go on\n"
+    "  --late-ms M           the last rank comes M ms late to the init, the others in between\n"
     "  --warm-up-ms M        the last rank comes M ms late to the first iteration, the others in between\n"
     "  --skip-rank R --skip-iteration I\n"
     "                        rank R leaves out one AllReduce of iteration I, and then waits for its peers for ever\n"
@@ -87,6 +88,7 @@ enum {
     OPTION_PAUSE_MS,
     OPTION_CHECKPOINT_EVERY,
     OPTION_CHECKPOINT_MS,
+    OPTION_LATE_MS,
     OPTION_WARM_UP_MS,
     OPTION_SKIP_RANK,
     OPTION_SKIP_ITERATION,
@@ -100,6 +102,7 @@ static int64_t *const whole_numbers[OPTIONS_END - OPTION_CALLS] = {
     &options.moments.pause_ms,
     &options.moments.checkpoint_every,
     &options.moments.checkpoint_ms,
+    &options.moments.late_ms,
     &options.moments.warm_up_ms,
     &options.moments.skip_rank,
     &options.moments.skip_iteration,
@@ -126,6 +129,7 @@ static void parse_options(int argc, char **argv) {
         {"pause-ms", 1, NULL, OPTION_PAUSE_MS},
         {"checkpoint-every", 1, NULL, OPTION_CHECKPOINT_EVERY},
         {"checkpoint-ms", 1, NULL, OPTION_CHECKPOINT_MS},
+        {"late-ms", 1, NULL, OPTION_LATE_MS},
         {"warm-up-ms", 1, NULL, OPTION_WARM_UP_MS},
         {"skip-rank", 1, NULL, OPTION_SKIP_RANK},
         {"skip-iteration", 1, NULL, OPTION_SKIP_ITERATION},
@@ -263,6 +267,7 @@ static struct party *meet(void) {
     } else {
         id_await(&id);
     }
+    moments_before_init(&options.moments, options.rank, options.nranks);
     must(ncclCommInitRank(&comm, options.nranks, id, options.rank), "ncclCommInitRank");
     return party_make(comm);
 }

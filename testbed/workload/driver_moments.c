@@ -46,9 +46,19 @@ static bool every(int64_t period, uint64_t iteration) {
     return period > 0 && (iteration + 1) % (uint64_t)period == 0;
 }
 
+/* The others come in between. */
+static void come_late(int64_t milliseconds, int rank, int ranks) {
+    if (ranks > 1)
+        pause_us(milliseconds * 1000 * rank / (ranks - 1));
+}
+
+void moments_before_init(const struct moments *moments, int rank, int ranks) {
+    come_late(moments->late_ms, rank, ranks);
+}
+
 void moments_before(const struct moments *moments, int rank, int ranks, uint64_t iteration) {
-    if (iteration == 0 && ranks > 1)
-        pause_us(moments->warm_up_ms * 1000 * rank / (ranks - 1));
+    if (iteration == 0)
+        come_late(moments->warm_up_ms, rank, ranks);
 }
 
 void moments_after(const struct moments *moments, int rank, uint64_t iteration) {

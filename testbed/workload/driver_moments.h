@@ -10,10 +10,12 @@ struct moments {
     int64_t pace_us;                         /* pause after each iteration */
     int64_t pause_every, pause_ms;           /* all ranks compute */
     int64_t checkpoint_every, checkpoint_ms; /* rank 0 computes and writes to disk */
+    int64_t late_ms;                         /* how late the last rank comes to the init */
     int64_t warm_up_ms;                      /* how late the last rank comes to the first iteration */
     int64_t skip_rank, skip_iteration;       /* who leaves out one call, and when */
 };
 
+void moments_before_init(const struct moments *moments, int rank, int ranks);
 void moments_before(const struct moments *moments, int rank, int ranks, uint64_t iteration);
 void moments_after(const struct moments *moments, int rank, uint64_t iteration);
 /* Whether this rank is to leave out its next call; it then waits for its peers for ever. */

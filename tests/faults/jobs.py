@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 from railscope.testbed.job import Job as WorkloadJob
-from tests.faults.cluster import Cluster
+from tests.faults.cluster import Cluster, until
 from tests.faults.scenarios import Library, Load
 from tests.nccl.build import build
 from tests.nccl.job import Job as NcclJob
@@ -39,12 +39,29 @@ class RunningJob(Protocol):
         """
 
 
+def _await_probes(cluster: Cluster) -> None:
+    """A call that is entered before they come is not seen."""
+
+    def attached() -> bool:
+        return all(any(one.value for one in agent.samples("probe_attached")) for agent in cluster.agents)
+
+    until(attached, "every host's agent has its probes on the library")
+
+
 class _Workload:
     def __init__(self, cluster: Cluster, load: Load) -> None:
+        self._cluster, self._late = cluster, load.late_ms > 0
         self._job = WorkloadJob(cluster.fabric.hosts, load.options())
 
     def __enter__(self) -> Self:
         self._job.__enter__()
+        if self._late:
+            try:
+                _await_probes(self._cluster)
+            except BaseException:
+                self._job.close()
+                raise
+            self._job.release()
         return self
 
     def __exit__(
@@ -63,6 +80,7 @@ class _Workload:
 class _Nccl:
     def __init__(self, cluster: Cluster, load: Load, folder: Path) -> None:
         folder.mkdir()
+        self._cluster, self._late = cluster, load.late_ms > 0
         self._job = NcclJob(
             cluster.fabric,
             folder,
@@ -73,6 +91,8 @@ class _Nccl:
             pace_us=load.pace_us,
             ranks_per_host=load.ranks_per_host,
             warm_up_ms=load.warm_up_ms,
+            late_ms=load.late_ms,
+            hold_init=self._late,
             pause=load.pause,
             checkpoint=load.checkpoint,
             skip=load.skip,
@@ -82,7 +102,11 @@ class _Nccl:
     def __enter__(self) -> Self:
         self._job.__enter__()
         try:
-            self._job.ready()
+            if self._late:
+                _await_probes(self._cluster)
+                self._job.initialise()
+            else:
+                self._job.ready()
         except BaseException:
             self._job.close()
             raise

@@ -14,6 +14,7 @@ from tests.faults.scenarios import (
     AFTER_SECONDS,
     CRAWL_MBIT,
     LINE_MBIT,
+    NEVER_MS,
     Expected,
     Kind,
     Library,
@@ -27,6 +28,8 @@ from tests.faults.scenarios import (
 _BOTH: Final = (Library.WORKLOAD, Library.NCCL)
 _FLAG_ALLOWED: Final = Expected(frozenset(), flag_allowed=True)
 _HEALTHY_PACE_US: Final = 20_000
+_IN_TIME_MS: Final = 4000
+"""Less than a call may take."""
 _SEVERAL: Final = Load(shape=gpt_shape(4), ranks_per_host=2)
 """Two stages of two ranks: each rank has a communicator with its stage, one with its like in the other, and more."""
 
@@ -107,9 +110,31 @@ _GRAPH_AND_LIVE: Final = control(
 )
 _LAST_IN_FOUR: Final = ("SIGSTOP", "SIGKILL", "link down 10 s", "rail at 10 %", "nft drop", "skipped collective")
 
+
+def _calls(library: Library) -> tuple[Scenario, ...]:
+    """Calls that do not return, and their like that do."""
+    faults = [fault(Kind.NO_PEER, library, hosts, loads=(Load(late_ms=NEVER_MS),)) for hosts in (2, 4)]
+    twins = [control("slow init", library, loads=(Load(late_ms=_IN_TIME_MS),), warm_seconds=1, fault_seconds=4)]
+    if library is Library.NCCL:
+        split = Load(pattern="split-late", warm_up_ms=NEVER_MS)
+        faults = [
+            *faults[:1],  # the ranks of four hosts starve each other on a small machine: their proxies spin
+            fault(Kind.NO_SPLIT, library, 2, loads=(split,)),
+            fault(Kind.RECEIVES, library, 2, loads=(Load(pattern="receive-first"),)),
+        ]
+        twins += [
+            control("slow split", library, loads=(replace(split, warm_up_ms=_IN_TIME_MS),), warm_seconds=1,
+                    fault_seconds=8),
+            control("sends and receives in a group", library, loads=(Load(pattern="sendrecv"),), warm_seconds=1,
+                    fault_seconds=8),
+        ]  # fmt: skip
+    return (*faults, *twins)
+
+
 MATRIX: Final = (
     *(scenario for library in _BOTH for scenario in (*_faults(library, 2), *_brief(library), *_controls(library))),
     *(scenario for library in _BOTH for scenario in _faults(library, 4) if scenario.name in _LAST_IN_FOUR),
+    *(scenario for library in _BOTH for scenario in _calls(library)),
     _GRAPHS,
     _GRAPH_AND_LIVE,
     _several(Kind.STOP),
@@ -128,6 +153,7 @@ SHORT: Final = (
     replace(fault(Kind.LINK_DOWN, Library.WORKLOAD, 2, warm_seconds=3), fault_seconds=6),
     fault(Kind.SLOW, Library.WORKLOAD, 2, warm_seconds=6),
     _several(Kind.STOP),
+    fault(Kind.NO_PEER, Library.WORKLOAD, 2, loads=(Load(late_ms=NEVER_MS),)),
     control("compute phases", Library.WORKLOAD, loads=(Load(pause=Moments(20, 7000)),), warm_seconds=1,
             fault_seconds=10),
 )  # fmt: skip

@@ -22,7 +22,7 @@ from railscope.testbed.hosts import TestbedError
 from tests.faults.cluster import Cluster, ClusterError, until
 from tests.faults.jobs import RunningJob, job
 from tests.faults.observation import Observation, Verdict, expectation
-from tests.faults.scenarios import LINE_MBIT, Kind, Library, Scenario
+from tests.faults.scenarios import CALL_KINDS, LINE_MBIT, Kind, Library, Scenario
 from tests.faults.sightings import Accusation, Moment, Ranks, Watcher, comms_of, job_rank, ranks_of
 from tests.faults.web import WebError
 from tests.nccl.job import JobError
@@ -70,9 +70,11 @@ def run(cluster: Cluster, scenario: Scenario, *, moment_seconds: float = 0.0) ->
             until(lambda: len(cluster.prometheus.query("railscope_build_info")) == hosts, "a scrape of every host")
         jobs = [stack.enter_context(job(cluster, scenario.library, load)) for load in scenario.loads]
         try:
+            entered = time.monotonic()
             until(lambda: _comms(cluster, jobs[:1]) != frozenset(), "the agents see the job's communicator")
             watcher.comms = _comms(cluster, jobs)
-            watcher.watch(scenario.warm_seconds + moment_seconds)
+            if scenario.kind not in CALL_KINDS:
+                watcher.watch(scenario.warm_seconds + moment_seconds)
             if scenario.loads[0].shape is not None:
                 watcher.ranks = ranks_of(cluster, jobs[0].pids)
             watcher.comms, sick = _comms(cluster, jobs), _comms(cluster, jobs[:1])
@@ -81,7 +83,7 @@ def run(cluster: Cluster, scenario: Scenario, *, moment_seconds: float = 0.0) ->
             if scenario.control:
                 _control(cluster, scenario, jobs, watcher, course, problems)
             else:
-                _fault(cluster, scenario, jobs, sick, watcher, course, problems)
+                _fault(cluster, scenario, jobs, sick, watcher, course, problems, entered)
         except (ClusterError, TestbedError, JobError, WebError) as error:
             problems.append(str(error).splitlines()[0])
     shown = course.right or course.first
@@ -124,6 +126,11 @@ def _control(
         course.cleared_seconds = _cleared(watcher)
         if course.cleared_seconds is None:
             problems.append("it did not clear")
+    calls = {
+        stall["op"] for agent in cluster.agents for stall in agent.stalls()["ended"] if _was_inside(stall, watcher)
+    }
+    if calls:
+        problems.append(f"false alarm: {', '.join(sorted(calls))} took too long")
     said = watcher.since(began)
     if scenario.expected.writer is not None:
         said = frozenset(one for one in said if not (one.only_waits(scenario.expected) or _starves(one, scenario)))
@@ -132,6 +139,11 @@ def _control(
         allowed = scenario.expected.flag_allowed and not any(one.rail not in ("", str(scenario.rail)) for one in said)
         if not allowed:
             problems.append(f"false alarm: {_words(said)}")
+
+
+def _was_inside(stall: Mapping[str, Any], watcher: Watcher) -> bool:
+    """Whether this is about a call, also one that returned before anybody watched."""
+    return stall["cause"] == "inside_call" and stall["comm"] in watcher.comms
 
 
 def _while_one_writes(cluster: Cluster, scenario: Scenario, watcher: Watcher) -> list[str]:
@@ -172,11 +184,15 @@ def _fault(
     watcher: Watcher,
     course: _Course,
     problems: list[str],
+    entered: float,
 ) -> None:
+    """`entered`: when the job was let go, for what goes wrong as it begins."""
     expected = scenario.expected
     breaker = _breaker(cluster, scenario, jobs[0])
     with breaker if breaker is not None else contextlib.nullcontext():
-        began = _stands_since(cluster, sick) if scenario.kind is Kind.SKIP else time.monotonic()
+        began = entered if scenario.kind in CALL_KINDS else time.monotonic()
+        if scenario.kind is Kind.SKIP:
+            began = _stands_since(cluster, sick)
         _flagged(scenario, watcher, course, began)
         if course.right is None:
             problems.append(f"nobody named {expectation(scenario)}")
@@ -293,6 +309,8 @@ def _finding_is_right(finding: Mapping[str, Any], scenario: Scenario, address: s
     expected, ranks, rails = scenario.expected, finding["ranks"], finding["rails"]
     if expected.rank is not None:
         return str(expected.rank) in {job_rank(numbers, finding["comm"], str(rank)) for rank in ranks} and not rails
+    if expected.rail is None:
+        return finding["cause"] in expected.causes and not ranks and not rails
     here = bool(finding["hosts"]) and finding["hosts"][0].startswith(address)
     return str(expected.rail) in rails and (here or scenario.kind in (Kind.SLOW_IN_SWITCH, Kind.FILTER_IN_SWITCH))
 
@@ -315,7 +333,7 @@ def _breaker(cluster: Cluster, scenario: Scenario, sick: RunningJob) -> Fault | 
             return FilteredRail(fabric, host, rail, in_switch=scenario.kind is Kind.FILTER_IN_SWITCH)
         case Kind.FOREIGN:
             return ForeignTraffic(fabric.hosts[0], fabric.hosts[host], rail, _FOREIGN_BYTES, rate_mbit=LINE_MBIT)
-        case Kind.SKIP | Kind.NOTHING:
+        case Kind.SKIP | Kind.NOTHING | Kind.NO_PEER | Kind.NO_SPLIT | Kind.RECEIVES:
             return None
 
 

@@ -41,10 +41,15 @@ class Kind(StrEnum):
     FILTER_IN_SWITCH = "drop in the switch"
     STARVE = "CPU-starved"
     SKIP = "skipped collective"
+    NO_PEER = "init whose peer never comes"
+    NO_SPLIT = "split that a rank leaves out"
+    RECEIVES = "both receive first"
     FOREIGN = "foreign traffic"
     NOTHING = "nothing"
 
 
+CALL_KINDS: Final = frozenset({Kind.NO_PEER, Kind.NO_SPLIT, Kind.RECEIVES})
+"""What happens as the job begins: ranks stay inside a call."""
 RAIL_KINDS: Final = frozenset({Kind.LINK_DOWN, Kind.SLOW, Kind.SLOW_IN_SWITCH, Kind.FILTER, Kind.FILTER_IN_SWITCH})
 
 
@@ -65,6 +70,8 @@ class Load:
     pause: Moments | None = None
     checkpoint: Moments | None = None
     warm_up_ms: int = 0
+    late_ms: int = 0
+    """How late the last rank comes to the making of the communicator."""
     skip: SkippedCall | None = None
 
     def options(self) -> JobOptions:
@@ -85,6 +92,8 @@ class Load:
             pause=self.pause,
             checkpoint=self.checkpoint,
             warm_up_ms=self.warm_up_ms,
+            late_ms=self.late_ms,
+            hold=self.late_ms > 0,
             skip=self.skip,
         )
 
@@ -166,12 +175,19 @@ _EXPECTED: Final = {
     Kind.KILL: rank_fault("process_gone", clears=False),
     Kind.STARVE: rank_fault("rank_behind"),
     Kind.SKIP: rank_fault("rank_behind", clears=False),
+    Kind.NO_PEER: rank_fault("inside_call", clears=False),
+    Kind.NO_SPLIT: rank_fault("inside_call", clears=False),
+    Kind.RECEIVES: rank_fault("inside_call", clears=False),
     Kind.LINK_DOWN: rank_fault("rail_down"),
     Kind.SLOW: rank_fault("rail_slow"),
     Kind.SLOW_IN_SWITCH: rank_fault("rail_slow", "rail_lossy"),
     Kind.FILTER: rank_fault("rail_filtered"),
     Kind.FILTER_IN_SWITCH: rank_fault("rail_filtered", "rail_lossy"),
 }
+
+
+_SEEN_ELSEWHERE: Final = frozenset({Kind.SKIP, Kind.SLOW_IN_SWITCH, Kind.FILTER_IN_SWITCH, *CALL_KINDS})
+NEVER_MS: Final = 3_600_000
 
 
 def fault(kind: Kind, library: Library, hosts: int, name: str = "", **settings: Any) -> Scenario:
@@ -181,9 +197,10 @@ def fault(kind: Kind, library: Library, hosts: int, name: str = "", **settings: 
     expected = Expected(
         causes=usual.causes,
         # A rank that skips a call has nothing in flight: the others' agents say that they wait.  Of what happens in
-        # the switch both ends of the way see the same.
-        host=None if kind in (Kind.SKIP, Kind.SLOW_IN_SWITCH, Kind.FILTER_IN_SWITCH) else scenario.place,
-        rank=None if kind in RAIL_KINDS else scenario.target,
+        # the switch both ends of the way see the same.  Who is inside a call is told of by his own host, which cannot
+        # know who is missing.
+        host=None if kind in _SEEN_ELSEWHERE else scenario.place,
+        rank=None if kind in RAIL_KINDS or kind is Kind.RECEIVES else scenario.target,
         rail=scenario.rail if kind in RAIL_KINDS else None,
         clears=usual.clears,
     )

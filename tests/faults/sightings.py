@@ -72,7 +72,7 @@ class Accusation:
                 return self.rail != str(expected.rail)
             # Of two ranks each may say that it waits for the other; none may say that it is behind itself.
             return self.cause not in _WAITING_CAUSES or self.blamed_rank == self.rank
-        return True
+        return self.cause not in expected.causes
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +158,12 @@ def _evidence(agent: Agent, accusation: Accusation) -> tuple[str, ...]:
 
 
 def comms_of(cluster: Cluster, pids: Collection[int]) -> frozenset[str]:
-    """The communicators of some processes, as the agents name them."""
+    """The communicators of some processes, those that are still being made too, as the agents name them."""
     wanted = {str(pid) for pid in pids}
     return frozenset(
         sample.labels["comm"]
         for agent in cluster.agents
-        for sample in agent.samples("comm_info")
+        for sample in agent.samples("comm_info", "call_inside_seconds")
         if sample.labels["pid"] in wanted
     )
 

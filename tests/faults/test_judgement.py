@@ -9,7 +9,7 @@ from tests.faults.cluster import Cluster
 from tests.faults.matrix import MATRIX
 from tests.faults.observation import Observation, expectation, summary, table, write_json
 from tests.faults.randomised import random_scenarios
-from tests.faults.scenarios import Expected, Kind, Library, Load, fault, long_checkpoint
+from tests.faults.scenarios import CALL_KINDS, NEVER_MS, Expected, Kind, Library, Load, fault, long_checkpoint
 from tests.faults.short_table import controls_table, faults_table, last_line, read
 from tests.faults.sightings import Accusation, Moment, Watcher, job_rank
 from tests.faults.web import samples_of
@@ -60,6 +60,16 @@ def test_other_hosts_may_say_that_they_wait_while_one_writes_and_its_own_host_ma
     assert not accusation(1, "1", "rank_behind").only_waits(Expected(frozenset())), "every other control is silent"
 
 
+def test_who_is_inside_a_call_is_told_of_and_nobody_is_accused() -> None:
+    inside = fault(Kind.NO_PEER, Library.NCCL, 2).expected
+    assert accusation(0, "0", "inside_call").is_right(inside)
+    assert not accusation(0, "0", "rank_behind").is_right(inside)
+    both = fault(Kind.RECEIVES, Library.NCCL, 2).expected
+    assert accusation(1, "1", "inside_call").is_right(both)
+    assert not accusation(1, "1", "inside_call").is_wrong(both)
+    assert accusation(1, "1", "rank_behind").is_wrong(both)
+
+
 def test_a_skipped_collective_is_told_by_those_who_wait() -> None:
     expected = fault(Kind.SKIP, Library.NCCL, 4).expected
     assert accusation(0, "0", "rank_behind").is_right(expected)
@@ -79,6 +89,7 @@ def test_every_fault_happens_on_a_host_that_exists_and_expects_its_own_place() -
     for scenario in (*MATRIX, *(drawn.scenario for drawn in random_scenarios(50, 7))):
         assert 0 <= scenario.place < scenario.hosts
         assert scenario.expected.rank in (None, scenario.target)
+        assert scenario.kind in CALL_KINDS or scenario.loads[0].late_ms < NEVER_MS
         assert scenario.expected.rail in (None, scenario.rail)
     names = [(scenario.library, scenario.hosts, scenario.name) for scenario in MATRIX]
     assert len(set(names)) == len(names)

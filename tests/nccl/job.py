@@ -162,6 +162,7 @@ class Job:
         ranks_per_host: int = 1,
         pace_us: int = 0,
         warm_up_ms: int = 0,
+        late_ms: int = 0,
         pause: Moments | None = None,
         checkpoint: Moments | None = None,
         skip: SkippedCall | None = None,
@@ -196,6 +197,7 @@ class Job:
             size_bytes: count times type size of each call, rounded down to whole elements.
             pace_us: pause between iterations.
             warm_up_ms: how late the last rank comes to the first iteration.
+            late_ms: how late it comes to the making of communicators.
             pause: all ranks compute, between iterations.
             checkpoint: rank 0 computes and writes to disk while the others go on to the next collective.
             skip: a rank leaves out a collective of a single operation, and then waits for ever.
@@ -223,7 +225,9 @@ class Job:
             *("--pattern", pattern, "--iterations", str(iterations), "--bytes", str(size_bytes)),
             *("--type", type_name, "--op", reduction, "--communicators", str(communicators)),
             *("--event-poll-us", str(event_poll_us), "--destroy", str(int(destroy))),
-            *moment_arguments(pace_us=pace_us, warm_up_ms=warm_up_ms, pause=pause, checkpoint=checkpoint, skip=skip),
+            *moment_arguments(
+                pace_us=pace_us, warm_up_ms=warm_up_ms, late_ms=late_ms, pause=pause, checkpoint=checkpoint, skip=skip
+            ),
             *("--blocking", str(int(blocking))),
             *(("--events", events) if events else ()),
             *(shape.arguments if shape else ()),

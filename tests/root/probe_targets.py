@@ -99,7 +99,7 @@ def on_processor(number: int, to: Target) -> Iterator[None]:
 def all_reduce_only(points: ProbePoints) -> ProbePoints:
     """Enough where the function does not matter: each perf event costs a grace period of the kernel to close."""
     calls = tuple(point for point in points.calls if point.symbol in ("ncclAllReduce", ENQUEUE_CHECK))
-    return replace(points, calls=calls, calls_entry_only=(), inits=(), ends=())
+    return replace(points, calls=calls, calls_entry_only=(), inits=(), ends=(), followed=())
 
 
 def counted(programs: NcclPrograms, pid: int | None = None) -> dict[Op, Count]:

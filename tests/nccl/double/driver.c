@@ -153,6 +153,7 @@ static void open_communicators(void) {
         } else {
             id = shared_id(i);
         }
+        moments_before_init(&options.moments, options.rank, options.ranks);
         if (options.blocking) {
             check(ncclCommInitRank(&job->comm, options.ranks, id, options.rank), "ncclCommInitRank");
             continue;
@@ -260,6 +261,7 @@ static const struct {
     {"--pause-ms", &options.moments.pause_ms},
     {"--checkpoint-every", &options.moments.checkpoint_every},
     {"--checkpoint-ms", &options.moments.checkpoint_ms},
+    {"--late-ms", &options.moments.late_ms},
     {"--warm-up-ms", &options.moments.warm_up_ms},
     {"--skip-rank", &options.moments.skip_rank},
     {"--skip-iteration", &options.moments.skip_iteration},
