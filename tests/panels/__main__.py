@@ -19,7 +19,7 @@ from railscope.dashboards import build
 from tests.panels.bundle import ICONS, PanelsError, bundle, install
 from tests.panels.chromium import Browser
 from tests.panels.drawing import Question, draw, small
-from tests.panels.server import PageServer
+from tests.panels.server import page_served
 
 FINE, PROBLEM, COULD_NOT_RUN = 0, 1, 2
 
@@ -42,7 +42,7 @@ def _pictures(options: argparse.Namespace) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     end = options.until or time.time()
     without = 0
-    with PageServer(bundle(), ICONS, options.prometheus) as server, Browser() as browser:
+    with page_served(bundle(), ICONS, options.prometheus) as url, Browser() as browser:
         for name in options.dashboard or _NAMES:
             question = Question(
                 dashboard=f"{_PREFIX}{name}",
@@ -53,7 +53,7 @@ def _pictures(options: argparse.Namespace) -> int:
                 lines=options.lines,
                 width=options.width,
             )
-            drawn = draw(browser, server.url, question)
+            drawn = draw(browser, url, question)
             file = options.out / f"{name}.png"
             file.write_bytes(small(drawn.picture))
             missing = [panel for panel in drawn.panels if panel.instead]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import threading
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 from urllib.parse import urlsplit
 
 from railscope.dashboards import build
+from tests.serving import QuietHandler, running
 
 _PAGE: Final = b"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>railscope</title>
@@ -25,19 +26,19 @@ _ICONS: Final = "/public/build/img/icons/"
 _ANSWER_SECONDS: Final = 60
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     server: _Listener
 
     def do_GET(self) -> None:
         path = urlsplit(self.path).path
         if path == "/":
-            self._send(HTTPStatus.OK, "text/html", _PAGE)
+            self.answer(HTTPStatus.OK, "text/html", _PAGE)
             return
         file = self._file(path)
         if file is None or not file.is_file():
-            self._send(HTTPStatus.NOT_FOUND, "text/plain", b"")
+            self.answer(HTTPStatus.NOT_FOUND, "text/plain", b"")
         else:
-            self._send(HTTPStatus.OK, _TYPES.get(file.suffix, "application/octet-stream"), file.read_bytes())
+            self.answer(HTTPStatus.OK, _TYPES.get(file.suffix, "application/octet-stream"), file.read_bytes())
 
     def _file(self, path: str) -> Path | None:
         if ".." in path:
@@ -54,23 +55,13 @@ class _Handler(BaseHTTPRequestHandler):
         question = urllib.request.Request(f"{self.server.prometheus}{self.path}", body)
         try:
             with urllib.request.urlopen(question, timeout=_ANSWER_SECONDS) as answer:
-                self._send(HTTPStatus(answer.status), "application/json", answer.read())
+                self.answer(answer.status, "application/json", answer.read())
         except urllib.error.HTTPError as refused:
             with refused:
-                self._send(HTTPStatus(refused.code), "application/json", refused.read())
+                self.answer(refused.code, "application/json", refused.read())
         except OSError as error:
             gone = json.dumps({"status": "error", "error": f"Prometheus does not answer: {error}"})
-            self._send(HTTPStatus.BAD_GATEWAY, "application/json", gone.encode())
-
-    def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+            self.answer(HTTPStatus.BAD_GATEWAY, "application/json", gone.encode())
 
 
 class _Listener(ThreadingHTTPServer):
@@ -81,24 +72,16 @@ class _Listener(ThreadingHTTPServer):
     prometheus = ""
 
 
-class PageServer:
-    """The page at `url`, for as long as the `with` block lasts."""
+@contextmanager
+def page_served(page: Path, icons: Path, prometheus: str) -> Iterator[str]:
+    """Serve the page; yields its URL.
 
-    def __init__(self, page: Path, icons: Path, prometheus: str) -> None:
-        """`page`: the folder of the bundle; `prometheus`: the URL of what answers `/api/v1/`."""
-        self._listener = _Listener(("127.0.0.1", 0), _Handler)
-        self._listener.page, self._listener.icons = page, icons
-        self._listener.prometheus = prometheus.rstrip("/")
-        self.url: Final = f"http://127.0.0.1:{self._listener.server_port}"
-        self._thread = threading.Thread(target=self._listener.serve_forever, kwargs={"poll_interval": 0.1})
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._listener.shutdown()
-        self._thread.join()
-        self._listener.server_close()
+    Args:
+        page: the folder of the bundle.
+        prometheus: the URL of what answers `/api/v1/`.
+    """
+    server = _Listener(("127.0.0.1", 0), _Handler)
+    server.page, server.icons = page, icons
+    server.prometheus = prometheus.rstrip("/")
+    with running(server):
+        yield f"http://127.0.0.1:{server.server_port}"

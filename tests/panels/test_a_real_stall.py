@@ -17,7 +17,7 @@ from railscope.testbed.job import Job, JobOptions
 from tests.panels.bundle import ICONS, bundle
 from tests.panels.chromium import Browser
 from tests.panels.drawing import Drawn, Question, draw
-from tests.panels.server import PageServer
+from tests.panels.server import page_served
 from tests.stack.prometheus import until
 from tests.stack.stack import Pace, Stack
 
@@ -53,13 +53,13 @@ def test_the_dashboards_show_who_stopped() -> None:
     page = bundle()
     with Stack(2, pace=Pace("1s")) as stack, Job(stack.fabric.hosts, LOAD) as job, Browser() as browser:
         store = PrometheusStore(Endpoint(stack.prometheus_url))
-        with PageServer(page, ICONS, stack.prometheus_url) as server:
+        with page_served(page, ICONS, stack.prometheus_url) as url:
             until(lambda: bool(store.query(RUNNING)), "both hosts to be seen for a while")
-            before = now(browser, server.url, "stall")
+            before = now(browser, url, "stall")
             with Stopped(job.pids[1]):
                 until(lambda: bool(store.query(STALLED)), "the stall to be seen")
-                during = now(browser, server.url, "stall")
-                fleet = now(browser, server.url, "fleet")
+                during = now(browser, url, "stall")
+                fleet = now(browser, url, "fleet")
         assert text(before, "Ranks stalled").split()[-1] == "0"
         assert text(during, "Ranks stalled").split()[-1] != "0"
         said = next(one.rows for one in during.panels if one.title == "What the hosts say")

@@ -23,7 +23,7 @@ from railscope.dashboards import build, documents, rules_files
 from tests.panels.bundle import ICONS, bundle
 from tests.panels.chromium import Browser
 from tests.panels.drawing import Drawn, PanelSeen, Question, draw
-from tests.panels.server import PageServer
+from tests.panels.server import page_served
 from tests.stack.agents import HOSTS, served
 from tests.stack.prometheus import prometheus, until
 
@@ -64,8 +64,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             return len(recorded) == 2 and [one.value for one in store.query("up", end)] == [1.0] * len(HOSTS)
 
         until(seen, "the recording rules")
-        with PageServer(page, ICONS, store_url) as server, Browser() as browser:
-            yield Scene(browser, server.url, end)
+        with page_served(page, ICONS, store_url) as url, Browser() as browser:
+            yield Scene(browser, url, end)
 
 
 @pytest.fixture(scope="module")

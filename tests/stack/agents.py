@@ -5,12 +5,11 @@ Nothing here was measured.  The exposition is the real renderer's; every counter
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Final
 
 from railscope.agent.facts.snapshot import Snapshot
@@ -18,6 +17,7 @@ from railscope.exporters.series.families import make_families
 from railscope.exporters.series.family import Family
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.series.text import Format, Renderer
+from tests.serving import QuietHandler, running
 from tests.unit.exporters_snapshots import communicator, full_snapshot, rail, with_communicators
 
 HOSTS: Final = ("gpu-a:9779", "gpu-b:9779")
@@ -69,7 +69,7 @@ def risen(family: Family, seconds: float, *, stepping: bool = True) -> Family:
     return replace(family, samples=tuple((labels, value + more) for labels, value in family.samples))
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     server: _Server
 
     def do_GET(self) -> None:
@@ -78,14 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
         found = make_families(self.server.snapshot(), selection=selection)
         shown = [risen(one, seconds, stepping=self.server.stepping) for one in found]
         body = Renderer().render(shown, Format.PROMETHEUS)
-        self.send_response(200)
-        self.send_header("Content-Type", Format.PROMETHEUS.content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+        self.answer(200, Format.PROMETHEUS.content_type, body)
 
 
 class _Server(ThreadingHTTPServer):
@@ -105,16 +98,10 @@ def served(
     `stepping` False: ranks' positions stand still, for who counts series.
     """
     server = _Server(taken, stepping=stepping)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1})
-    thread.start()
     targets = "".join(
         f"      - targets: ['127.0.0.1:{server.server_port}']\n"
         f"        labels: {{instance: '{host}', __metrics_path__: '{DETAILED_PATH if at else '/metrics'}'}}\n"
         for at, host in enumerate(hosts)
     )
-    try:
+    with running(server):
         yield f"scrape_configs:\n  - job_name: railscope\n    static_configs:\n{targets}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -7,13 +7,14 @@ configuration can give each an `instance` of its own.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Final
+
+from tests.serving import QuietHandler, running
 
 OPERATIONS_PER_SECOND: Final = 10
 RAIL_BYTES_PER_SECOND: Final = 100_000_000
@@ -124,7 +125,7 @@ class SimulatedFleet:
         ]
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     server: _Server
 
     def do_GET(self) -> None:
@@ -132,14 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
         fleet = next((one for one in self.server.fleets if one.name == name), None)
         silent = fleet is None or int(host) in fleet.silent
         body = b"" if fleet is None or silent else fleet.text(int(host)).encode()
-        self.send_response(503 if silent else 200)
-        self.send_header("Content-Type", "text/plain; version=0.0.4")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+        self.answer(503 if silent else 200, "text/plain; version=0.0.4", body)
 
 
 class _Server(ThreadingHTTPServer):
@@ -153,17 +147,11 @@ def served(fleets: Sequence[SimulatedFleet]) -> Iterator[str]:
     """Serve these fleets; yields the scrape configurations of a Prometheus, in YAML."""
     server = _Server(("127.0.0.1", 0), _Handler)
     server.fleets = fleets
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1})
-    thread.start()
     targets = "\n".join(
         f"      - targets: ['127.0.0.1:{server.server_port}']\n"
         f"        labels: {{instance: '{fleet.name}{host}:9779', __metrics_path__: '/{fleet.name}/{host}'}}"
         for fleet in fleets
         for host in range(fleet.hosts)
     )
-    try:
+    with running(server):
         yield f"scrape_configs:\n  - job_name: railscope\n    static_configs:\n{targets}\n"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

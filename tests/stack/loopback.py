@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import select
 import socketserver
-import threading
-from types import TracebackType
-from typing import Final, Self
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
 
 from railscope.testbed.namespaces import tcp_socket
+from tests.serving import running
 
 _CHUNK_BYTES: Final = 1 << 16
 _PATIENCE_SECONDS: Final = 5.0
@@ -44,22 +45,10 @@ class _Listener(socketserver.ThreadingTCPServer):
     target = ("", 0)
 
 
-class Loopback:
-    """A port of 127.0.0.1 that leads into a namespace for as long as the `with` block lasts."""
-
-    def __init__(self, namespace: str, host: str, port: int) -> None:
-        self._listener = _Listener(("127.0.0.1", 0), _Carried)
-        self._listener.namespace, self._listener.target = namespace, (host, port)
-        self.url: Final = f"http://127.0.0.1:{self._listener.server_address[1]}"
-        self._thread = threading.Thread(target=self._listener.serve_forever, kwargs={"poll_interval": 0.1})
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._listener.shutdown()
-        self._thread.join()
-        self._listener.server_close()
+@contextmanager
+def loopback(namespace: str, host: str, port: int) -> Iterator[str]:
+    """Carry a free port of 127.0.0.1 into a namespace; yields its URL."""
+    listener = _Listener(("127.0.0.1", 0), _Carried)
+    listener.namespace, listener.target = namespace, (host, port)
+    with running(listener):
+        yield f"http://127.0.0.1:{listener.server_address[1]}"

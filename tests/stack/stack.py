@@ -26,7 +26,7 @@ from tests.faults.cluster import (
     in_namespace,
     program,
 )
-from tests.stack.loopback import Loopback
+from tests.stack.loopback import loopback
 from tests.stack.webhook import Notified, Webhook
 
 DEPLOY: Final = Path(__file__).parents[2] / "deploy"
@@ -99,12 +99,11 @@ class Stack:
             lay_out(configuration, self._pace)
             self._write_targets(configuration / "gpu-nodes.yml")
             self.webhook = stack.enter_context(Webhook(switch, WEBHOOK_PORT, self._told))
-            prometheus = stack.enter_context(Loopback(switch, MANAGEMENT_SWITCH_ADDRESS, PROMETHEUS_PORT))
-            alertmanager = stack.enter_context(Loopback(switch, "127.0.0.1", ALERTMANAGER_PORT))
-            self.prometheus_url, self.alertmanager_url = prometheus.url, alertmanager.url
+            self.prometheus_url = stack.enter_context(loopback(switch, MANAGEMENT_SWITCH_ADDRESS, PROMETHEUS_PORT))
+            self.alertmanager_url = stack.enter_context(loopback(switch, "127.0.0.1", ALERTMANAGER_PORT))
             self._start_alertmanager(stack, configuration / "alertmanager.yml")
             stack.callback(cluster.prometheus.stop)
-            external = f"--web.external-url={prometheus.url}"
+            external = f"--web.external-url={self.prometheus_url}"
             cluster.prometheus.run(configuration / "prometheus.yml", external, *self._prometheus_arguments)
             self._left = stack.pop_all()
         return self

@@ -9,12 +9,13 @@ import json
 import socketserver
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler
 from types import TracebackType
 from typing import Any, Final, Self
 
 from railscope.testbed.namespaces import tcp_socket
+from tests.serving import QuietHandler, running
 
 FIRING: Final = "firing"
 RESOLVED: Final = "resolved"
@@ -47,18 +48,13 @@ def notified_in(body: bytes) -> list[Notified]:
     ]
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     server: _Server
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        self.answer(200, "text/plain", b"")
         self.server.webhook.take(notified_in(body))
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
 
 
 class _Server(socketserver.ThreadingTCPServer):
@@ -79,7 +75,7 @@ class Webhook:
         self._server.socket.close()
         self._server.socket = tcp_socket(namespace)
         self._server.webhook = self
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.1})
+        self._running = ExitStack()
 
     def __enter__(self) -> Self:
         try:
@@ -88,15 +84,13 @@ class Webhook:
         except BaseException:
             self._server.server_close()
             raise
-        self._thread.start()
+        self._running.enter_context(running(self._server))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        self._running.close()
 
     def take(self, alerts: list[Notified]) -> None:
         """What the handler got."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import base64
 import json
 import re
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any, Final
+
+from tests.serving import QuietHandler, running
 
 TOKEN: Final = "glsa_made-up"
 PASSWORD: Final = ("ada", "made-up")
@@ -199,7 +200,7 @@ def _address(url: str) -> None:
         raise Refused(400, "validation error, invalid URL")
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     server: _Server
 
     def _do(self) -> None:
@@ -207,25 +208,15 @@ class _Handler(BaseHTTPRequestHandler):
         text = self.rfile.read(length)
         grafana = self.server.grafana
         if not grafana.is_grafana:
-            return self._send(200, b"<html>a router's page</html>", "text/html")
+            return self.answer(200, "text/html", b"<html>a router's page</html>")
         try:
             headers = {name.lower(): value for name, value in self.headers.items()}
             answer = grafana.answer(self.command, self.path, json.loads(text) if text else None, headers)
         except Refused as refused:
-            return self._send(refused.status, json.dumps({"message": refused.message}).encode(), "application/json")
-        return self._send(200, json.dumps(answer).encode(), "application/json")
+            return self.answer(refused.status, "application/json", json.dumps({"message": refused.message}).encode())
+        return self.answer(200, "application/json", json.dumps(answer).encode())
 
     do_GET = do_POST = do_PUT = _do
-
-    def _send(self, status: int, body: bytes, kind: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
 
 
 class _Server(ThreadingHTTPServer):
@@ -238,11 +229,5 @@ def serving(grafana: FakeGrafana) -> Iterator[str]:
     """Serve it; yields its address."""
     server = _Server(("127.0.0.1", 0), _Handler)
     server.grafana = grafana
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
+    with running(server):
         yield f"http://127.0.0.1:{server.server_port}{grafana.prefix}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -32,6 +32,7 @@ from railscope.agent.cluster.fleet.prometheus import (
     parse_series,
     parse_time,
 )
+from tests.serving import QuietHandler, running
 
 
 @dataclass
@@ -48,7 +49,7 @@ class Answers:
         self.body = json.dumps({"status": "success", "data": {"resultType": kind, "result": result}}).encode()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     answers: Answers
 
     def _answer(self) -> None:
@@ -66,9 +67,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_POST = _answer
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
 
 @pytest.fixture
 def answers() -> Answers:
@@ -80,12 +78,9 @@ def answers() -> Answers:
 @pytest.fixture
 def server(answers: Answers) -> Iterator[ThreadingHTTPServer]:
     handler = type("Handler", (_Handler,), {"answers": answers})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as made:
-        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
+    made = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    with running(made):
         yield made
-        made.shutdown()
-        thread.join()
 
 
 @pytest.fixture
