@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from railscope.agent.cluster.fleet.prometheus import parse_duration
+from railscope.agent.config.values import option_type, whole_number
 from railscope.dashboards.alerting.alert import RUNBOOKS
 from railscope.dashboards.alerting.thresholds import describe_thresholds, parse_thresholds
 
@@ -23,6 +24,7 @@ FINE, PROBLEM, COULD_NOT_RUN = 0, 1, 2
 _OF_EXTRA: Final = frozenset({"grafana_foundation_sdk", "grafana_client", "niquests", "promql_parser"})
 COMMITTED: Final = Path(__file__).parent / "json"
 _TOKEN: Final = "GRAFANA_TOKEN"
+_AT_LEAST_ONE: Final = option_type(whole_number(1, 1_000_000_000))
 
 
 def add_dashboards_arguments(parser: ArgumentParser) -> None:
@@ -109,29 +111,20 @@ def _add_publish_arguments(parser: ArgumentParser) -> None:
 
 def _add_cost_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "--gpus", type=_at_least_one, nargs="+", default=[8, 1_000, 10_000], metavar="N", help="sizes of fleets"
+        "--gpus", type=_AT_LEAST_ONE, nargs="+", default=[8, 1_000, 10_000], metavar="N", help="sizes of fleets"
     )
-    parser.add_argument("--gpus-per-node", type=_at_least_one, default=8, metavar="N", help="default: 8")
-    parser.add_argument("--scrape-interval", type=_seconds, default=15.0, metavar="15s", help="default: 15s")
-    parser.add_argument("--retention", type=_seconds, default=15 * 86_400.0, metavar="15d", help="default: 15d")
+    parser.add_argument("--gpus-per-node", type=_AT_LEAST_ONE, default=8, metavar="N", help="default: 8")
+    parser.add_argument(
+        "--scrape-interval", type=option_type(parse_duration), default=15.0, metavar="15s", help="default: 15s"
+    )
+    parser.add_argument(
+        "--retention", type=option_type(parse_duration), default=15 * 86_400.0, metavar="15d", help="default: 15d"
+    )
     parser.add_argument("--exposition", type=Path, metavar="FILE", help="/metrics of one of your nodes, as a file")
     parser.add_argument(
         "--metrics", type=int, default=0, metavar="N", help="also list the N metrics with the most series"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-
-
-def _at_least_one(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def run_dashboards(parsed: argparse.Namespace, out: TextIO) -> int:

@@ -8,7 +8,10 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Final
 
+from railscope.agent.config.values import option_type, real
+
 _LONGEST_SECONDS: Final = 1e9
+_SHORTEST_SECONDS: Final = 1e-9
 
 
 def add_export_arguments(parser: ArgumentParser) -> None:
@@ -26,12 +29,17 @@ def add_export_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--from",
         dest="from_seconds",
-        type=_from_seconds,
+        type=option_type(real(-_LONGEST_SECONDS, _LONGEST_SECONDS, "number of seconds, such as 10 or -5")),
         default=0.0,
         metavar="N",
         help="begin N seconds after the first event could be recorded; negative: N seconds before the end",
     )
-    parser.add_argument("--seconds", type=_seconds, metavar="N", help="for how long (default: to the end)")
+    parser.add_argument(
+        "--seconds",
+        type=option_type(real(_SHORTEST_SECONDS, _LONGEST_SECONDS, "number of seconds above 0")),
+        metavar="N",
+        help="for how long (default: to the end)",
+    )
     parser.add_argument(
         "--comm",
         action="append",
@@ -41,23 +49,6 @@ def add_export_arguments(parser: ArgumentParser) -> None:
         help="only this communicator, or those whose hash begins so; may be repeated",
     )
     parser.add_argument("--json", action="store_true", help="print what was written as one JSON object")
-
-
-def _from_seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = _LONGEST_SECONDS + 1
-    if not abs(seconds) <= _LONGEST_SECONDS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, such as 10 or -5")
-    return seconds
-
-
-def _seconds(text: str) -> float:
-    seconds = _from_seconds(text)
-    if seconds <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return seconds
 
 
 def _comm(text: str) -> str:

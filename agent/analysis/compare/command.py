@@ -12,7 +12,7 @@ from typing import Any, Final, TextIO
 
 from railscope.agent.analysis.tables.missing import not_installed
 from railscope.agent.config.file import ConfigError
-from railscope.agent.config.values import whole_number
+from railscope.agent.config.values import option_type, whole_number
 from railscope.agent.estimate.options import request_from
 from railscope.agent.model.shape import ShapeError
 
@@ -48,7 +48,7 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
         )
         parser.add_argument(
             "--iterations" if side == "a" else "--iterations-b",
-            type=_iterations,
+            type=option_type(whole_number(1, 1_000_000_000)),
             metavar="N",
             help=f"how many iterations {side.upper()} holds (default: as found in it)",
         )
@@ -104,10 +104,3 @@ def _as_estimate(parsed: Any) -> argparse.Namespace:
 def _refused(reason: str) -> int:
     print(f"railscope compare: {reason}", file=sys.stderr)
     return COULD_NOT_RUN
-
-
-def _iterations(text: str) -> int:
-    try:
-        return whole_number(1, 1_000_000_000)(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Final
 
-from railscope.agent.config.values import size_bytes
+from railscope.agent.config.values import option_type, size_bytes
 
 DUCKDB: Final = "duckdb"
 SPARK: Final = "spark"
@@ -52,18 +52,11 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", choices=(DUCKDB, SPARK), default=DUCKDB, help="query engine (default: duckdb)")
     parser.add_argument(
         "--memory",
-        type=_memory,
+        type=option_type(size_bytes("128MiB", "64GiB")),
         default=DEFAULT_MEMORY_BYTES,
         metavar="SIZE",
         help="maximum memory of the engine, such as 2GiB; it spills the rest to disk (default: 3 GB)",
     )
-
-
-def _memory(text: str) -> int:
-    try:
-        return size_bytes("128MiB", "64GiB")(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _named(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from railscope.agent.analysis.tables.missing import not_installed
 from railscope.agent.config.file import ConfigError
-from railscope.agent.config.values import whole_number
+from railscope.agent.config.values import option_type, whole_number
 from railscope.agent.estimate.options import add_shape_arguments, describes_a_job, request_from
 from railscope.agent.model.shape import ShapeError
 
@@ -45,7 +45,7 @@ def add_matrix_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument(
         "--iterations",
-        type=_iterations,
+        type=option_type(whole_number(1, 1_000_000_000)),
         metavar="N",
         help="how many iterations the recording holds (default: as found in it)",
     )
@@ -115,10 +115,3 @@ def _picture_file(text: str) -> Path:
     if path.suffix not in _ENDINGS:
         raise argparse.ArgumentTypeError(f"{text!r} ends in none of {', '.join(_ENDINGS)}")
     return path
-
-
-def _iterations(text: str) -> int:
-    try:
-        return whole_number(1, 1_000_000_000)(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None

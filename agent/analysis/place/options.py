@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
+
+from railscope.agent.config.values import option_type, real, whole_number
 
 _EXAMPLE: Final = """\
 examples:
@@ -18,6 +18,8 @@ examples:
 Mappings are ranked by the bytes over their busiest NIC; with --c-nvlink, and --c-nic where no rail's speed was
 recorded, they have a time, too.
 """
+_RATE: Final = option_type(real(1, 1e24, "number from 1 to 1e+24"))
+"""Of bytes per second."""
 
 
 def add_place_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,49 +30,32 @@ def add_place_arguments(parser: argparse.ArgumentParser) -> None:
         "folders", nargs="+", type=Path, metavar="DIR", help="a recorded dataset; several are one job's"
     )
     parser.add_argument(
-        "--gpus-per-node", type=_whole(1, 1024), metavar="N", help="GPUs of a server (default: as recorded)"
+        "--gpus-per-node",
+        type=option_type(whole_number(1, 1024)),
+        metavar="N",
+        help="GPUs of a server (default: as recorded)",
     )
     parser.add_argument(
-        "--top", type=_whole(1, 10_000), default=8, metavar="K", help="show the K best mappings (default 8)"
+        "--top",
+        type=option_type(whole_number(1, 10_000)),
+        default=8,
+        metavar="K",
+        help="show the K best mappings (default 8)",
     )
     parser.add_argument(
         "--epsilon",
-        type=_real(0, 100),
+        type=option_type(real(0, 100, "number from 0 to 100")),
         default=0.05,
         metavar="SHARE",
         help="part by which an iteration may grow when links are taken away (default 0.05)",
     )
     parser.add_argument(
         "--network-share",
-        type=_real(0.0001, 1),
+        type=option_type(real(0.0001, 1, "number from 0.0001 to 1")),
         default=1.0,
         metavar="SHARE",
         help="part of the iteration that communication between servers takes (default 1: all of it)",
     )
-    parser.add_argument(
-        "--c-nic", type=_real(1, 1e24), metavar="RATE", help="of one NIC, bytes/s (default: as recorded)"
-    )
-    parser.add_argument("--c-nvlink", type=_real(1, 1e24), metavar="RATE", help="of one GPU within a server, bytes/s")
+    parser.add_argument("--c-nic", type=_RATE, metavar="RATE", help="of one NIC, bytes/s (default: as recorded)")
+    parser.add_argument("--c-nvlink", type=_RATE, metavar="RATE", help="of one GPU within a server, bytes/s")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
-
-
-def _whole(smallest: int, largest: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if not text.isdecimal() or not smallest <= int(text) <= largest:
-            raise argparse.ArgumentTypeError(f"{text} is not a whole number from {smallest} to {largest}")
-        return int(text)
-
-    return read
-
-
-def _real(smallest: float, largest: float) -> Callable[[str], float]:
-    def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not smallest <= value <= largest:
-            raise argparse.ArgumentTypeError(f"{text} is not a number from {smallest:g} to {largest:g}")
-        return value
-
-    return read
