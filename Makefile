@@ -58,14 +58,14 @@ stack: setup packages-test  ## a job, agents, Prometheus and Alertmanager, to lo
 	$(BIN)/python -m tests.stack $(STACK)
 
 # What runs real processes against clocks gets a second chance, in a process and with servers of its own, on a machine
-# that is busy otherwise; what needed it is listed with its traceback, and is to be mended.  Unit tests get none.  Most
-# of these tests wait most of the time, so two files run side by side; the longest begin first.
+# that is busy otherwise; what needed it is listed with its traceback, and is to be mended.  Unit tests get none.  These
+# tests wait for more than half of their time, so that three files side by side keep two processors busy.
 REAL := --ignore tests/unit --durations 25
 AGAIN = $(BIN)/python -m pytest --ignore tests/unit --last-failed --last-failed-no-failures none
 test: setup packages-test $(STAMPS)/nccl lint  ## everything but the bench; says what it skipped and why
 	@failed=0; \
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 tests/unit || failed=1; \
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(REAL) \
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile $(REAL) \
 		|| { echo "A second chance for what failed:"; $(AGAIN) --maxfail 3; } || failed=1; \
 	exit $$failed
 
@@ -87,6 +87,7 @@ fuzz: setup  ## coverage-guided fuzzing of what strangers write: FUZZ="--seconds
 
 soak: setup  ## an hour of jobs that come and go beside one agent: what must stay flat, as a table; SOAK="--seconds 600"
 	$(BIN)/python -m tests.soak $(SOAK)
+	RAILSCOPE_TEST_KILLS=100 $(BIN)/python -m pytest --quiet --timeout 900 tests/fabric/test_restarts.py
 
 test-spark: setup packages-spark  ## that reports come out equal on Spark (400 MB)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[spark]'

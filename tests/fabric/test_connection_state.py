@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from railscope.probes.netdev.connection_state import ConnectionState, ProcessCon
 from railscope.testbed.faults import Fault, FilteredRail, LinkDown
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.namespaces import entered, tcp_socket
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric]
 
@@ -116,13 +118,21 @@ def test_a_peer_that_does_not_read_is_not_the_network_s_fault(pair: Pair) -> Non
 
 def test_an_acknowledgement_that_the_peer_put_off_shows_in_the_deviation(pair: Pair) -> None:
     """It lengthens the round trip fifty times, though the network is as it was."""
-    for _ in range(50):  # after which the peer's kernel takes it that an answer is going to carry its acknowledgement
-        pair.near.send(b"?")
-        pair.far.recv(1)
-        pair.far.send(b"!")
-        pair.near.recv(1)
+
+    def is_usual() -> bool:
+        for _ in range(
+            50
+        ):  # after which the peer's kernel takes it that an answer is going to carry its acknowledgement
+            pair.near.send(b"?")
+            pair.far.recv(1)
+            pair.far.send(b"!")
+            select.select([pair.near], [], [])
+            pair.near.recv(1)
+        state = pair.state()
+        return state.round_trip_deviation_us < state.round_trip_us < 3000
+
+    eventually(is_usual)  # on a busy machine one of them may have waited for a processor
     usual = pair.state()
-    assert usual.round_trip_deviation_us < usual.round_trip_us < 3000
     pair.near.send(b"?")
     state = pair.until(lambda state: state.bytes_acked > usual.bytes_acked)
     assert state.round_trip_us > 3000

@@ -21,7 +21,8 @@ from tests.fabric.continued_totals import Series, fallen, shown
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric]
 
-KILLS = 20
+KILLS = int(os.environ.get("RAILSCOPE_TEST_KILLS", "8"))
+"""At random moments, of which a longer run meets more: `make soak` asks for a hundred."""
 _NEXT_ID = {"prog_id": 11, "map_id": 12, "link_id": 31}
 """Commands of bpf(2) that tell the next id, by what /proc/PID/fdinfo calls it."""
 _MOST_DARK_SECONDS = 15.0
@@ -77,7 +78,7 @@ def said(reports: tuple[RankReport, ...]) -> int:
     return sum(report.calls for report in reports)
 
 
-def test_an_agent_killed_twenty_times_under_load_shows_no_total_that_falls_and_leaves_nothing(
+def test_an_agent_killed_again_and_again_under_load_shows_no_total_that_falls_and_leaves_nothing(
     two_hosts: Fabric, tmp_path: Path
 ) -> None:
     chance = random.Random(6)
@@ -85,7 +86,7 @@ def test_an_agent_killed_twenty_times_under_load_shows_no_total_that_falls_and_l
     left: set[tuple[str, int]] = set()
     children: set[int] = set()
     lengths = []
-    with Job(two_hosts.hosts, JobOptions(pattern="inference", seconds=600)) as job:
+    with Job(two_hosts.hosts, JobOptions(pattern="inference", seconds=600, pace_us=4_000)) as job:
         dark = 0.0
         for _ in range(KILLS):
             with AgentProcess(*only(job), "--state.directory", str(tmp_path / "state")) as agent:

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.stack
 DOCUMENTS = documents.read_documents(build.COMMITTED)
 RULES = sorted(rules_files.SHIPPED.glob("*.yml"))
 INTERVAL = "5s"
-RECORDED_LAST = f"count_over_time(rail:railscope_transmit_utilization:ratio[{INTERVAL}]) > 3"
+RECORDED_LAST = "count_over_time(rail:railscope_transmit_utilization:ratio[1m]) > 3"
 """Made from what another rule makes of two scrapes."""
 
 Stores = tuple[PrometheusStore, PrometheusStore]

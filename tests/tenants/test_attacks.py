@@ -6,6 +6,7 @@ The agent stays small and answers; it ends at once when it is told to.
 from __future__ import annotations
 
 import signal
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -43,12 +44,12 @@ def fabric() -> Iterator[Fabric]:
 
 
 @pytest.fixture(scope="module")
-def open_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that the attacker can reach."""
-    folder = tmp_path_factory.mktemp("attacks")
-    for one in (folder, *folder.parents[:-2]):
-        one.chmod(0o755)
-    return folder
+def open_folder() -> Iterator[Path]:
+    """A folder that the attacker can reach: pytest closes its own to others whenever another pytest begins."""
+    with tempfile.TemporaryDirectory(prefix="railscope-attacks-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
 
 
 @contextmanager
