@@ -20,6 +20,7 @@ from typing import Final
 
 from railscope.exporters.web.connection import Connection, Phase
 from railscope.exporters.web.connection_table import ConnectionTable, Origin, Use
+from railscope.exporters.web.cpu_share import CpuShare
 from railscope.exporters.web.pages import Answer, Page, one_line_answer
 from railscope.exporters.web.password_checks import Checked, PasswordChecks
 from railscope.exporters.web.refusals import Reason, Refusals
@@ -39,6 +40,13 @@ _PATIENCE_SECONDS: Final = 0.15
 """So long newcomers are left waiting in the kernel where every place is held by a request: answers may be near."""
 _DRAIN_SECONDS: Final = 1.0
 _SENDS_AT_ONCE: Final = 4
+_SENDING_SECONDS: Final = 0.01
+"""So long large answers are sent before newcomers and requests are looked at again: a thousand of them take seconds."""
+_HANDSHAKES_SECONDS: Final = 0.01
+"""So long hands are shaken before requests are looked at again: a handshake takes up to a millisecond."""
+_HANDSHAKES_SHARE: Final = 0.5
+"""Of one core, where clients shake hands without a pause."""
+_HANDSHAKES_BURST_SECONDS: Final = 3.0
 _AHEAD_AT_ONCE: Final = 16
 _AHEAD_SECONDS: Final = 0.005
 """Requests that clients sent ahead are answered so many at a time, and then not for so long: no scraper sends any, and
@@ -87,6 +95,12 @@ class Clients:
         self._again_due = 0.0
         self._again: deque[Connection] = deque()
         """Those whose next request is here already."""
+        self._unsent_yet: deque[Connection] = deque()
+        """Those whose answer is large and waits for its turn."""
+        self._handshakes: deque[Connection] = deque()
+        """Those whose handshake waits for its turn."""
+        self._handshakes_share = CpuShare(_HANDSHAKES_SHARE, _HANDSHAKES_BURST_SECONDS, time.monotonic())
+        self._handshakes_due = 0.0
         self._crowded_since: float | None = None
         self._now = 0.0
         self.next_deadline = math.inf
@@ -102,13 +116,22 @@ class Clients:
     @property
     def more_due(self) -> float:
         """When `go_on` has something to do; infinite: not before something arrives."""
-        return self._again_due if self._again else math.inf
+        if self._unsent_yet:
+            return self._now
+        again = self._again_due if self._again else math.inf
+        return min(again, self._handshakes_due) if self._handshakes else again
 
     # Arrivals
 
     def may_accept(self, now: float) -> bool:
-        """Whether a newcomer is to be accepted now: not for a moment after every place was taken by a request."""
+        """Whether a newcomer is to be accepted now.
+
+        Not for a moment after every place was taken by a request; and not while handshakes wait, which it could only
+        wait behind, and whose places it would take.
+        """
         self._now = now
+        if self._handshakes:
+            return False
         strangers = (Origin.LOOPBACK, Origin.REMOTE)
         if any(self._table.has_room(one) or self._table.replaceable(one, now) is not None for one in strangers):
             self._crowded_since = None
@@ -140,7 +163,8 @@ class Clients:
             self._set_deadline(connection, _DOORWAY_SECONDS)
         self._open[transport.fd] = connection
         connection.mask = transport.blocked_on
-        self._run(self._step, connection)
+        if not transport.costly_handshake:
+            self._run(self._step, connection)
 
     def give_up_one(self, now: float) -> None:
         """There are no descriptors left: the client that needs its own least loses it."""
@@ -157,7 +181,9 @@ class Clients:
         connection = self._open.get(fd)
         if connection is None:
             return
-        if connection.phase not in (Phase.CHECKING, Phase.WAITING, Phase.REFUSED):
+        if connection.handshake_due and events & _BROKEN:
+            self._drop(connection)
+        elif connection.phase not in (Phase.CHECKING, Phase.WAITING, Phase.REFUSED):
             self._run(self._step, connection)
         elif events & _BROKEN or connection.phase is not Phase.WAITING:
             self._drop(connection)
@@ -169,15 +195,37 @@ class Clients:
             self._watch(connection)
 
     def go_on(self, now: float) -> None:
-        """One request of some of the clients that have sent several."""
-        if now < self.more_due:
-            return
+        """Handshakes and large answers, each for a bounded time; one request of some clients that have sent several."""
         self._now = now
+        self._shake_hands(now)
+        end = time.monotonic() + _SENDING_SECONDS
+        while self._unsent_yet and time.monotonic() < end:
+            connection = self._unsent_yet.popleft()
+            connection.send_due = False
+            if connection.phase is Phase.SENDING:
+                self._run(self._send, connection)
+        if not self._again or now < self._again_due:
+            return
         self._again_due = now + _AHEAD_SECONDS
         for _ in range(min(len(self._again), _AHEAD_AT_ONCE)):
             connection = self._again.popleft()
             if connection.phase is Phase.ASKING:
                 self._run(self._step, connection)
+
+    def _shake_hands(self, now: float) -> None:
+        """Go on with some of the handshakes, the one that waited longest first."""
+        end = time.monotonic() + _HANDSHAKES_SECONDS
+        while self._handshakes and (moment := time.monotonic()) < end:
+            rest = self._handshakes_share.rest_seconds(moment)
+            if rest:
+                self._handshakes_due = moment + rest
+                return
+            connection = self._handshakes.popleft()
+            if connection.phase is Phase.HANDSHAKE:
+                before = time.thread_time()
+                self._run(self._go_on_with_handshake, connection)
+                self._handshakes_share.record(time.thread_time() - before, moment)
+        self._handshakes_due = now
 
     def rendered(self, result: Rendered[Connection], now: float) -> None:
         """A page is there, or could not be rendered."""
@@ -243,16 +291,27 @@ class Clients:
                 self._watch(connection)
 
     def _step(self, connection: Connection) -> None:
-        if connection.phase is Phase.HANDSHAKE and connection.transport.shake_hands():
-            if connection.transport.certified:
-                connection.origin = Origin.AUTHENTICATED
-            self._ask(connection)
-        if connection.phase is Phase.ASKING:
+        if connection.phase is Phase.HANDSHAKE and connection.transport.costly_handshake:
+            if not connection.handshake_due:
+                connection.handshake_due = True
+                self._handshakes.append(connection)
+        elif connection.phase is Phase.HANDSHAKE:
+            self._go_on_with_handshake(connection)
+        elif connection.phase is Phase.ASKING:
             self._read(connection)
         elif connection.phase is Phase.SENDING:
-            self._send(connection)
+            self._send_in_turn(connection)
         elif connection.phase is Phase.DRAINING:
             connection.drain()
+
+    def _go_on_with_handshake(self, connection: Connection) -> None:
+        connection.handshake_due = False
+        if not connection.transport.shake_hands():
+            return
+        if connection.transport.certified:
+            connection.origin = Origin.AUTHENTICATED
+        self._ask(connection)
+        self._read(connection)
 
     def _ask(self, connection: Connection) -> None:
         """A request is awaited."""
@@ -316,17 +375,29 @@ class Clients:
         self._set_deadline(connection, self._settings.request_timeout_seconds)
         if not connection.in_doorway:
             self._table.put(connection, Use.SENDING, connection.origin, self._now)
-        self._send(connection)
+        if connection.is_large:
+            self._send_in_turn(connection)
+        else:
+            self._send(connection)
+
+    def _send_in_turn(self, connection: Connection) -> None:
+        """Send when those before it had their turn, and let it keep its place until then."""
+        if connection.send_due:
+            return
+        connection.send_due = True
+        self._unsent_yet.append(connection)
+        if not connection.in_doorway:
+            self._table.put(connection, Use.HELD, connection.origin, self._now)
 
     def _send(self, connection: Connection) -> None:
         for _ in range(_SENDS_AT_ONCE):
             if not connection.send():
-                return
+                break
             if connection.all_sent:
                 self._sent(connection)
                 return
-            if not connection.in_doorway:
-                self._table.put(connection, Use.SENDING, connection.origin, self._now)
+        if not connection.in_doorway:
+            self._table.put(connection, Use.SENDING, connection.origin, self._now)
 
     def _sent(self, connection: Connection) -> None:
         """An answer has left."""

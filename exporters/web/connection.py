@@ -75,6 +75,10 @@ class Connection:
         """The body of the answer under way, where it is shared."""
         self.closing = False
         """The connection ends with the answer under way."""
+        self.handshake_due = False
+        """Its handshake goes on when it has its turn."""
+        self.send_due = False
+        """Its answer goes on when it has its turn."""
         self.mask = 0
         """What is watched for, of select.EPOLL*."""
         self._arrived = b""
@@ -99,6 +103,8 @@ class Connection:
         """What to watch for in this phase."""
         if self.phase in (Phase.CHECKING, Phase.WAITING, Phase.REFUSED):
             return 0 if self.half_closed else select.EPOLLRDHUP
+        if self.handshake_due:
+            return 0
         return self.transport.blocked_on
 
     def ask_again(self) -> None:
@@ -153,6 +159,11 @@ class Connection:
         if not self._unsent:
             self._unsent, self._rest = self._rest, memoryview(b"")
         return sent > 0
+
+    @property
+    def is_large(self) -> bool:
+        """Whether more is to be sent than what is copied."""
+        return bool(self._rest)
 
     @property
     def all_sent(self) -> bool:

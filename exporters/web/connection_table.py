@@ -45,7 +45,7 @@ class Use(IntEnum):
     IDLE = auto()
     """Between two requests."""
     HELD = auto()
-    """By a complete request that waits for its answer."""
+    """By a complete request that waits for its answer, or an answer that waits for its turn to be sent."""
 
 
 C = TypeVar("C")

@@ -37,7 +37,8 @@ _BACKLOG: Final = 4096
 """Connections that the kernel keeps until they are accepted; beyond them it makes clients wait for a second."""
 _BUFFER_BYTES: Final = 64 * 1024
 """Of the kernel, for each connection and direction; the kernel doubles it, and takes it from the service's memory."""
-_ACCEPTS_AT_ONCE: Final = 64
+_ACCEPTS_AT_ONCE: Final = 256
+_ACCEPTING_SECONDS: Final = 0.01
 _AFTER_SHORTAGE_SECONDS: Final = 0.05
 _CROWDED_LOOK_SECONDS: Final = 0.01
 _SHARE_OF_DESCRIPTORS: Final = 4
@@ -183,7 +184,10 @@ class EventLoop:
         return None if due == math.inf else max(0.0, due - time.monotonic())
 
     def _accept(self, now: float) -> None:
+        end = time.monotonic() + _ACCEPTING_SECONDS
         for _ in range(_ACCEPTS_AT_ONCE):
+            if time.monotonic() > end:
+                return
             if not self._clients.may_accept(now):
                 self._deaf_until = now + _CROWDED_LOOK_SECONDS
                 return

@@ -29,6 +29,10 @@ class TlsTransport:
         self.certified = False
 
     @property
+    def costly_handshake(self) -> bool:
+        return True
+
+    @property
     def fd(self) -> int:
         return self._socket.fileno()
 

@@ -17,6 +17,10 @@ class Transport(Protocol):
     def fd(self) -> int: ...
 
     @property
+    def costly_handshake(self) -> bool:
+        """Whether shaking hands takes much CPU time."""
+
+    @property
     def pending(self) -> bool:
         """Whether bytes arrived already that no poll will announce."""
 
@@ -46,6 +50,10 @@ class PlainTransport:
         """`accepted` does not block."""
         self._socket = accepted
         self.blocked_on = select.EPOLLIN
+
+    @property
+    def costly_handshake(self) -> bool:
+        return False
 
     @property
     def fd(self) -> int:
