@@ -186,7 +186,7 @@ OPTIONS: Final = (
           "which processes the agent observes: all processes of this host, or those in the agent's network namespace "
           "(netns)"),
     _list("pids", "--pid", "probes.pids", whole_number(1, 1 << 22), "PID", "all processes of the scope",
-          "observe these processes only"),
+          "observe these processes only, and not what they fork"),
     _text("scan_interval_ns", "--probe.scan-interval", "probes.scan_interval", duration_ns("100ms", "1h"), "TIME",
           "10s", "interval between scans for processes that map NCCL"),
     _text("probes_linger_ns", "--probe.linger", "probes.linger", duration_ns("0s", "1h"), "TIME", "60s",
