@@ -128,17 +128,19 @@ class FilteredRail(Fault):
     The host's own filter does it or, with `in_switch`, one in the switch that no host can see.
     """
 
-    def __init__(self, fabric: Fabric, host: int, rail: int, *, in_switch: bool = False) -> None:
+    def __init__(self, fabric: Fabric, host: int, rail: int, *, in_switch: bool = False, least_bytes: int = 0) -> None:
+        """`least_bytes`: only packets of at least this length are dropped."""
         super().__init__()
+        drop = f"meta length >= {least_bytes} drop" if least_bytes else "drop"
         self._table = f"railscope_fault_{secrets.token_hex(3)}"
         if in_switch:
             self._namespace, self._family = fabric.switch, "netdev"
             device = fabric.port(host, rail)
-            self._rules = f"chain drops {{ type filter hook ingress device {device} priority 0; drop; }}"
+            self._rules = f"chain drops {{ type filter hook ingress device {device} priority 0; {drop}; }}"
         else:
             self._namespace, self._family = fabric.hosts[host].namespace, "ip"
             network = f"10.77.{rail}.0/24"
-            self._rules = f"chain drops {{ type filter hook output priority 0; ip daddr {network} drop; }}"
+            self._rules = f"chain drops {{ type filter hook output priority 0; ip daddr {network} {drop}; }}"
 
     def _break(self) -> None:
         if shutil.which("nft") is None:
@@ -169,17 +171,56 @@ class Stopped(Fault):
 
 
 class Killed(Fault):
-    """A process dies (SIGKILL), for which there is no undoing."""
+    """Processes die (SIGKILL), for which there is no undoing."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, *pids: int) -> None:
         super().__init__()
-        self._pid = pid
+        self._pids = pids
 
     def _break(self) -> None:
-        os.kill(self._pid, signal.SIGKILL)
+        for pid in self._pids:
+            os.kill(pid, signal.SIGKILL)
 
     def _mend(self) -> None:
         pass
+
+
+class Frozen(Fault):
+    """A process's control group is frozen: by the freezer of version 1 where there is one, else by version 2."""
+
+    def __init__(self, pid: int, *, cgroups: Path = _CGROUPS) -> None:
+        super().__init__()
+        self._pid = pid
+        if (cgroups / "freezer").is_dir():
+            root, controller, self._file, self._words = (
+                cgroups / "freezer",
+                "freezer",
+                "freezer.state",
+                ("FROZEN", "THAWED"),
+            )
+        else:
+            root, controller, self._file, self._words = cgroups, "", "cgroup.freeze", ("1", "0")
+        self._root, self._controller = root, controller
+        self._folder = root / f"railscope-frozen-{secrets.token_hex(3)}"
+        self._before: Path | None = None
+
+    def _break(self) -> None:
+        self._before = self._root / own_cgroup(self._pid, self._controller).lstrip("/")
+        try:
+            self._folder.mkdir()
+            (self._folder / "cgroup.procs").write_text(str(self._pid))
+            (self._folder / self._file).write_text(self._words[0])
+        except OSError as error:
+            raise TestbedError(f"no control group can be frozen here ({error}): this fault needs cgroups") from None
+
+    def _mend(self) -> None:
+        with contextlib.suppress(OSError):
+            (self._folder / self._file).write_text(self._words[1])
+        if self._before is not None:
+            with contextlib.suppress(OSError):  # it has ended
+                (self._before / "cgroup.procs").write_text(str(self._pid))
+        with contextlib.suppress(OSError):
+            self._folder.rmdir()
 
 
 class Starved(Fault):
@@ -199,11 +240,11 @@ class Starved(Fault):
         if (root / "cpu.cfs_quota_us").exists():
             limits = {"cpu.cfs_period_us": _STARVED_PERIOD_US, "cpu.cfs_quota_us": self._quota_us}
             texts = {name: str(value) for name, value in limits.items()}
-            self._before = root / self._own_cgroup("cpu").lstrip("/")
+            self._before = root / own_cgroup(self._pid, "cpu").lstrip("/")
         else:
             root = self._cgroups
             texts = {"cpu.max": f"{self._quota_us} {_STARVED_PERIOD_US}"}
-            self._before = root / self._own_cgroup("").lstrip("/")
+            self._before = root / own_cgroup(self._pid, "").lstrip("/")
         folder = root / self._name
         try:
             folder.mkdir()
@@ -222,17 +263,22 @@ class Starved(Fault):
             with contextlib.suppress(OSError):
                 self._folder.rmdir()
 
-    def _own_cgroup(self, controller: str) -> str:
-        """Where the process is, from /proc/PID/cgroup: lines of `number:controllers:path`."""
-        try:
-            lines = Path(f"/proc/{self._pid}/cgroup").read_text().splitlines()
-        except OSError as error:
-            raise TestbedError(f"process {self._pid} cannot be starved: {error.strerror}") from None
-        for line in lines:
-            _, controllers, path = line.split(":", 2)
-            if controller in controllers.split(","):
-                return path
-        return "/"
+
+def own_cgroup(pid: int, controller: str) -> str:
+    """Where a process is, from /proc/PID/cgroup: lines of `number:controllers:path`.
+
+    Raises:
+        TestbedError: it has ended.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError as error:
+        raise TestbedError(f"process {pid} has no control group: {error.strerror}") from None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            return path
+    return "/"
 
 
 class ForeignTraffic(Fault):

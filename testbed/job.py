@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -33,6 +34,27 @@ _STOP_SECONDS: Final = 15.0
 """How long ranks may take to end after SIGTERM: the driver itself gives up waiting for its peers after 3 s."""
 
 
+class Instead(IntEnum):
+    """What a rank does instead of the call that it leaves out: `enum instead` of workload/driver_moments.h."""
+
+    WAIT = 0
+    REPLACE = 1
+    """Its process executes another program."""
+    LEAVE = 2
+    """It takes its communicator apart and lives on; the others compute, and no rank makes another call."""
+
+
+class Writer(IntEnum):
+    """Who writes a checkpoint, and where to: `enum writer` of workload/driver_moments.h."""
+
+    SELF = 0
+    CHILD = 1
+    UPLOAD = 2
+    """The rank sends it to a server."""
+    MEMORY = 3
+    """The rank writes it to /dev/shm."""
+
+
 @dataclass(frozen=True, slots=True)
 class Moments:
     """Something that happens again and again."""
@@ -44,10 +66,11 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class SkippedCall:
-    """A rank leaves out the first AllReduce of an iteration (counted from 0), and then waits for ever."""
+    """A rank leaves out the first AllReduce of an iteration (counted from 0), and makes no further call."""
 
     rank: int
     iteration: int
+    instead: Instead = Instead.WAIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +135,7 @@ class JobOptions:
     """All ranks compute."""
     checkpoint: Moments | None = None
     """Rank 0 computes and writes to disk while the others go on to the next collective."""
+    checkpoint_by: Writer = Writer.SELF
     warm_up_ms: int = 0
     """How late the last rank comes to the first iteration; the others come in between."""
     late_ms: int = 0
@@ -232,15 +256,17 @@ def moment_arguments(
     late_ms: int = 0,
     pause: Moments | None,
     checkpoint: Moments | None,
+    checkpoint_by: Writer,
     skip: SkippedCall | None,
 ) -> list[str]:
     """What happens between calls, as options of a driver: of this one, and of that for the real NCCL."""
     numbers = {"--pace-us": pace_us, "--warm-up-ms": warm_up_ms, "--late-ms": late_ms}
+    numbers["--checkpoint-by"] = checkpoint_by.value
     for name, moments in (("pause", pause), ("checkpoint", checkpoint)):
         if moments is not None:
             numbers |= {f"--{name}-every": moments.every, f"--{name}-ms": moments.milliseconds}
     if skip is not None:
-        numbers |= {"--skip-rank": skip.rank, "--skip-iteration": skip.iteration}
+        numbers |= {"--skip-rank": skip.rank, "--skip-iteration": skip.iteration, "--instead": skip.instead.value}
     return [word for name, number in numbers.items() for word in (name, str(number))]
 
 
@@ -374,6 +400,7 @@ class Job:
             late_ms=options.late_ms,
             pause=options.pause,
             checkpoint=options.checkpoint,
+            checkpoint_by=options.checkpoint_by,
             skip=options.skip,
         )
         environment = {

@@ -53,9 +53,12 @@ static const char help[] =
     "  --checkpoint-every N --checkpoint-ms M\n"
     "                        rank 0 writes to disk for M ms after every N iterations while the others go on\n"
     "  --late-ms M           the last rank comes M ms late to the init, the others in between\n"
+    "  --checkpoint-by N     0: itself; 1: a child process; 2: it sends to a server; 3: it writes to memory (/dev/shm)\n"
     "  --warm-up-ms M        the last rank comes M ms late to the first iteration, the others in between\n"
     "  --skip-rank R --skip-iteration I\n"
     "                        rank R leaves out one AllReduce of iteration I, and then waits for its peers for ever\n"
+    "  --instead N           0: it waits; 1: it executes another program; 2: it takes its communicator apart and\n"
+    "                        lives on, and no rank makes another call\n"
     "\n"
     "example: RANK=0 WORLD_SIZE=1 railscope-workload --pattern inference --seconds 1 --id-file /tmp/id\n"
     "status: 0 fine, 1 wrong results or an NCCL error, 2 wrong usage, 3 told to end while waiting for other ranks\n";
@@ -92,6 +95,8 @@ enum {
     OPTION_WARM_UP_MS,
     OPTION_SKIP_RANK,
     OPTION_SKIP_ITERATION,
+    OPTION_INSTEAD,
+    OPTION_CHECKPOINT_BY,
     OPTIONS_END,
 };
 static int64_t *const whole_numbers[OPTIONS_END - OPTION_CALLS] = {
@@ -106,6 +111,8 @@ static int64_t *const whole_numbers[OPTIONS_END - OPTION_CALLS] = {
     &options.moments.warm_up_ms,
     &options.moments.skip_rank,
     &options.moments.skip_iteration,
+    &options.moments.instead,
+    &options.moments.checkpoint_by,
 };
 
 static void die_with(pid_t parent) {
@@ -133,6 +140,8 @@ static void parse_options(int argc, char **argv) {
         {"warm-up-ms", 1, NULL, OPTION_WARM_UP_MS},
         {"skip-rank", 1, NULL, OPTION_SKIP_RANK},
         {"skip-iteration", 1, NULL, OPTION_SKIP_ITERATION},
+        {"instead", 1, NULL, OPTION_INSTEAD},
+        {"checkpoint-by", 1, NULL, OPTION_CHECKPOINT_BY},
         {NULL, 0, NULL, 0},
     };
     const char *rank = getenv("RANK"), *size = getenv("WORLD_SIZE");
@@ -292,6 +301,11 @@ static void run_together(struct job *job, const struct pattern *pattern) {
             return;
         double began = now_seconds();
         for (int64_t i = 0; i < now; i++, job->iteration++) {
+            if (moments_part(&options.moments, job->iteration)) {
+                if (options.rank == options.moments.skip_rank)
+                    destroy(job->world);
+                compute_for_ever();
+            }
             moments_before(&options.moments, options.rank, options.nranks, job->iteration);
             pattern->iterate(job, job->iteration);
             moments_after(&options.moments, options.rank, job->iteration);

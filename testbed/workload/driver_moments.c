@@ -1,8 +1,18 @@
 /* What happens in a job's life between its calls: computing, checkpoints, a slow first step, and a call left out. */
+#ifndef _GNU_SOURCE /* the driver of the real NCCL is compiled with it */
+#define _GNU_SOURCE
+#endif
 #include "driver_moments.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -21,9 +31,8 @@ static double now_seconds(void) {
 }
 
 /* Serialise and write a state dictionary: the CPU and the disk are busy, and nothing sleeps. */
-static void checkpoint(int64_t milliseconds) {
+static void write_for(FILE *file, int64_t milliseconds) {
     double end = now_seconds() + (double)milliseconds * 1e-3;
-    FILE *file = tmpfile();
     uint64_t *piece = malloc(CHECKPOINT_PIECE_BYTES), value = 1;
     size_t written = 0;
     if (file == NULL || piece == NULL)
@@ -40,6 +49,65 @@ static void checkpoint(int64_t milliseconds) {
     }
     free(piece);
     fclose(file);
+}
+
+/* A child process, as a checkpoint engine forks one: the rank sleeps until it has ended. */
+static void in_child(int64_t milliseconds) {
+    pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        write_for(tmpfile(), milliseconds);
+        _exit(0);
+    }
+    while (waitpid(child, NULL, 0) < 0 && errno == EINTR)
+        ;
+}
+
+/* To a server on this host with a port of its own choice below those that the kernel gives, as storage has. */
+static void upload(int64_t milliseconds) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), yes = 1;
+    setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    int port = 9000;
+    do
+        address.sin_port = htons((uint16_t)port);
+    while (bind(listener, (struct sockaddr *)&address, sizeof address) != 0 && ++port < 9100);
+    pid_t server = listen(listener, 1) == 0 ? fork() : -1;
+    static char bytes[256 << 10];
+    if (server == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        int taken = accept(listener, NULL, NULL);
+        while (recv(taken, bytes, sizeof bytes, 0) > 0)
+            ;
+        _exit(0);
+    }
+    int sender = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (server < 0 || connect(sender, (struct sockaddr *)&address, sizeof address) != 0)
+        abort();
+    for (double end = now_seconds() + (double)milliseconds * 1e-3; now_seconds() < end; pause_us(5000))
+        if (send(sender, bytes, sizeof bytes, MSG_NOSIGNAL) < 0)
+            abort();
+    close(sender);
+    close(listener);
+    while (waitpid(server, NULL, 0) < 0 && errno == EINTR)
+        ;
+}
+
+/* Where memory is all that is written to, and nothing reaches storage. */
+static void to_memory(int64_t milliseconds) {
+    int file = open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+    if (file < 0)
+        abort();
+    write_for(fdopen(file, "w"), milliseconds);
+}
+
+static void checkpoint(enum writer writer, int64_t milliseconds) {
+    switch (writer) {
+    case WRITER_CHILD: in_child(milliseconds); break;
+    case WRITER_UPLOAD: upload(milliseconds); break;
+    case WRITER_MEMORY: to_memory(milliseconds); break;
+    default: write_for(tmpfile(), milliseconds);
+    }
 }
 
 static bool every(int64_t period, uint64_t iteration) {
@@ -66,15 +134,35 @@ void moments_after(const struct moments *moments, int rank, uint64_t iteration) 
     if (every(moments->pause_every, iteration))
         pause_us(moments->pause_ms * 1000);
     if (rank == 0 && every(moments->checkpoint_every, iteration))
-        checkpoint(moments->checkpoint_ms);
+        checkpoint((enum writer)moments->checkpoint_by, moments->checkpoint_ms);
 }
 
 bool moments_skip(const struct moments *moments, int rank, uint64_t iteration) {
-    return moments->skip_rank == rank && moments->skip_iteration == (int64_t)iteration;
+    return moments->instead != INSTEAD_LEAVE && moments->skip_rank == rank &&
+           moments->skip_iteration == (int64_t)iteration;
 }
 
 /* As a rank waits that believes its peers to be elsewhere: for a message outside NCCL that never comes. */
 _Noreturn void wait_for_ever(void) {
     for (;;)
         pause();
+}
+
+_Noreturn void moments_turn_away(const struct moments *moments) {
+    if (moments->instead == INSTEAD_REPLACE)
+        execlp("sleep", "sleep", "3600", (char *)NULL);
+    wait_for_ever();
+}
+
+bool moments_part(const struct moments *moments, uint64_t iteration) {
+    return moments->instead == INSTEAD_LEAVE && moments->skip_iteration == (int64_t)iteration;
+}
+
+/* Half of a processor's time. */
+_Noreturn void compute_for_ever(void) {
+    for (;;) {
+        for (double end = now_seconds() + 0.005; now_seconds() < end;)
+            ;
+        pause_us(5000);
+    }
 }

@@ -5,21 +5,37 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* What a rank does instead of the call that it leaves out. */
+enum instead {
+    INSTEAD_WAIT,    /* waits for ever, as for a message outside NCCL */
+    INSTEAD_REPLACE, /* executes another program, which knows nothing of the job */
+    INSTEAD_LEAVE,   /* takes its communicator apart and lives on; the others compute and call nothing more */
+};
+
+/* Who writes a checkpoint, and where to. */
+enum writer { WRITER_SELF, WRITER_CHILD, WRITER_UPLOAD, WRITER_MEMORY };
+
 /* All zero (but skip_rank and skip_iteration: negative) for a job that does nothing but calls. */
 struct moments {
     int64_t pace_us;                         /* pause after each iteration */
     int64_t pause_every, pause_ms;           /* all ranks compute */
     int64_t checkpoint_every, checkpoint_ms; /* rank 0 computes and writes to disk */
     int64_t late_ms;                         /* how late the last rank comes to the init */
+    int64_t checkpoint_by;                   /* enum writer */
     int64_t warm_up_ms;                      /* how late the last rank comes to the first iteration */
     int64_t skip_rank, skip_iteration;       /* who leaves out one call, and when */
+    int64_t instead;                         /* enum instead */
 };
 
 void moments_before_init(const struct moments *moments, int rank, int ranks);
 void moments_before(const struct moments *moments, int rank, int ranks, uint64_t iteration);
 void moments_after(const struct moments *moments, int rank, uint64_t iteration);
-/* Whether this rank is to leave out its next call; it then waits for its peers for ever. */
+/* Whether this rank is to leave out its next call; it then turns away. */
 bool moments_skip(const struct moments *moments, int rank, uint64_t iteration);
 _Noreturn void wait_for_ever(void);
+_Noreturn void moments_turn_away(const struct moments *moments);
+/* Whether ranks part before this iteration: one leaves, and all of them compute. */
+bool moments_part(const struct moments *moments, uint64_t iteration);
+_Noreturn void compute_for_ever(void);
 
 #endif

@@ -95,6 +95,7 @@ class _Nccl:
             hold_init=self._late,
             pause=load.pause,
             checkpoint=load.checkpoint,
+            checkpoint_by=load.checkpoint_by,
             skip=load.skip,
             destroy=load.destroy,
         )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from railscope.agent.cli.demo import gpt_shape
-from railscope.testbed.job import Moments, SkippedCall
+from railscope.testbed.job import Instead, Moments, SkippedCall, Writer
 from tests.faults.scenarios import (
     AFTER_SECONDS,
     CRAWL_MBIT,
@@ -51,6 +51,7 @@ def _several(kind: Kind, load: Load = _SEVERAL, warm_seconds: float = 3) -> Scen
 def _faults(library: Library, hosts: int) -> tuple[Scenario, ...]:
     """Every fault once."""
     skip = Load(skip=SkippedCall(hosts - 1, 150))
+    replaced = Load(skip=SkippedCall(hosts - 1, 150, Instead.REPLACE))
     two = (Load(), Load(pace_us=_HEALTHY_PACE_US))
     return (
         fault(Kind.STOP, library, hosts),
@@ -62,6 +63,9 @@ def _faults(library: Library, hosts: int) -> tuple[Scenario, ...]:
         fault(Kind.FILTER_IN_SWITCH, library, hosts),
         fault(Kind.STARVE, library, hosts, fault_seconds=30),
         fault(Kind.SKIP, library, hosts, loads=(skip,), warm_seconds=2, fault_seconds=30),
+        fault(Kind.REPLACE, library, hosts, loads=(replaced,), warm_seconds=2, fault_seconds=30),
+        fault(Kind.FREEZE, library, hosts),
+        fault(Kind.LARGE_DROPPED, library, hosts),
         fault(Kind.STOP, library, hosts, "two jobs, one stopped", loads=two),
         fault(Kind.STOP, library, hosts, "SIGSTOP, agent restarted", restart_agent=True),
         fault(Kind.STOP, library, hosts, "SIGSTOP, host unscraped", hide_host=True),
@@ -92,6 +96,9 @@ def _controls(library: Library) -> tuple[Scenario, ...]:
         control("compute phases", library, loads=(Load(pause=Moments(40, 9000)),), fault_seconds=16),
         long_checkpoint("checkpoint, 2 ranks a host", library, Load(ranks_per_host=2)),
         long_checkpoint("checkpoint, 1 rank a host", library, Load()),
+        *(long_checkpoint(f"checkpoint {words}", library, Load(checkpoint_by=writer, ranks_per_host=ranks))
+          for writer, words, ranks in ((Writer.CHILD, "by a child process", 1), (Writer.UPLOAD, "to a server", 2),
+                                       (Writer.MEMORY, "to /dev/shm", 1))),
         control("short checkpoints", library, loads=(Load(checkpoint=Moments(40, 4000), ranks_per_host=2),),
                 fault_seconds=12),
         control("warm-up", library, loads=(Load(warm_up_ms=4000),), warm_seconds=0.5, fault_seconds=8),
@@ -100,6 +107,9 @@ def _controls(library: Library) -> tuple[Scenario, ...]:
                 fault_seconds=4),
         control("slow ring on all rails", library, loads=(crawl,), line_mbit=CRAWL_MBIT, fault_seconds=14),
         control("small collectives", library, loads=(Load(size_bytes=1024, pace_us=5000),), fault_seconds=8),
+        control("one rank leaves, all live on", library,
+                loads=(Load(skip=SkippedCall(0, 60, Instead.LEAVE)),), warm_seconds=1, fault_seconds=14),
+        control("whole job killed", library, kind=Kind.KILL_ALL, loads=(Load(ranks_per_host=2),), fault_seconds=10),
         control("foreign traffic", library, kind=Kind.FOREIGN, line_mbit=LINE_MBIT, fault_seconds=8),
     )  # fmt: skip
 

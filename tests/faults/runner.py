@@ -17,17 +17,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from railscope.testbed.faults import Fault, FilteredRail, ForeignTraffic, Killed, LinkDown, SlowRail, Starved, Stopped
+from railscope.testbed.faults import (
+    Fault,
+    FilteredRail,
+    ForeignTraffic,
+    Frozen,
+    Killed,
+    LinkDown,
+    SlowRail,
+    Starved,
+    Stopped,
+)
 from railscope.testbed.hosts import TestbedError
 from tests.faults.cluster import Cluster, ClusterError, until
 from tests.faults.jobs import RunningJob, job
 from tests.faults.observation import Observation, Verdict, expectation
-from tests.faults.scenarios import CALL_KINDS, LINE_MBIT, Kind, Library, Scenario
+from tests.faults.scenarios import CALL_KINDS, IN_SWITCH, LINE_MBIT, OF_THE_JOB, Kind, Library, Scenario
 from tests.faults.sightings import Accusation, Moment, Ranks, Watcher, comms_of, job_rank, ranks_of
 from tests.faults.web import WebError
 from tests.nccl.job import JobError
 
 _FOREIGN_BYTES: Final = 256 << 20
+_LARGE_BYTES: Final = 1000
 _SETTLE_SECONDS: Final = 1.5
 """After the first right accusation: for those of the other hosts."""
 _CLEAR_SECONDS: Final = 30.0
@@ -191,7 +202,7 @@ def _fault(
     breaker = _breaker(cluster, scenario, jobs[0])
     with breaker if breaker is not None else contextlib.nullcontext():
         began = entered if scenario.kind in CALL_KINDS else time.monotonic()
-        if scenario.kind is Kind.SKIP:
+        if scenario.kind in OF_THE_JOB:
             began = _stands_since(cluster, sick)
         _flagged(scenario, watcher, course, began)
         if course.right is None:
@@ -312,7 +323,7 @@ def _finding_is_right(finding: Mapping[str, Any], scenario: Scenario, address: s
     if expected.rail is None:
         return finding["cause"] in expected.causes and not ranks and not rails
     here = bool(finding["hosts"]) and finding["hosts"][0].startswith(address)
-    return str(expected.rail) in rails and (here or scenario.kind in (Kind.SLOW_IN_SWITCH, Kind.FILTER_IN_SWITCH))
+    return str(expected.rail) in rails and (here or scenario.kind in IN_SWITCH)
 
 
 def _breaker(cluster: Cluster, scenario: Scenario, sick: RunningJob) -> Fault | None:
@@ -323,6 +334,10 @@ def _breaker(cluster: Cluster, scenario: Scenario, sick: RunningJob) -> Fault | 
             return Stopped(sick.pids[scenario.target])
         case Kind.KILL:
             return Killed(sick.pids[scenario.target])
+        case Kind.KILL_ALL:
+            return Killed(*sick.pids)
+        case Kind.FREEZE:
+            return Frozen(sick.pids[scenario.target])
         case Kind.STARVE:
             return Starved(sick.pids[scenario.target])
         case Kind.LINK_DOWN:
@@ -331,9 +346,11 @@ def _breaker(cluster: Cluster, scenario: Scenario, sick: RunningJob) -> Fault | 
             return SlowRail(fabric, host, rail, in_switch=scenario.kind is Kind.SLOW_IN_SWITCH)
         case Kind.FILTER | Kind.FILTER_IN_SWITCH:
             return FilteredRail(fabric, host, rail, in_switch=scenario.kind is Kind.FILTER_IN_SWITCH)
+        case Kind.LARGE_DROPPED:
+            return FilteredRail(fabric, host, rail, in_switch=True, least_bytes=_LARGE_BYTES)
         case Kind.FOREIGN:
             return ForeignTraffic(fabric.hosts[0], fabric.hosts[host], rail, _FOREIGN_BYTES, rate_mbit=LINE_MBIT)
-        case Kind.SKIP | Kind.NOTHING | Kind.NO_PEER | Kind.NO_SPLIT | Kind.RECEIVES:
+        case Kind.SKIP | Kind.REPLACE | Kind.NOTHING | Kind.NO_PEER | Kind.NO_SPLIT | Kind.RECEIVES:
             return None
 
 

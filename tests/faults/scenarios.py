@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from railscope.testbed.job import GptShape, JobOptions, Moments, SkippedCall
+from railscope.testbed.job import GptShape, JobOptions, Moments, SkippedCall, Writer
 
 AFTER_SECONDS: Final = 6
 AGENT: Final = ("--stall.after", f"{AFTER_SECONDS}s", "--probe.scan-interval", "500ms")
@@ -44,13 +44,23 @@ class Kind(StrEnum):
     NO_PEER = "init whose peer never comes"
     NO_SPLIT = "split that a rank leaves out"
     RECEIVES = "both receive first"
+    REPLACE = "replaced by execve"
+    FREEZE = "frozen control group"
+    LARGE_DROPPED = "only large packets dropped"
+    KILL_ALL = "whole job killed"
     FOREIGN = "foreign traffic"
     NOTHING = "nothing"
 
 
 CALL_KINDS: Final = frozenset({Kind.NO_PEER, Kind.NO_SPLIT, Kind.RECEIVES})
 """What happens as the job begins: ranks stay inside a call."""
-RAIL_KINDS: Final = frozenset({Kind.LINK_DOWN, Kind.SLOW, Kind.SLOW_IN_SWITCH, Kind.FILTER, Kind.FILTER_IN_SWITCH})
+RAIL_KINDS: Final = frozenset(
+    {Kind.LINK_DOWN, Kind.SLOW, Kind.SLOW_IN_SWITCH, Kind.FILTER, Kind.FILTER_IN_SWITCH, Kind.LARGE_DROPPED}
+)
+IN_SWITCH: Final = frozenset({Kind.SLOW_IN_SWITCH, Kind.FILTER_IN_SWITCH, Kind.LARGE_DROPPED})
+"""Both ends of the way see the same."""
+OF_THE_JOB: Final = frozenset({Kind.SKIP, Kind.REPLACE})
+"""The job itself does it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +79,7 @@ class Load:
     destroy: bool = True
     pause: Moments | None = None
     checkpoint: Moments | None = None
+    checkpoint_by: Writer = Writer.SELF
     warm_up_ms: int = 0
     late_ms: int = 0
     """How late the last rank comes to the making of the communicator."""
@@ -91,6 +102,7 @@ class Load:
             pace_us=self.pace_us,
             pause=self.pause,
             checkpoint=self.checkpoint,
+            checkpoint_by=self.checkpoint_by,
             warm_up_ms=self.warm_up_ms,
             late_ms=self.late_ms,
             hold=self.late_ms > 0,
@@ -178,6 +190,9 @@ _EXPECTED: Final = {
     Kind.NO_PEER: rank_fault("inside_call", clears=False),
     Kind.NO_SPLIT: rank_fault("inside_call", clears=False),
     Kind.RECEIVES: rank_fault("inside_call", clears=False),
+    Kind.REPLACE: rank_fault("process_gone", clears=False),
+    Kind.FREEZE: rank_fault("process_frozen"),
+    Kind.LARGE_DROPPED: rank_fault("rail_mtu"),
     Kind.LINK_DOWN: rank_fault("rail_down"),
     Kind.SLOW: rank_fault("rail_slow"),
     Kind.SLOW_IN_SWITCH: rank_fault("rail_slow", "rail_lossy"),
@@ -186,7 +201,7 @@ _EXPECTED: Final = {
 }
 
 
-_SEEN_ELSEWHERE: Final = frozenset({Kind.SKIP, Kind.SLOW_IN_SWITCH, Kind.FILTER_IN_SWITCH, *CALL_KINDS})
+_SEEN_ELSEWHERE: Final = IN_SWITCH | CALL_KINDS | {Kind.SKIP}
 NEVER_MS: Final = 3_600_000
 
 

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 from railscope.testbed.hosts import Host
-from railscope.testbed.job import GptShape, Moments, SkippedCall, moment_arguments
+from railscope.testbed.job import GptShape, Moments, SkippedCall, Writer, moment_arguments
 from tests.nccl.build import Double
 
 ENVIRONMENT: Final = {
@@ -165,6 +165,7 @@ class Job:
         late_ms: int = 0,
         pause: Moments | None = None,
         checkpoint: Moments | None = None,
+        checkpoint_by: Writer = Writer.SELF,
         skip: SkippedCall | None = None,
         destroy: bool = True,
         hold: bool = False,
@@ -200,7 +201,8 @@ class Job:
             late_ms: how late it comes to the making of communicators.
             pause: all ranks compute, between iterations.
             checkpoint: rank 0 computes and writes to disk while the others go on to the next collective.
-            skip: a rank leaves out a collective of a single operation, and then waits for ever.
+            checkpoint_by: who writes it, and where to.
+            skip: a rank leaves out a collective of a single operation, and makes no further call.
             destroy: without it ranks leave without finalizing and destroying their communicators.
             events: None, or how the ranks learn that an operation is over, through a libcudart.so.12 that they
                 map: query (ask an event until it has happened), synchronize (wait for the event), stream (wait
@@ -226,7 +228,13 @@ class Job:
             *("--type", type_name, "--op", reduction, "--communicators", str(communicators)),
             *("--event-poll-us", str(event_poll_us), "--destroy", str(int(destroy))),
             *moment_arguments(
-                pace_us=pace_us, warm_up_ms=warm_up_ms, late_ms=late_ms, pause=pause, checkpoint=checkpoint, skip=skip
+                pace_us=pace_us,
+                warm_up_ms=warm_up_ms,
+                late_ms=late_ms,
+                pause=pause,
+                checkpoint=checkpoint,
+                checkpoint_by=checkpoint_by,
+                skip=skip,
             ),
             *("--blocking", str(int(blocking))),
             *(("--events", events) if events else ()),

@@ -265,6 +265,8 @@ static const struct {
     {"--warm-up-ms", &options.moments.warm_up_ms},
     {"--skip-rank", &options.moments.skip_rank},
     {"--skip-iteration", &options.moments.skip_iteration},
+    {"--instead", &options.moments.instead},
+    {"--checkpoint-by", &options.moments.checkpoint_by},
 };
 
 static void read_option(const char *name, const char *value) {

@@ -53,9 +53,14 @@ static void repeat(const struct request *request) {
     for (int i = 0; i < options.communicators; i++)
         give_buffers(&jobs[i], request);
     for (int iteration = 0; iteration < options.iterations; iteration++) {
+        if (moments_part(&options.moments, (uint64_t)iteration)) {
+            for (int i = options.communicators - 1; options.rank == options.moments.skip_rank && i >= 0; i--)
+                close_job(&jobs[i]);
+            compute_for_ever();
+        }
         moments_before(&options.moments, options.rank, options.ranks, (uint64_t)iteration);
         if (moments_skip(&options.moments, options.rank, (uint64_t)iteration))
-            wait_for_ever();
+            moments_turn_away(&options.moments);
         once(jobs, request, is_checked(iteration));
         after(iteration);
     }
