@@ -32,11 +32,14 @@ class Cause(StrEnum):
 
     PROCESS_GONE = "process_gone"
     PROCESS_STOPPED = "process_stopped"
+    PROCESS_FROZEN = "process_frozen"
     RAIL_DOWN = "rail_down"
+    RAIL_MTU = "rail_mtu"
     RAIL_FILTERED = "rail_filtered"
     RAIL_LOSSY = "rail_lossy"
     RAIL_SLOW = "rail_slow"
     WRITING = "writing"
+    PEER_LEFT = "peer_left"
     GPU_NOT_PROGRESSING = "gpu_not_progressing"
     INSIDE_CALL = "inside_call"
     RANK_BEHIND = "rank_behind"
@@ -145,10 +148,6 @@ CAUSES: Final[Mapping[Cause, CauseFacts]] = {
         about=About.RANK,
         meaning="A process of the communicator has ended.",
         words="{who} {is} gone: the process ended",
-        words_by={
-            "absence": "{who} {is} gone: the process ended (a peer's did, and only this rank is seen by nobody)",
-            "one_of": "a peer is gone; it may be one of {missing}{last_seen}, which nobody sees",
-        },
         now=(
             StepFacts("dmesg --ctime | tail -50", "the OOM killer, a GPU's Xid or a signal that ended it"),
             _anywhere("the job's log of rank {rank}: why it left; the others wait until they are ended too"),
@@ -180,6 +179,32 @@ CAUSES: Final[Mapping[Cause, CauseFacts]] = {
         ),
         remedy="let it go on with `kill -CONT`, or detach the debugger",
     ),
+    Cause.PROCESS_FROZEN: CauseFacts(
+        Tier.PLAIN,
+        Severity.CRITICAL,
+        by_host=True,
+        about=About.RANK,
+        meaning="A process is frozen by its control group; no signal lets it go on.",
+        words="{who} {is} frozen by the control group",
+        now=(
+            StepFacts(
+                "echo 0 > /sys/fs/cgroup$(sed -n s/^0:://p /proc/{pid}/cgroup)/cgroup.freeze",
+                "thaws the group of version 2; first find out who froze it: a paused container, a batch system that "
+                "suspends jobs, a snapshot",
+            ),
+            StepFacts(
+                "echo THAWED > /sys/fs/cgroup/freezer$(sed -n s/^.*:freezer://p /proc/{pid}/cgroup)/freezer.state",
+                "the same by version 1; where a parent of the group is frozen, its file does: the agent's log names it",
+            ),
+        ),
+        after=(
+            StepFacts(
+                "journalctl {window}",
+                "who froze the control group of process {pid}: a container runtime, a batch system, systemd",
+            ),
+        ),
+        remedy="thaw the control group; `kill -CONT` does nothing",
+    ),
     Cause.RAIL_DOWN: CauseFacts(
         Tier.PLAIN,
         Severity.CRITICAL,
@@ -203,6 +228,26 @@ CAUSES: Final[Mapping[Cause, CauseFacts]] = {
         ),
         remedy="mend the link; NCCL does not go on by itself on every transport",
         runbook="RailDownUnderLoad",
+    ),
+    Cause.RAIL_MTU: CauseFacts(
+        Tier.RAIL,
+        Severity.CRITICAL,
+        by_host=True,
+        about=About.RAIL,
+        meaning="Large packets on a rail are dropped, and small ones pass: a hop has a smaller MTU, or a filter.",
+        words="large packets on {rail} are dropped on the way, and small ones pass (MTU){unnamed}",
+        now=(
+            StepFacts("{inside}ip link show {device}", "its MTU; compare that of the switch's ports and of all hosts"),
+            _anywhere(
+                "with `ping -M do -s SIZE` from host to host, SIZE the MTU less 28: whether a full packet passes"
+            ),
+            StepFacts("{inside}nft list ruleset", "a rule on the length of packets, or on ICMP, which tells of a path"),
+        ),
+        after=(
+            StepFacts("{inside}ip link show {device}", "its MTU; compare that of the switch's ports and of all hosts"),
+            _anywhere("what was changed in MTUs, tunnels and rules on the way, {period}"),
+        ),
+        remedy="give every hop of the rail the same MTU",
     ),
     Cause.RAIL_FILTERED: CauseFacts(
         Tier.RAIL,
@@ -286,6 +331,27 @@ CAUSES: Final[Mapping[Cause, CauseFacts]] = {
             _anywhere("the job's log of rank {rank}, {period}: whether it made a checkpoint, and how long it took"),
         ),
         remedy="none: it goes on when the checkpoint is written",
+    ),
+    Cause.PEER_LEFT: CauseFacts(
+        Tier.SEQUENCE,
+        Severity.CRITICAL,
+        by_host=True,
+        about=About.RANK,
+        meaning="A peer closed its connections: its process ended, or it took the communicator apart and lives on.",
+        words="{who} {is} not in the communicator any more: the process ended, or took it apart",
+        words_by={
+            "absence": "{who} {is} not in the communicator any more: a peer closed its connections, and only this rank "
+            "is seen by nobody",
+            "one_of": "a peer closed its connections; it may be one of {missing}{last_seen}, which nobody sees",
+        },
+        now=(
+            StepFacts("ps -o pid,stat,lstart,args -p {pid}", "whether the process lives, and which program it runs"),
+            _anywhere(
+                "the job's log of rank {rank}: whether it ended, or destroyed the communicator before the others"
+            ),
+        ),
+        after=(_anywhere("the job's log of rank {rank}, {period}: whether it ended, or left before the others"),),
+        remedy="end the job: what waits never completes; let all ranks make the same calls before one leaves",
     ),
     Cause.GPU_NOT_PROGRESSING: CauseFacts(
         Tier.GPU,
@@ -402,6 +468,8 @@ OF_A_PROCESS: Final = tuple(
     cause for cause, facts in CAUSES.items() if facts.tier is Tier.PLAIN and facts.about is About.RANK
 )
 """Causes that are seen by themselves: weak is then only how one knows that an operation is in flight."""
+HELD: Final = frozenset({Cause.PROCESS_STOPPED, Cause.PROCESS_FROZEN})
+"""The process lives, and may not run."""
 ONLY_WAITS: Final = tuple(cause for cause, facts in CAUSES.items() if facts.by_host and facts.tier >= Tier.HINT)
 """With these a host says that its rank waits, and finds no reason."""
 

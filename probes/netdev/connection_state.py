@@ -49,6 +49,8 @@ _FIELDS: Final = [
     "bytes_sent",
     "retransmitted_bytes",
     "peer_window_bytes",
+    "segment_bytes",
+    "arrived_beyond_segments",
 ]
 """The last ones of `ConnectionState`, as a `TcpTable` calls them.  Before Linux 5.4 the peer's window is not told: no
 probe is then taken for a failure of ours."""
@@ -91,6 +93,10 @@ class ConnectionState:
     retransmitted_bytes: int
     peer_window_bytes: int
     """What the peer said it would take."""
+    segment_bytes: int
+    """The longest segment that it sends, payload alone."""
+    arrived_beyond_segments: int
+    """Of those that are not acknowledged, what the peer has received behind the missing one."""
 
     @property
     def unanswered(self) -> bool:
@@ -103,6 +109,14 @@ class ConnectionState:
             return self.unanswered_retransmissions >= _NO_ACCIDENT
         vain = self.probing and self.unanswered_probes >= _NO_ACCIDENT
         return vain and self.not_sent_bytes > 0 and self.peer_window_bytes > 0
+
+    @property
+    def only_small_arrive(self) -> bool:
+        """Whether the path drops a full segment again and again, and lets what is behind it through.
+
+        A path that loses any packet alike would have to lose the same one each time.
+        """
+        return self.unanswered and self.unacknowledged_segments > self.arrived_beyond_segments > 0
 
     @property
     def moved_bytes(self) -> int:
@@ -178,12 +192,14 @@ def _chosen_ports(procfs: Path) -> tuple[int, int]:
 
 def _state(pid: int, device: str, row: np.void) -> ConnectionState:
     """One row of a `TcpTable`."""
+    peer_closed = bool(row["state"] == _CLOSE_WAIT)
     return ConnectionState(
         pid,
         device,
         int(row["cookie"]),
-        bool(row["state"] == _CLOSE_WAIT),
+        peer_closed,
         bool(row["timer"] == _TIMER_PERSIST),
-        int(row["unread_bytes"]),
+        # The end of the peer's data takes a place in the sequence, and the kernel counts it among what is not read.
+        max(0, int(row["unread_bytes"]) - peer_closed),
         *row[_FIELDS].item(),
     )

@@ -70,7 +70,9 @@ _INFO_FIELDS: Final = {
     "unanswered_probes": (3, "u1"),  # how often the peer was asked in vain whether it takes more
     "options": (5, "u1"),  # what both ends agreed upon: OPTION_TIMESTAMPS and others
     "flags": (7, "u1"),
+    "segment_bytes": (16, "u4"),  # the longest that it sends, payload alone
     "unacknowledged_segments": (24, "u4"),
+    "arrived_beyond_segments": (28, "u4"),  # of these, behind one that is missing (SACK)
     "last_sent_ms": (44, "u4"),  # time since data was last sent
     "last_acknowledged_ms": (56, "u4"),  # time since the peer acknowledged anything
     "round_trip_us": (68, "u4"),  # smoothed; 0: not measured yet

@@ -2,8 +2,11 @@
 
 Sources: proc_pid_stat(5), `/proc/PID/task/TID/schedstat` (Linux Documentation/scheduler/sched-stats.rst: time on a
 processor, time waiting for one, number of times it ran), `/proc/PID/task/TID/syscall` (proc_pid_syscall(5)).  A frozen
-process looks like one that sleeps (version 2 of control groups: state S, version 1: D): only its group tells, in
+process looks like one that sleeps (version 2 of control groups: state S, version 1: D): its group tells, in
 `cgroup.events` or `freezer.state` (Linux Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/freezer-subsystem.rst).
+Where that group cannot be seen, as from a container without the host's /sys/fs/cgroup, `/proc/PID/wchan` does: by
+version 2 a process waits where signals are delivered (kernel/signal.c, do_freezer_trap), by version 1 in the
+refrigerator or, from Linux 6.1 on, in state D in a wait that any signal would interrupt (kernel/freezer.c).
 """
 
 from __future__ import annotations
@@ -27,10 +30,24 @@ MOST_THREADS: Final = 512
 """Looked at in one process: a PyTorch rank has some hundred."""
 _SCHEDSTAT_BYTES: Final = 128
 CGROUPS: Final = Path("/sys/fs/cgroup")
+_PF_EXITING: Final = 0x4
+"""Of the process's flags (Linux include/linux/sched.h)."""
+_SIGKILL_PENDING: Final = 1 << (9 - 1)
 _STOPPED: Final = "T"
 _TRACED: Final = "t"
 _SLEEPING: Final = frozenset("SD")
 _DEAD: Final = frozenset("ZX")
+_FREEZES: Final = frozenset({"do_freezer_trap", "get_signal", "__refrigerator"})
+"""Functions of the kernel in which nothing but a frozen process sleeps; the first may be part of the second."""
+_INTERRUPTIBLE: Final = frozenset(
+    {
+        *("hrtimer_nanosleep", "do_nanosleep", "futex_do_wait", "futex_wait_queue", "do_sys_poll", "do_poll"),
+        *("poll_schedule_timeout", "do_epoll_wait", "ep_poll", "do_select", "sk_wait_data", "inet_csk_accept"),
+        *("pipe_read", "unix_stream_read_generic", "unix_stream_data_wait", "do_wait", "do_sigtimedwait"),
+    }
+)
+"""In which a process that is not frozen sleeps in state S."""
+_DEEPEST_GROUP: Final = 64
 _SYSCALLS_THAT_WAIT: Final = {
     "x86_64": {"read": 0, "poll": 7, "readv": 19, "recvfrom": 45, "recvmsg": 47, "ppoll": 271},
     "aarch64": {"read": 63, "readv": 65, "ppoll": 73, "recvfrom": 207, "recvmsg": 212},
@@ -62,6 +79,8 @@ class ProcessState:
     threads: tuple[ThreadTimes, ...]
     written_bytes: int | None
     """Given to the storage layer so far; None: not allowed to know."""
+    freezer: str = ""
+    """The file that thaws it where it is frozen; empty: it cannot be seen."""
 
     @property
     def busy_ns(self) -> int:
@@ -84,9 +103,30 @@ def process_state(procfs: Path, identity: ProcessIdentity, clock: Clock, cgroups
         condition = "stopped"
     elif state == _TRACED:
         condition = "traced"
-    elif state in _SLEEPING and _frozen(folder, cgroups):
+    freezer = _freezer(folder, cgroups, state) if state in _SLEEPING else None
+    if freezer is not None:
         condition = "frozen"
-    return ProcessState(now_ns, condition, thread_times(procfs, identity.pid), written_bytes(procfs, identity.pid))
+    return ProcessState(
+        now_ns, condition, thread_times(procfs, identity.pid), written_bytes(procfs, identity.pid), freezer or ""
+    )
+
+
+def is_ending(procfs: Path, identity: ProcessIdentity) -> bool:
+    """Whether a process has ended or is about to: it exits (PF_EXITING), or was sent SIGKILL."""
+    folder = f"{procfs}/{identity.pid}"
+    try:
+        fields = Path(f"{folder}/stat").read_bytes().rpartition(b")")[2].split()
+        if len(fields) < 20 or int(fields[19]) != identity.start_time_ticks:
+            return True
+        if fields[0].decode() in _DEAD or int(fields[6]) & _PF_EXITING:
+            return True
+        lines = Path(f"{folder}/status").read_text(errors="replace").splitlines()
+    except OSError as error:
+        return error.errno in (errno.ENOENT, errno.ESRCH)
+    except ValueError:
+        return False
+    pending = [line.partition(":")[2] for line in lines if line.startswith(("SigPnd:", "ShdPnd:"))]
+    return any(int(mask, 16) & _SIGKILL_PENDING for mask in pending)
 
 
 def threads_waiting_for_network(procfs: Path, pid: int, tids: frozenset[int], machine: str) -> dict[int, str]:
@@ -165,24 +205,51 @@ def written_bytes(procfs: Path, pid: int) -> int | None:
     return None
 
 
-def _frozen(folder: str, cgroups: Path) -> bool:
-    """Whether the process's control group is frozen, of version 2, beside version 1, or of version 1."""
-    files = []
+def _freezer(folder: str, cgroups: Path, state: str) -> str | None:
+    """The file that thaws a process whose control group is frozen; empty: it cannot be seen.  None: it is not frozen.
+
+    The group is of version 2, of version 2 beside version 1, or of version 1.
+    """
+    seen = False
     with contextlib.suppress(OSError):
         for line in Path(f"{folder}/cgroup").read_text(errors="surrogateescape").splitlines():
             number, _, rest = line.partition(":")
             controllers, _, path = rest.partition(":")
             if number == "0":
-                files += [f"{cgroups}{path}/cgroup.events", f"{cgroups}/unified{path}/cgroup.events"]
+                places = [(root, "cgroup.events", "cgroup.freeze", "1") for root in (cgroups, cgroups / "unified")]
             elif "freezer" in controllers.split(","):
-                files.append(f"{cgroups}/freezer{path}/freezer.state")
-    return any(_says_frozen(file) for file in files)
+                places = [(cgroups / "freezer", "freezer.state", "freezer.self_freezing", "1")]
+            else:
+                continue
+            for root, tells, asked, yes in places:
+                words = _words_of(f"{root}{path}/{tells}")
+                seen = seen or bool(words)
+                if "frozen 1" in words or "FROZEN" in words:
+                    group = _frozen_itself(root, path, asked, yes)
+                    return f"{group}/{'cgroup.freeze' if number == '0' else 'freezer.state'}"
+    return "" if not seen and _waits_in_freezer(folder, state) else None
 
 
-def _says_frozen(file: str) -> bool:
+def _frozen_itself(root: Path, path: str, file: str, yes: str) -> str:
+    """The folder of the group that was frozen, which may be a parent of the one that a process is in."""
+    group = path.rstrip("/")
+    for _ in range(_DEEPEST_GROUP):
+        if yes in _words_of(f"{root}{group}/{file}") or not group:
+            break
+        group = group.rpartition("/")[0]
+    return f"{root}{group}"
+
+
+def _words_of(file: str) -> list[str]:
     with contextlib.suppress(OSError):
-        words = Path(file).read_text().splitlines()
-        return "frozen 1" in words or "FROZEN" in words
+        return Path(file).read_text().splitlines()
+    return []
+
+
+def _waits_in_freezer(folder: str, state: str) -> bool:
+    with contextlib.suppress(OSError):
+        function = Path(f"{folder}/wchan").read_text(errors="replace").partition(".")[0]
+        return function in _FREEZES or (state == "D" and function in _INTERRUPTIBLE)
     return False
 
 

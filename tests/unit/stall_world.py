@@ -109,6 +109,8 @@ class Rank:
     written_bytes: int = 0
     """To storage, since it began."""
     ended: bool = False
+    ending: bool = False
+    """Its process was killed, and gives back its memory."""
     gone: bool = False
 
     def work(self, operations: int, each_s: float, op: Op = Op.AllReduce, size: int = MIB) -> None:
@@ -364,6 +366,9 @@ class World:
 
     def why_hidden(self, process: ObservedProcess) -> str:
         return self._of(process).hidden
+
+    def is_ending(self, process: ObservedProcess) -> bool:
+        return self._of(process).ending
 
     def written_bytes(self, pid: int) -> int | None:
         return next((rank.written_bytes for rank in self.ranks if rank.pid == pid and not rank.gone), None)

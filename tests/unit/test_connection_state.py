@@ -31,6 +31,8 @@ QUIET = ConnectionState(
     bytes_sent=10,
     retransmitted_bytes=0,
     peer_window_bytes=65536,
+    segment_bytes=8948,
+    arrived_beyond_segments=0,
 )
 
 
@@ -79,3 +81,20 @@ def test_ports_that_either_end_s_kernel_may_choose_are_collectives(
         (tmp_path / "sys/net/ipv4").mkdir(parents=True)
         (tmp_path / "sys/net/ipv4/ip_local_port_range").write_text(text)
     assert _chosen_ports(tmp_path) == ports
+
+
+@pytest.mark.parametrize(
+    ("under_way", "arrived", "again", "small"),
+    [(30, 3, 2, True), (30, 3, 1, False), (30, 0, 4, False), (3, 3, 4, False)],
+    ids=["the same again and again", "once", "nothing arrives", "all arrived"],
+)
+def test_a_path_that_drops_large_packets_is_told_by_what_arrives_behind_them(
+    under_way: int, arrived: int, again: int, small: bool
+) -> None:
+    stuck = replace(
+        QUIET,
+        unacknowledged_segments=under_way,
+        arrived_beyond_segments=arrived,
+        unanswered_retransmissions=again,
+    )
+    assert stuck.only_small_arrive is small

@@ -108,29 +108,42 @@ def test_work_of_every_thread_and_what_is_written_are_counted(tmp_path: Path) ->
 
 @pytest.mark.root
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_frozen_process_is_told_by_its_control_group(child: subprocess.Popen[bytes], version: int) -> None:
+def test_a_frozen_process_is_told_by_its_control_group(
+    child: subprocess.Popen[bytes], version: int, tmp_path: Path
+) -> None:
     roots = [CGROUPS / "freezer"] if version == 1 else [CGROUPS / "unified", CGROUPS]
     root = next((path for path in roots if (path / "cgroup.procs").exists()), None)
     if root is None:
         pytest.skip(f"this machine has no control groups of version {version}")
     name, frozen, thawed = ("freezer.state", "FROZEN", "THAWED") if version == 1 else ("cgroup.freeze", "1", "0")
     group = root / f"railscope-test-{os.getpid()}"
+    inner = group / "inner"
     try:
         group.mkdir()
-        (group / "cgroup.procs").write_text(str(child.pid))
+        inner.mkdir()
+        (inner / "cgroup.procs").write_text(str(child.pid))
         (group / name).write_text(frozen)
     except OSError as error:
         with contextlib.suppress(OSError):
+            inner.rmdir()
             group.rmdir()
         pytest.skip(f"nothing can be frozen here: {error}")
     one = identity(child.pid)
     try:
         assert eventually(lambda: condition(one) == "frozen")
+        # Its parent group was frozen; from where no group can be seen it shows as well, and not which it is.
+        assert process_state(PROC, one, SystemClock()).freezer == str(group / name)
+        hidden = process_state(PROC, one, SystemClock(), cgroups=tmp_path)
+        assert (hidden.condition, hidden.freezer) == ("frozen", "")
+        (group / name).write_text(thawed)
+        assert eventually(lambda: condition(one) == "running")
+        assert process_state(PROC, one, SystemClock(), cgroups=tmp_path).condition == "running"
     finally:
         (group / name).write_text(thawed)
         child.kill()
         child.wait()
-        eventually(lambda: not (group / "cgroup.procs").read_text())
+        eventually(lambda: not (inner / "cgroup.procs").read_text())
+        inner.rmdir()
         group.rmdir()
 
 

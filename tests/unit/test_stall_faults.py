@@ -102,7 +102,7 @@ class Fault:
 STRONG: Final = {"strength": "strong"}
 WEAK: Final = {"strength": "weak"}
 FAULTS: Final[dict[Cause, list[Fault]]] = {
-    Cause.PROCESS_GONE: [
+    Cause.PEER_LEFT: [
         Fault(
             "the peer closed connections",
             shows(rails=tuple(replace(rail, peer_closed=2) for rail in RAILS)),
@@ -127,7 +127,20 @@ FAULTS: Final[dict[Cause, list[Fault]]] = {
             told=WEAK,
         ),
     ],
+    Cause.PROCESS_FROZEN: [
+        Fault(
+            "between operations",
+            shows(begins=False, process=replace(STOPPED, condition="frozen")),
+            nranks=2,
+            blamed=0,
+            levels=(True, False),
+            told=WEAK,
+        )
+    ],
     Cause.RAIL_DOWN: [Fault("no carrier", on_rail1(up=False)), Fault("carrier back a second ago", carrier_back)],
+    Cause.RAIL_MTU: [
+        Fault("only small ones pass", on_rail1(unanswered=2, unanswered_ns=1_500_000_000, only_small_arrive=2))
+    ],
     Cause.RAIL_FILTERED: [Fault("no answer", on_rail1(unanswered=2, unanswered_ns=1_500_000_000))],
     Cause.RAIL_LOSSY: [
         Fault("sends again", on_rail1(sent_bytes=MIB, retransmitted_bytes=MIB // 4, busy_ratio=0.9)),
@@ -200,7 +213,9 @@ def test_each_fault_is_found_in_time_and_over_when_it_goes_on(cause: Cause, faul
 
 def test_every_cause_that_a_host_finds_has_a_fault() -> None:
     """That nothing stands out is tried in tests/unit/test_root_cause.py, where it can be had by itself."""
-    assert set(FAULTS) == {cause for cause, facts in CAUSES.items() if facts.by_host} - {Cause.UNKNOWN}
+    # Tried in tests/unit/test_deaths.py and tests/unit/test_inside_calls.py.
+    told_at_once = {Cause.PROCESS_GONE, Cause.INSIDE_CALL}
+    assert set(FAULTS) == {cause for cause, facts in CAUSES.items() if facts.by_host} - {Cause.UNKNOWN} - told_at_once
     assert all(FAULTS.values())
 
 

@@ -281,7 +281,7 @@ def test_whose_connections_were_closed_is_not_behind_in_another_communicator() -
     assert stalls.keys() == {("T0", 0)}
     diagnosis = stalls["T0", 0].diagnosis
     assert (diagnosis.cause, diagnosis.blamed_rank, diagnosis.culprit) == (Cause.RANK_BEHIND, None, False)
-    assert "a process at the other end of its connections has ended" in diagnosis.evidence[-1]
+    assert "connections of its process were closed at their other end" in diagnosis.evidence[-1]
 
 
 def test_closed_connections_name_no_rank_where_they_may_be_another_communicator_s() -> None:
@@ -293,7 +293,7 @@ def test_closed_connections_name_no_rank_where_they_may_be_another_communicator_
     assert stalls.keys() == {("S0", 0)}
     diagnosis = stalls["S0", 0].diagnosis
     assert (diagnosis.cause, diagnosis.culprit, diagnosis.blamed_rank) == (Cause.RANK_BEHIND, False, None)
-    assert "has destroyed one of several" in diagnosis.evidence[-1]
+    assert "or has destroyed a communicator" in diagnosis.evidence[-1]
 
 
 # Ways that cross

@@ -45,7 +45,7 @@ def vague() -> Fleets:
 
 def lost_host() -> Fleets:
     """A peer closed its connections, and of two ranks nobody sees anything."""
-    return Fleets(3, 2).communicator().all_say("rank_behind").lose_host(2).rank(0, stall=stall("process_gone"))
+    return Fleets(3, 2).communicator().all_say("rank_behind").lose_host(2).rank(0, stall=stall("peer_left"))
 
 
 def beside_a_healthy_job(fleets: Fleets) -> Fleets:
@@ -82,44 +82,6 @@ CASES: Final[dict[str, list[Case]]] = {
             "who waits for the peer that is gone is not taken for it where the age of its wait is not known",
             waits(4).rank(0, stall=stall("process_gone"), inflight_seconds=None),
             found={"ranks": ()},
-        ),
-        Case(
-            "the one that nobody sees any more",
-            waits(4).lose_host(2).rank(1, stall=stall("process_gone")).rank(3, stall=stall("process_gone")),
-            says=(
-                (
-                    "headline",
-                    "…rank 2 (pid 102, host2) is gone: the process ended (a peer's did, and only this rank is seen by "
-                    "nobody).",
-                ),
-            ),
-            found={"ranks": ("2",), "hosts": ("host2",), "strength": "strong"},
-        ),
-        *(
-            Case(
-                f"of several ranks that nobody sees none is said to be the one, {name}",
-                fleets,
-                says=(
-                    (
-                        "headline",
-                        f"…: a peer is gone; it may be one of ranks 4-5{place}, which nobody sees (weak evidence).",
-                    ),
-                ),
-                found={"ranks": ("4", "5"), "strength": "weak", "basis": "absence", "commands": steps},
-            )
-            for name, fleets, place, steps in (
-                (
-                    "seen before",
-                    Fleets(3, 2)
-                    .communicator()
-                    .all_say("rank_behind")
-                    .lose_host(2)
-                    .rank(0, stall=stall("process_gone")),
-                    " (last seen on host2)",
-                    ("ping -c 3 host2", "systemctl status railscope"),
-                ),
-                ("never seen", lost_host().never_told_of(4, 5), "", ("",)),
-            )
         ),
         Case(
             "whoever has not left its communicator waits",
@@ -234,6 +196,73 @@ CASES: Final[dict[str, list[Case]]] = {
             says=(("healthy", "=communicator 00000000000000ff goes on at 900.0 calls/s on host1"),),
         ),
         Case("beside a checkpoint", checkpoint().rank(1, stall=STOPPED)),
+    ],
+    Cause.PROCESS_FROZEN: [
+        Case(
+            "named by its own host",
+            waits(4).rank(1, stall=stall("process_frozen", blamed_rank="1")),
+            says=(
+                ("headline", "rank 1 (pid 101, host1) is frozen by the control group"),
+                ("steps", "/proc/101/cgroup)/cgroup.freeze"),
+            ),
+            never=(("steps", "kill -CONT"),),
+            found={"ranks": ("1",), "hosts": ("host1",)},
+        ),
+    ],
+    Cause.PEER_LEFT: [
+        Case(
+            "the one that nobody sees any more",
+            waits(4).lose_host(2).rank(1, stall=stall("peer_left")).rank(3, stall=stall("peer_left")),
+            says=(
+                (
+                    "headline",
+                    "…rank 2 (pid 102, host2) is not in the communicator any more: a peer closed its connections, and "
+                    "only this rank is seen by nobody.",
+                ),
+            ),
+            found={"ranks": ("2",), "hosts": ("host2",), "strength": "strong"},
+        ),
+        *(
+            Case(
+                f"of several ranks that nobody sees none is said to be the one, {name}",
+                fleets,
+                says=(
+                    (
+                        "headline",
+                        f"…: a peer closed its connections; it may be one of ranks 4-5{place}, which nobody sees (weak "
+                        "evidence).",
+                    ),
+                ),
+                found={"ranks": ("4", "5"), "strength": "weak", "basis": "absence", "commands": steps},
+            )
+            for name, fleets, place, steps in (
+                (
+                    "seen before",
+                    Fleets(3, 2).communicator().all_say("rank_behind").lose_host(2).rank(0, stall=stall("peer_left")),
+                    " (last seen on host2)",
+                    ("ping -c 3 host2", "systemctl status railscope"),
+                ),
+                ("never seen", lost_host().never_told_of(4, 5), "", ("",)),
+            )
+        ),
+        Case(
+            "a rank that took its communicator apart and lives on",
+            waits(4)
+            .rank(2, stall=None, ended=True, position=None, inflight_seconds=None)
+            .rank(1, stall=stall("peer_left")),
+            says=(("headline", "rank 2 (pid 102, host2) is not in the communicator any more"),),
+            found={"ranks": ("2",), "hosts": ("host2",)},
+        ),
+        Case(
+            "where its peers only say that they wait, as at the level of counts",
+            waits(4).rank(2, stall=None, ended=True, position=None, inflight_seconds=None),
+            found={"ranks": ("2",)},
+        ),
+        Case(
+            "the other of two, which its host does not tell to have left",
+            waiting().rank(0, stall=stall("peer_left", blamed_rank="1")).rank(1, stall=None, position=None),
+            found={"ranks": ("1",)},
+        ),
     ],
     Cause.GPU_NOT_PROGRESSING: [
         Case(

@@ -33,6 +33,7 @@ CASES: Final[dict[str, list[Case]]] = {
     ]
     for cause, command in (
         (Cause.RAIL_DOWN, "ip -s link show eth0"),
+        (Cause.RAIL_MTU, "ip link show eth0"),
         (Cause.RAIL_FILTERED, "tc -s filter show dev eth0 ingress"),
         (Cause.RAIL_LOSSY, "ethtool -S eth0"),
         (Cause.RAIL_SLOW, "tc -s qdisc show dev eth0"),

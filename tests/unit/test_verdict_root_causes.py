@@ -135,7 +135,7 @@ def test_a_stall_without_a_cause_is_put_under_that_of_its_job_though_what_joins_
 def test_of_ranks_one_of_which_is_gone_no_process_is_said_to_hold_up_another_communicator() -> None:
     fleets = Fleets(3).communicator(COMM).communicator(OTHER)
     for comm in (COMM, OTHER):
-        fleets.all_say("rank_behind", comm).rank(0, comm, stall=stall("process_gone"))
+        fleets.all_say("rank_behind", comm).rank(0, comm, stall=stall("peer_left"))
     finding = only(fleets.lose_host(1).lose_host(2))
     assert finding.ranks == ("1", "2")
     assert [one.why for one in finding.waiting] == ["a process of the same job ended then, or soon after"]

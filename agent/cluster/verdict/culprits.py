@@ -18,7 +18,7 @@ from functools import partial
 from typing import Final
 
 from railscope.agent.cluster.fleet.facts import Fleet, Rail, Rank
-from railscope.agent.facts.causes import OF_A_PROCESS, RAIL_CAUSES, Cause, Tier, tier_of
+from railscope.agent.facts.causes import HELD, OF_A_PROCESS, ONLY_WAITS, RAIL_CAUSES, Cause, Tier, tier_of
 from railscope.agent.facts.host_calls import MAKES_FIRST, OF_SOME
 from railscope.agent.facts.label_numbers import parse_number
 from railscope.agent.facts.snapshot import identity_of
@@ -64,7 +64,7 @@ class Culprit:
     @property
     def one_of_several(self) -> bool:
         """Whether one of its ranks is to blame, and it is unknown which."""
-        return self.cause == Cause.PROCESS_GONE and len(self.missing) > 1
+        return self.cause == Cause.PEER_LEFT and len(self.missing) > 1
 
 
 def find_culprits(ranks: Sequence[Rank], fleet: Fleet) -> tuple[Culprit, ...]:
@@ -76,10 +76,11 @@ def find_culprits(ranks: Sequence[Rank], fleet: Fleet) -> tuple[Culprit, ...]:
     foremost = _foremost(present)
     by_sequence = tuple(_by_sequence(settled))
     found = [
-        *_process_culprits(ranks, missing),
+        *_process_culprits(ranks),
         *_rail_culprits(present, fleet.rails),
         *_writing(present, early, by_sequence, foremost),
         *by_sequence,
+        *_left(ranks, missing),
         *_blamed_locally(present, foremost),
         *_idle(settled),
         *_gpu_culprits(present),
@@ -147,22 +148,36 @@ def has_exited(rank: Rank) -> bool:
     return rank.ended if is_identified(rank) else rank.inflight_seconds is None and rank.stall.strength == "strong"
 
 
-def _process_culprits(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:
-    """What hosts say of processes: of their own, or of a peer that closed its connections and may not be known."""
+def _process_culprits(ranks: Sequence[Rank]) -> Iterable[Culprit]:
+    """What hosts say of their own processes."""
     by_number = {rank.rank: rank for rank in sorted(ranks, key=lambda rank: rank.present)}
     for cause in OF_A_PROCESS:
         said = [rank for rank in ranks if rank.stall and rank.stall.cause == cause]
         if not said:
             continue
         named = tuple(dict.fromkeys(blamed for rank in said if (blamed := _blamed_by(rank, by_number))))
-        if named or not missing:
-            # How it is with a process is seen, also where an operation that it is in is not.
-            yield Culprit(cause, named, basis="host", strength="strong")
-            continue
-        # A peer that closed its connections, and no host names it: it may be one that no agent reports any more.
+        # How it is with a process is seen, also where an operation that it is in is not.
+        yield Culprit(cause, named, basis="host", strength="strong")
+
+
+def _left(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:
+    """Ranks that left while others wait: their own hosts tell that their ends have ended, or peers see their
+    connections closed, and cannot know whose they were."""
+    waiting = [rank for rank in ranks if rank.present and not rank.ended and rank.stall]
+    said = [rank for rank in waiting if rank.stall and rank.stall.cause == Cause.PEER_LEFT]
+    ended = tuple(rank for rank in ranks if rank.ended and is_identified(rank) and not has_exited(rank))
+    if ended and (said or any(rank.stall and rank.stall.cause in ONLY_WAITS for rank in waiting)):
+        yield Culprit(Cause.PEER_LEFT, ended, basis="host", strength="strong")
+    elif said and missing:
+        # It may be one that no agent reports any more.
+        by_number = {rank.rank: rank for rank in sorted(ranks, key=lambda rank: rank.present)}
         unseen = tuple(by_number.get(number) or _unseen(said[0].comm, number) for number in missing)
-        strength = "strong" if len(unseen) == 1 else "weak"
-        yield Culprit(cause, unseen, tuple(missing), basis="absence", strength=strength)
+        strength = _strength(said) if len(unseen) == 1 else "weak"
+        yield Culprit(Cause.PEER_LEFT, unseen, tuple(missing), basis="absence", strength=strength)
+    elif said:
+        by_number = {rank.rank: rank for rank in ranks}
+        named = tuple(dict.fromkeys(blamed for rank in said if (blamed := _blamed_by(rank, by_number))))
+        yield Culprit(Cause.PEER_LEFT, named, basis="host", strength=_strength(said))
 
 
 def _unseen(comm: str, number: str) -> Rank:
@@ -175,7 +190,7 @@ def _blamed_by(rank: Rank, by_number: Mapping[str, Rank]) -> Rank | None:
     if rank.stall is None:
         return None
     # Only a host's own processes are seen to be stopped, and without details nothing else can be meant.
-    own = rank.stall.cause == Cause.PROCESS_STOPPED or rank.stall.strength == "unknown"
+    own = rank.stall.cause in HELD or rank.stall.strength == "unknown"
     number = rank.stall.blamed_rank or (rank.rank if own else "")
     if number not in ("", "unknown") and rank.comm != "unknown":
         return by_number.get(number) or _unseen(rank.comm, number)

@@ -22,7 +22,7 @@ from railscope.agent.cluster.verdict.culprits import (
     scraped_too_early,
     stall_start,
 )
-from railscope.agent.facts.causes import Cause, Tier
+from railscope.agent.facts.causes import HELD, Cause, Tier
 from railscope.agent.facts.snapshot import UNKNOWN
 
 
@@ -114,7 +114,7 @@ def is_idle(ranks: Sequence[Rank]) -> bool:
         or not all(map(is_identified, ranks))
     ):
         return False
-    if any(stall.cause != Cause.PROCESS_STOPPED or stall.strength != "weak" for stall in stalls):
+    if any(stall.cause not in HELD or stall.strength != "weak" for stall in stalls):
         return False
     if not all(stall.op for stall in stalls):
         return False  # others may wait for it in another communicator: its host could not tell in which it was
@@ -217,7 +217,7 @@ def _within_jobs(
             continue
         if one.culprit.tier >= Tier.UNSEEN:
             found[one.comm] = _Link(root, "other communicators of the same job connect them")
-        elif one.culprit.cause == Cause.PROCESS_GONE:
+        elif one.culprit.cause in (Cause.PROCESS_GONE, Cause.PEER_LEFT):
             ended = _blamed(one.culprit)
             found[one.comm] = _Link(
                 root, f"{_process_text(ended) if ended else 'a process of the same job'} ended then, or soon after"

@@ -318,7 +318,7 @@ class NcclObserver:
             changed.append(process.identity)
         if not changed:
             return
-        self._end({identity.pid: None for identity in changed}, self._clock.monotonic_ns())
+        self._end({identity.pid: None for identity in changed}, self._clock.monotonic_ns(), replaced=True)
         self._collectives.archive_ended_processes()
         for identity in changed:
             # At once: no call of the new program may go uncounted.
@@ -523,15 +523,18 @@ class NcclObserver:
             self._describe(pid)
         self._troubles.say([*errors, *self._follow()], more=True)
 
-    def _end(self, ended: Mapping[int, int | None], now_ns: int) -> None:
-        """End processes; by pid, their status as wait(2) returns it, if known."""
+    def _end(self, ended: Mapping[int, int | None], now_ns: int, *, replaced: bool = False) -> None:
+        """End processes; by pid, their status as wait(2) returns it, if known.
+
+        `replaced`: they execute other programs.
+        """
         known = ((tgid, self._processes.get(tgid)) for tgid in ended)
         running = {tgid: process for tgid, process in known if process is not None and process.ended_ns is None}
         if not running:
             return
         # While their communicators still count as living.
         self._collectives.read_lifecycle_events()
-        self.stalls.processes_gone({tgid: ended[tgid] for tgid in running})
+        self.stalls.processes_gone({tgid: ended[tgid] for tgid in running}, replaced=replaced)
         for tgid, process in running.items():
             self.rank_processes.remove(process.identity)
             self._processes[tgid] = replace(process, ended_ns=now_ns)

@@ -58,7 +58,7 @@ class Dependencies:
             if place is not None and self._ranks.runs(peer.pid):
                 found.append(Elsewhere(peer.pid, peer.name, place.comm, self._held_up().get(place.comm, "")))
             elif len(self._ranks.by_process.get(peer.pid, ())) > 1 and self._lost_a_peer(peer.pid):
-                why = "a process at the other end of its connections has ended"
+                why = "connections of its process were closed at their other end"
                 found.append(Elsewhere(peer.pid, peer.name, "", why))
         return tuple(found)
 

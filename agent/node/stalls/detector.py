@@ -21,15 +21,17 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.causes import HELD, RAIL_CAUSES, Cause
 from railscope.agent.facts.snapshot import UNKNOWN
 from railscope.agent.facts.stall import Diagnosis, InFlight, Stall
 from railscope.agent.node.stalls.evidence import Evidence, RailSigns, RankFacts
 from railscope.agent.node.stalls.root_cause import find_root_cause
 from railscope.probes.processes.owner import ProcessOwner
 
-_SLOW_CAUSES: Final = frozenset({Cause.RAIL_SLOW, Cause.RAIL_LOSSY, Cause.RAIL_FILTERED, Cause.RAIL_DOWN})
-_BROKEN: Final = frozenset({Cause.PROCESS_GONE, Cause.PROCESS_STOPPED, Cause.RAIL_DOWN, Cause.RAIL_FILTERED})
+_SLOW_CAUSES: Final = frozenset(RAIL_CAUSES)
+_BROKEN: Final = frozenset(
+    {Cause.PROCESS_GONE, *HELD, Cause.PEER_LEFT, Cause.RAIL_DOWN, Cause.RAIL_MTU, Cause.RAIL_FILTERED}
+)
 _LOOKS_IN_A_ROW: Final = 8
 """Two seconds: queues are read once a second."""
 _HELD_LOOKS: Final = 16
@@ -220,7 +222,7 @@ class Detector:
         if rank.slow is None:
             return False
         looks = self._held.setdefault(rank.instance, deque(maxlen=_HELD_LOOKS))
-        looks.append(diagnosis.cause is Cause.PROCESS_STOPPED)
+        looks.append(diagnosis.cause in HELD)
         return looks[-1] and looks.count(True) >= _HELD_LOOKS // 2
 
     def _insists(self, instance: int, diagnosis: Diagnosis) -> bool:

@@ -68,6 +68,8 @@ class ProcessFacts:
     """To storage, within the window."""
     moved_bytes: int | None
     """Acknowledged and received by its connections within the window; None: not known."""
+    freezer: str = ""
+    """The file that thaws it where it is frozen; empty: it cannot be seen."""
 
     @property
     def writing(self) -> bool:
@@ -112,8 +114,12 @@ class RailSigns:
     """Of these, those that the network gives no answer."""
     peer_closed: int = 0
     """Of these, those whose other end was closed."""
+    only_small_arrive: int = 0
+    """Of these, those whose full segments are dropped while shorter ones behind them arrive."""
+    segment_bytes: int = 0
+    """The longest segment that any of those sends, payload alone."""
     unanswered_ns: int = 0
-    """The longest that any of those has waited."""
+    """The longest that any without an answer has waited."""
     sent_bytes: int = 0
     """Within the window, retransmissions included; of the next three too."""
     retransmitted_bytes: int = 0

@@ -20,9 +20,11 @@ from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.clock import Clock
 from railscope.probes.netdev.connection_state import ConnectionState, ProcessConnections
 from railscope.probes.netdev.netlink import MalformedNetlink
+from railscope.probes.printable import printable
 from railscope.probes.processes.namespaces import NamespaceError, NetworkNamespace, run_inside
 from railscope.probes.processes.state import (
     ProcessState,
+    is_ending,
     process_state,
     thread_times,
     threads_waiting_for_network,
@@ -112,7 +114,12 @@ class Inspector:
             waited_ratio=max(0, last.waited_ns - first.waited_ns) / max(window_ns, 1),
             written_bytes=max(0, (last.written_bytes or 0) - (first.written_bytes or 0)),
             moved_bytes=self._moved(process),
+            freezer=printable(last.freezer),
         )
+
+    def is_ending(self, process: ObservedProcess) -> bool:
+        """Whether a process is about to end, whatever it does."""
+        return is_ending(self._procfs, process.identity)
 
     def written_bytes(self, pid: int) -> int | None:
         """What a process gave to the storage layer so far; None: this cannot be known."""
@@ -273,6 +280,7 @@ class Inspector:
             if state.bytes_sent > before.bytes_sent or state.unacknowledged_segments
         ]
         unanswered = [state for state in own if state.unanswered]
+        dropped = [state for state in unanswered if state.only_small_arrive]
         trips = [state.round_trip_us for _, state in sending if state.round_trip_us]
         deviations = [state.round_trip_deviation_us for _, state in sending if state.round_trip_us]
         least = [state.minimum_round_trip_us for _, state in sending if 0 < state.minimum_round_trip_us < 1 << 31]
@@ -287,6 +295,8 @@ class Inspector:
             speed_bytes_per_second=facts.speed_bytes_per_second,
             connections=len(own),
             unanswered=len(unanswered),
+            only_small_arrive=len(dropped),
+            segment_bytes=max((state.segment_bytes for state in dropped), default=0),
             peer_closed=sum(state.peer_closed for state in own),
             unanswered_ns=max((state.last_acknowledged_ms for state in unanswered), default=0) * 1_000_000,
             sent_bytes=sum(state.bytes_sent - before.bytes_sent for before, state in pairs),

@@ -39,6 +39,7 @@ _PEER_LIMITED_RATIO: Final = 0.5
 """A sender that waited this much of its time for a peer that does not read is no sign against the rail between."""
 _LOADED_BYTES_PER_SECOND: Final = 256 << 10
 _BUSY_RATIO: Final = 0.8
+_ENDED_OR_LEFT: Final = "a process there has ended, or has destroyed a communicator"
 _IDLE_RATIO: Final = 0.4
 """Of a rail that delays no operation; at the end of a slow one there is data under way nearly all the time."""
 
@@ -48,7 +49,8 @@ def find_root_cause(rank: RankFacts, evidence: Evidence, now_ns: int) -> Diagnos
     found = (
         _process(rank, evidence.process)
         or _rail(evidence, now_ns)
-        or _peer_gone(rank, evidence)
+        or _peer_gone(evidence)
+        or _peer_left(rank, evidence)
         or _behind(rank, evidence)
         or _missing(rank, evidence)
         or _gpu(rank)
@@ -62,7 +64,7 @@ def _process(rank: RankFacts, process: ProcessFacts) -> Diagnosis | None:
     words = {
         "stopped": "is stopped (state T): `kill -CONT` resumes it",
         "traced": "is held by a debugger (state t)",
-        "frozen": "is frozen by its cgroup",
+        "frozen": f"is frozen by its control group: {_thaw(process)}",
     }
     if process.condition == "gone":
         return Diagnosis(Cause.PROCESS_GONE, (f"process {rank.pid} has ended",), culprit=True, blamed_rank=rank.rank)
@@ -71,8 +73,17 @@ def _process(rank: RankFacts, process: ProcessFacts) -> Diagnosis | None:
         sentences = [sentence]
         if rank.in_flight is not None and rank.in_flight.one_of > 1:
             sentences.append(f"which of its {rank.in_flight.one_of} communicators waits for it is unknown")
-        return Diagnosis(Cause.PROCESS_STOPPED, tuple(sentences), culprit=True, blamed_rank=rank.rank)
+        cause = Cause.PROCESS_FROZEN if process.condition == "frozen" else Cause.PROCESS_STOPPED
+        return Diagnosis(cause, tuple(sentences), culprit=True, blamed_rank=rank.rank)
     return None
+
+
+def _thaw(process: ProcessFacts) -> str:
+    """What lets a frozen process go on."""
+    if not process.freezer:
+        return "this agent cannot see which; cgroup.freeze or freezer.state of it, or of a parent of it, tells"
+    thawed = "THAWED" if process.freezer.endswith("freezer.state") else "0"
+    return f"`echo {thawed} > {process.freezer}` thaws it"
 
 
 def _rail(evidence: Evidence, now_ns: int) -> Diagnosis | None:
@@ -87,6 +98,15 @@ def _rail(evidence: Evidence, now_ns: int) -> Diagnosis | None:
             return _of_rail(Cause.RAIL_DOWN, rail, f"{_name(rail)} lost its carrier, or got it back, {age:.1f} s ago")
     unanswered = [rail for rail in rails if _waits_in_vain(rail)]
     if unanswered:
+        small = max(unanswered, key=lambda rail: rail.only_small_arrive)
+        if small.only_small_arrive:
+            return _of_rail(
+                Cause.RAIL_MTU,
+                small,
+                f"segments of {small.segment_bytes} bytes on {_name(small)} are not acknowledged however often they "
+                f"are sent again, and shorter ones behind them arrive, on {small.only_small_arrive} of "
+                f"{small.connections} connections",
+            )
         worst = max(unanswered, key=lambda rail: rail.unanswered_ns)
         sentences = [
             f"{worst.unanswered} of {worst.connections} connections on {_name(worst)} have received no "
@@ -100,16 +120,28 @@ def _rail(evidence: Evidence, now_ns: int) -> Diagnosis | None:
     return _weak(rails)
 
 
-def _peer_gone(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
-    """A peer's process ended on this host, or the other end closed connections: it does so when its process ends."""
+def _peer_gone(evidence: Evidence) -> Diagnosis | None:
+    """A peer's process ended on this host."""
     first = evidence.gone
-    if first is not None:
-        return Diagnosis(Cause.PROCESS_GONE, (first.sentence,), culprit=True, blamed_rank=first.rank)
+    if first is None:
+        return None
+    return Diagnosis(Cause.PROCESS_GONE, (first.sentence,), culprit=True, blamed_rank=first.rank)
+
+
+def _peer_left(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
+    """The other end closed connections: its process ended, or took the communicator apart and lives on.
+
+    What is surely in flight never completes.  Where that only follows from other signs nobody may wait at all.
+    """
     closed = _closed(evidence)
-    if not closed or evidence.others:
+    if not closed or evidence.others or rank.in_flight is None:
         return None  # who destroys one of several communicators closes its connections too
-    sentence = f"{closed}: that process has ended"
-    return Diagnosis(Cause.PROCESS_GONE, (sentence,), culprit=True, blamed_rank=_only_peer(rank, evidence))
+    return Diagnosis(
+        Cause.PEER_LEFT,
+        (f"{closed}: {_ENDED_OR_LEFT}",),
+        culprit=rank.in_flight.strength == "strong",
+        blamed_rank=_only_peer(rank, evidence),
+    )
 
 
 def _closed(evidence: Evidence) -> str:
@@ -407,7 +439,7 @@ def _waiting(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
     sentences += [one.sentence for one in evidence.elsewhere]
     closed = _closed(evidence)
     if closed and not _all_here(rank, evidence):
-        sentences.append(f"{closed}: that process has ended, or has destroyed one of several communicators")
+        sentences.append(f"{closed}: {_ENDED_OR_LEFT}")
     if evidence.waits_for:
         sentences.append(f"it waits to receive from rank {', '.join(map(str, evidence.waits_for[:8]))}")
     return Diagnosis(Cause.RANK_BEHIND, tuple(sentences), culprit=False, blamed_rank=_only_peer(rank, evidence))

@@ -25,6 +25,7 @@ from railscope.agent.node.collectives.call_counts import Table
 from railscope.agent.node.collectives.stragglers import Stragglers
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.agent.node.stalls.checkpoints import Checkpoints
+from railscope.agent.node.stalls.deaths import Death, Deaths
 from railscope.agent.node.stalls.dependencies import Dependencies, Ranks
 from railscope.agent.node.stalls.detector import Detector, StallLimits
 from railscope.agent.node.stalls.evidence import Evidence, GonePeer, ProcessFacts, RankFacts
@@ -47,6 +48,7 @@ EVALUATION_NS: Final = 250_000_000
 REST_NS: Final = 1_000_000_000
 """At most, where nothing is suspected: what is usual is learnt once a second."""
 _MOST_ENDED: Final = 100
+_MOST_NAMED: Final = 4
 
 __all__ = ("EVALUATION_NS", "REST_NS", "InFlightTables", "Known", "Watchdog")
 
@@ -80,6 +82,7 @@ class Watchdog:
         if host_calls is not None:
             self._inside = InsideCalls(host_calls, known, procfs, self._realtime_offset_ns, self._reader.last_op)
         self._stragglers = Stragglers()
+        self._deaths = Deaths(self._lives, self._is_ending)
         self._checkpoints = Checkpoints(self._inspector.written_bytes, limits.suspicion_ns(), limits.after_ns)
         self._resting: frozenset[int] = frozenset()
         """Instances that were looked at closely last: suspected, or without a call for a second and more."""
@@ -119,13 +122,13 @@ class Watchdog:
     @property
     def suspicious(self) -> bool:
         """Whether a rank is suspected of something, or has just come to rest, as of the last look."""
-        return self._reader.quiet_until_ns is None or bool(self.current) or self._come_to_rest
+        return self._reader.quiet_until_ns is None or bool(self.current or self._deaths) or self._come_to_rest
 
     @property
     def busy(self) -> bool:
         """Whether there is something to look at although no communicator lives: stalls, or what they left behind."""
         inside = self._inside is not None and self._inside.under_way
-        return inside or bool(self.current) or self._inspector.open or self._stall_log.owes
+        return inside or bool(self.current or self._deaths) or self._inspector.open or self._stall_log.owes
 
     def find_calls(self) -> None:
         """Look for calls that do not return; also where nothing else is to be looked at."""
@@ -156,25 +159,32 @@ class Watchdog:
             return EVALUATION_NS
         self._processes.clear()
         self._ranks = self._dependencies = None
+        self._settle_deaths(now_ns)
         resting = frozenset(rank.instance for rank in ranks)
         self._come_to_rest, self._resting = bool(resting - self._resting), resting
         if self._reader.learnt:
             self._checkpoints.update(now_ns, self._reader.last_calls())
-        changes = self._detector.evaluate(now_ns, ranks, self._evidence, others=self._reader.living)
+        changes = self._detector.evaluate(
+            now_ns, ranks, self._evidence, others=(*self._reader.living, *self._deaths.instances)
+        )
         self._log_changes(changes.begun, changes.ended)
         self._stall_log.sum_up()
         self._count_lengths(now_ns)
         quiet_until_ns = self._reader.quiet_until_ns
-        if quiet_until_ns is None:
+        if quiet_until_ns is None or self._deaths:
             return EVALUATION_NS
         # No later than it could be with an evaluation every `EVALUATION_NS`.
         return min(quiet_until_ns - now_ns + EVALUATION_NS, REST_NS)
 
-    def processes_gone(self, ended: Mapping[int, int | None]) -> None:
+    def processes_gone(self, ended: Mapping[int, int | None], *, replaced: bool = False) -> None:
         """Processes have ended; by pid, their status as wait(2) tells it, None: not known.
 
         Their communicators stall for their other ranks if a process was killed or failed, or if it had operations in
         flight.
+
+        Args:
+            ended: by pid, their status.
+            replaced: they live, and execute other programs: what they were to their peers went with their memory.
         """
         now_ns = self._clock.monotonic_ns()
         self._read_again(now_ns)
@@ -190,11 +200,15 @@ class Watchdog:
         self.record_times()
         ranks = self._reader.ranks_of_processes(ended.keys())
         for pid, status in ended.items():
-            self._process_gone(pid, exit_code(status), ranks[pid], now_ns)
+            code = exit_code(status)
+            badly, how = exited_badly(code), _words(code)
+            if replaced:
+                badly, how = True, "it executes another program (execve)"
+            self._process_gone(pid, badly, how, ranks[pid], now_ns)
 
-    def _process_gone(self, pid: int, code: int | None, ranks: Sequence[RankFacts], now_ns: int) -> None:
-        badly = exited_badly(code)
+    def _process_gone(self, pid: int, badly: bool | None, how: str, ranks: Sequence[RankFacts], now_ns: int) -> None:
         never_called = not any(one.enqueued for one in ranks)
+        left = []
         for rank in ranks:
             communicator = self._known.communicator(rank.instance)
             destroyed = communicator is not None and communicator.ended_ns is not None
@@ -203,14 +217,49 @@ class Watchdog:
             in_use = rank.in_flight is not None or (called and now_ns - rank.last_call_ns < IDLE_NS)
             if badly is False or destroyed or rank.nranks == 1 or not in_use or (badly is None and not rank.in_flight):
                 continue
-            how = _words(code)
             if rank.in_flight is None:
                 # Which of several communicators it was in, if in any, is unknown by now.
                 op = self._reader.last_op(rank.instance) if len(ranks) == 1 else UNKNOWN
                 rank = replace(rank, in_flight=InFlight(op, None, now_ns, "strong", "it was in use"))
-            stall = self._detector.process_gone(now_ns, rank, f"process {pid} has ended: {how}")
+            left.append(rank)
+        if left:
+            death = Death(pid, now_ns, how, self._companions(ranks), tuple(left))
+            if not self._deaths.add(death):
+                self._record_death(death)
+
+    def _companions(self, ranks: Sequence[RankFacts]) -> frozenset[int]:
+        """Processes of this host that live and share a communicator with one that has these ends."""
+        by_comm = self._every().by_comm
+        pids = {peer.pid for rank in ranks for peer in by_comm.get(rank.comm, ())}
+        return frozenset(pid for pid in pids.difference(rank.pid for rank in ranks) if self._lives(pid))
+
+    def _lives(self, pid: int) -> bool:
+        process = self._known.process(pid)
+        return process is not None and process.ended_ns is None
+
+    def _is_ending(self, pid: int) -> bool:
+        process = self._known.process(pid)
+        return process is None or self._inspector.is_ending(process)
+
+    def _record_death(self, death: Death) -> None:
+        """Others count on a process that has died."""
+        for rank in death.ranks:
+            stall = self._detector.process_gone(
+                self._clock.monotonic_ns(), rank, f"process {death.pid} has ended: {death.how}"
+            )
             if stall is not None:
                 self._log_changes((stall,), ())
+
+    def _settle_deaths(self, now_ns: int) -> None:
+        settled = self._deaths.settle(now_ns)
+        for death in settled.alone:
+            self._record_death(death)
+        if settled.together:
+            _log.info(
+                "%d processes of this host that share communicators have ended together: %s",
+                len(settled.together),
+                "; ".join(f"{death.pid}: {death.how}" for death in settled.together[:_MOST_NAMED]),
+            )
 
     def _read_again(self, now_ns: int) -> None:
         """Read the state of ranks without evaluating them: an ended process's status tells more."""
