@@ -569,7 +569,8 @@ LIMIT_REACHED: Final = _counter(
     "limit uid",
     "What a user lost at a limit of their own, never at the expense of others. communicators and aggregates: calls "
     "without detail, which the node's totals still count; libraries: NCCL libraries that are not observed; inspection: "
-    "questions about the user's files and processes that were not answered in time. Absent until a limit is reached.",
+    "questions about the user's files and processes that were not answered in time; series: series of the user's ranks "
+    "left out of expositions, added up over expositions. Absent until a limit is reached.",
 )
 RECORDINGS: Final = _counter(
     "recordings",

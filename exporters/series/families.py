@@ -2,17 +2,15 @@
 
 Two rules hold for whatever the agent saw.  No two series of a family have the same labels, because one duplicate
 makes Prometheus refuse the whole scrape: counters that meet are added, of other values the first stays.  And there
-are never more series than the budget allows: bytes between ranks go first, then identity, oldest communicator first,
-then what is merely detailed (error counters, rate distributions), then rails; the node's totals and railscope's own
-health stay.
+are never more series than the budget allows: a tenant who has more than the others loses the detail of his ranks first
+(trimming.py); the node's totals and railscope's own health stay.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 from typing import Final
 
@@ -27,12 +25,9 @@ from railscope.agent.facts.snapshot import (
     Labels,
     NodeCollectives,
     NodeStalls,
-    PeerTotal,
     ProbeHealth,
     RailFacts,
-    RankArrivals,
     RankIdentity,
-    RankTimes,
     Snapshot,
 )
 from railscope.exporters.series import buckets
@@ -42,26 +37,15 @@ from railscope.exporters.series.family import Family, LabelValues, Sample
 from railscope.exporters.series.family_draft import Draft, make_draft, make_draft_by_label
 from railscope.exporters.series.gpu_families import gpu_families
 from railscope.exporters.series.printable_labels import PrintableLabels, make_printable
-from railscope.exporters.series.rail_families import COUNTERS, RATES, rail_families
+from railscope.exporters.series.rail_families import rail_families
 from railscope.exporters.series.selection import Selection
+from railscope.exporters.series.trimming import Detail, trim
 
 DROPPED_BY_CAP: Final = "cap"
 """Reason in `series_dropped_total` for what the series budget left out."""
 
 _SAMPLES_PER_PAUSE: Final = 250
-_NO_HISTOGRAM: Final = Histogram(bounds=(), counts=(), sum=None)
 _NOT_IN_LABEL_NAME: Final = re.compile(r"[^a-zA-Z0-9_]")
-
-
-@dataclass(frozen=True, slots=True)
-class _Detail:
-    """What of a snapshot the series budget may leave out."""
-
-    communicators: tuple[CommunicatorFacts, ...]
-    peers: tuple[PeerTotal, ...]
-    times: tuple[RankTimes, ...]
-    arrivals: tuple[RankArrivals, ...]
-    rails: tuple[RailFacts, ...]
 
 
 def make_families(
@@ -85,22 +69,27 @@ def make_families(
     if earlier is not None:
         earlier.select_ranks(rank_pids(snapshot))
     collectives, dropped = snapshot.collectives, snapshot.health.series_dropped
-    detail = _Detail(
+    detail = Detail(
         collectives.communicators,
         collectives.peers,
         collectives.times.by_rank,
         collectives.times.arrivals,
+        snapshot.stalls,
         selection.select_rails(snapshot.rails),
     )
     shown = _families(_drafts(snapshot, detail, selection), selection, labels, earlier, pause)
     wanted = series = _series(shown)
     allowed = budget.limit - len(dropped.keys() | {DROPPED_BY_CAP})
     # More than once only where rails share labels, and giving one up saved less than it seemed.
-    while series > allowed and (detail.communicators or detail.rails):
-        detail = _trimmed(detail, series - allowed, selection)
+    lost: Counter[int | None] = Counter()
+    while series > allowed and not detail.empty:
+        detail, lost_now = trim(
+            detail, series - allowed, lambda rail, metrics: _series_of_rail(rail, metrics, selection)
+        )
+        lost.update(lost_now)
         shown = _families(_drafts(snapshot, detail, selection), selection, labels, earlier, pause)
         series = _series(shown)
-    dropped_by_cap = dropped.get(DROPPED_BY_CAP, 0) + budget.add_dropped(wanted - series)
+    dropped_by_cap = dropped.get(DROPPED_BY_CAP, 0) + budget.add_dropped(wanted - series, lost)
     reasons = {**dropped, DROPPED_BY_CAP: dropped_by_cap}
     losses = [make_draft_by_label(catalogue.SERIES_DROPPED, reasons.items())]
     shown += _families(losses, selection, labels, earlier, pause)
@@ -175,12 +164,12 @@ def _histograms(draft: Draft, labels: PrintableLabels) -> dict[LabelValues, Hist
     return shown
 
 
-def _drafts(snapshot: Snapshot, detail: _Detail, selection: Selection) -> Iterator[Draft]:
+def _drafts(snapshot: Snapshot, detail: Detail, selection: Selection) -> Iterator[Draft]:
     """Every family but `series_dropped_total`, without regard to the budget."""
     yield from _about_railscope(snapshot)
     yield from _collectives(snapshot.collectives)
     yield from _communicators(detail.communicators)
-    yield from _stalls(snapshot.stalls, snapshot.monotonic_ns)
+    yield from _stalls(detail.stalls, snapshot.monotonic_ns)
     yield from _times(snapshot.collectives, detail)
     yield make_draft_by_label(catalogue.COMM_EVENTS, snapshot.collectives.events.items())
     yield make_draft_by_label(catalogue.COMM_ERRORS, snapshot.collectives.errors.items())
@@ -344,7 +333,7 @@ def _stalls(stalls: NodeStalls, now_ns: int) -> Iterator[Draft]:
     yield Draft(catalogue.STALLS, [((one.op, one.cause), one.count) for one in stalls.totals])
 
 
-def _times(collectives: NodeCollectives, detail: _Detail) -> Iterator[Draft]:
+def _times(collectives: NodeCollectives, detail: Detail) -> Iterator[Draft]:
     # Families of the same ranks share the tuples of their labels: there are thousands.
     times = [((one.comm, one.rank), one) for one in detail.times]
     yield Draft(catalogue.COMM_OPERATION_SECONDS, ((rank, one.seconds) for rank, one in times))
@@ -387,80 +376,6 @@ def _collectors(health: AgentHealth) -> Iterator[Draft]:
     yield Draft(catalogue.HTTP_REFUSED, (((reason,), value) for reason, value in health.http_refused.items() if value))
 
 
-def _trimmed(detail: _Detail, excess: int, selection: Selection) -> _Detail:
-    """The detail without what stands for `excess` series, if that many can be given up."""
-    # Of bytes between ranks all go: a part of them would look like the whole.
-    excess -= len({(one.comm, one.rank, one.peer, one.basis) for one in detail.peers})
-    # Two families of each.
-    more = Counter(dict.fromkeys({(one.comm, one.rank) for one in detail.times}, 2))
-    more.update(dict.fromkeys({(one.comm, one.rank) for one in detail.arrivals}, 2))
-    communicators, excess = _fewer_communicators(detail.communicators, more, excess)
-    rails = list(detail.rails)
-    # Last rail first, so that the rails that stay are the same from scrape to scrape.
-    for index in reversed(range(len(rails))):
-        if excess > 0:
-            excess -= _series_of(rails[index], COUNTERS, selection)
-            rails[index] = replace(rails[index], counters=())
-    for index in reversed(range(len(rails))):
-        if excess > 0:
-            excess -= _series_of(rails[index], RATES, selection)
-            rails[index] = replace(rails[index], transmit_rate=_NO_HISTOGRAM, receive_rate=_NO_HISTOGRAM)
-    while rails and excess > 0:
-        excess -= _series(_families(rail_families((rails.pop(),), selection), selection, PrintableLabels()))
-    kept = {one.identity.key for one in communicators}
-    return _Detail(
-        communicators=communicators,
-        peers=(),
-        times=tuple(one for one in detail.times if (one.comm, one.rank) in kept),
-        arrivals=tuple(one for one in detail.arrivals if (one.comm, one.rank) in kept),
-        rails=tuple(rails),
-    )
-
-
-def _fewer_communicators(
-    communicators: tuple[CommunicatorFacts, ...], more: Mapping[tuple[str, str], int], excess: int
-) -> tuple[tuple[CommunicatorFacts, ...], int]:
-    """What stays when communicators go until `excess` series are saved, and what excess is left.
-
-    The next to go is always of the tenant who has the most: of his the ended ones, then the oldest.
-    `more`: series that go with a rank, by communicator and rank, besides those made of its facts.
-    """
-    ends_of_rank = Counter(one.identity.key for one in communicators)
-    gone = set()
-    for index in _first_to_go(communicators):
-        if excess <= 0:
-            break
-        one = communicators[index]
-        gone.add(index)
-        rank = one.identity.key
-        ends_of_rank[rank] -= 1
-        # Its comm_info, and its numbers unless another end of the same rank still needs them.
-        last_of_rank = not ends_of_rank[rank]
-        excess -= 1 + _numbers_of(one) + more.get(rank, 0) if last_of_rank else 1
-    return tuple(one for index, one in enumerate(communicators) if index not in gone), excess
-
-
-def _first_to_go(communicators: tuple[CommunicatorFacts, ...]) -> list[int]:
-    """Places of all communicators in the order in which they are given up."""
-    order = sorted(range(len(communicators)), key=lambda index: (communicators[index].alive, index))
-    left = Counter(one.tenant for one in communicators)
-    having = {}
-    """How many its tenant has when it goes."""
-    for index in order:
-        tenant = communicators[index].tenant
-        having[index] = left[tenant]
-        left[tenant] -= 1
-    return sorted(order, key=having.__getitem__, reverse=True)
-
-
-def _numbers_of(one: CommunicatorFacts) -> int:
-    """Series of a communicator's rank besides its comm_info."""
-    numbers = 1 + (not one.alive)
-    if one.completed is None:
-        return numbers
-    return numbers + 1 + (one.alive and one.inflight_seconds is not None) + bool(one.captured) + bool(one.replayed)
-
-
-def _series_of(rail: RailFacts, metrics: Collection[Metric], selection: Selection) -> int:
-    drafts = (draft for draft in rail_families((rail,), selection) if draft.metric in metrics)
+def _series_of_rail(rail: RailFacts, metrics: Collection[Metric] | None, selection: Selection) -> int:
+    drafts = (draft for draft in rail_families((rail,), selection) if metrics is None or draft.metric in metrics)
     return _series(_families(drafts, selection, PrintableLabels()))

@@ -11,8 +11,11 @@ from railscope.agent.facts import catalogue
 from railscope.agent.facts.snapshot import (
     AgentHealth,
     CommunicatorFacts,
+    CommunicatorStall,
     Histogram,
+    NodeStalls,
     OpHistogram,
+    PeerTotal,
     RankIdentity,
     Snapshot,
 )
@@ -25,6 +28,7 @@ from tests.unit.exporters_snapshots import (
     full_snapshot,
     large_snapshot,
     rail,
+    stall,
     with_communicators,
     without_ranks,
 )
@@ -170,7 +174,7 @@ def test_within_the_budget_nothing_is_dropped() -> None:
 def test_over_the_budget_the_ended_communicator_goes_first_then_the_oldest() -> None:
     four = tuple(replace(communicator(comm=f"{n:016x}"), alive=n != 2) for n in range(4))
     snapshot = with_communicators(replace(EMPTY, rails=(rail(),)), *four)
-    budget = SeriesBudget(count(make_families(snapshot)) - 7)
+    budget = SeriesBudget(count(make_families(snapshot)) - 8)
     shown = make_families(snapshot, budget)
     assert [int(labels["comm"], 16) for labels, _ in samples(shown, "comm_info")] == [1, 3]
     assert [int(labels["comm"], 16) for labels, _ in samples(shown, "comm_enqueued_total")] == [1, 3]
@@ -191,6 +195,65 @@ def test_over_the_budget_the_tenant_with_the_most_communicators_loses_his_own() 
     assert [int(labels["comm"], 16) for labels, _ in samples(shown, "comm_info")] == [0, 1, 5, 6]
 
 
+def busy_and_modest(stalls: int = 0) -> tuple[Snapshot, Snapshot]:
+    """A node with a user of 30 communicators and one of two, bytes between ranks of each, and one with the latter."""
+    ranks = [(f"{n:016x}", "5000/0f3a" if n < 30 else "1000") for n in range(32)]
+
+    def node(count: int, stalls: int) -> Snapshot:
+        chosen = ranks[-count:]
+        snapshot = with_communicators(
+            replace(EMPTY, rails=(rail(),)),
+            *(replace(communicator(comm=comm), tenant=tenant) for comm, tenant in chosen),
+        )
+        peers = tuple(PeerTotal(comm, "0", "1", "ring", 8) for comm, _ in chosen)
+        lengths = tuple(CommunicatorStall(comm, "0", "unknown", 1.0, None) for comm, _ in ranks[:stalls])
+        return replace(
+            snapshot,
+            collectives=replace(snapshot.collectives, peers=peers),
+            stalls=NodeStalls(lengths=lengths),
+        )
+
+    return node(32, stalls), node(2, 0)
+
+
+def test_over_the_budget_a_tenant_loses_bytes_between_his_ranks_and_nobody_elses() -> None:
+    both, modest = busy_and_modest()
+    budget = SeriesBudget(count(make_families(modest)) + 24)
+    shown = make_families(both, budget)
+    modest_series = {
+        (family.metric.name, labels)
+        for family in make_families(modest)
+        if family.metric.labels[:1] == ("comm",) or family.metric.labels[:1] == ("rail",)
+        for labels, _ in (*family.samples, *family.histograms)
+    }
+    assert modest_series <= {
+        (family.metric.name, labels) for family in shown for labels, _ in (*family.samples, *family.histograms)
+    }
+    assert count(shown) <= budget.limit
+    assert budget.dropped_by_user() == {5000: budget.dropped_total}
+
+
+def test_a_tenant_whose_ranks_stall_by_the_hundred_takes_neither_rails_nor_others_ranks() -> None:
+    both, modest = busy_and_modest(stalls=30)
+    budget = SeriesBudget(count(make_families(modest)) + 24)
+    shown = make_families(both, budget)
+    assert samples(shown, "rail_up")
+    assert {"000000000000001e", "000000000000001f"} <= {labels["comm"] for labels, _ in samples(shown, "comm_info")}
+    assert count(shown) <= budget.limit
+    assert budget.dropped_by_user().keys() == {5000}
+
+
+def test_of_a_tenant_at_his_limit_the_ranks_that_stall_go_last() -> None:
+    four = tuple(communicator(comm=f"{n:016x}") for n in range(4))
+    snapshot = with_communicators(EMPTY, *four)
+    current = stall()
+    stalls = NodeStalls(lengths=(CommunicatorStall("0" * 16, "0", "unknown", 1.0, current),))
+    snapshot = replace(snapshot, stalls=stalls)
+    shown = make_families(snapshot, SeriesBudget(count(make_families(snapshot)) - 15))
+    assert "0" * 16 in {labels["comm"] for labels, _ in samples(shown, "comm_info")}
+    assert samples(shown, "comm_stall_seconds_total")
+
+
 def test_bytes_between_ranks_go_first_and_all_of_them() -> None:
     whole = count(make_families(full_snapshot()))
     shown = make_families(full_snapshot(), SeriesBudget(whole - 1))
@@ -200,7 +263,7 @@ def test_bytes_between_ranks_go_first_and_all_of_them() -> None:
 
 
 def test_when_identity_is_not_enough_error_counters_go_before_rates_and_rails_and_totals_stay() -> None:
-    snapshot = without_ranks(full_snapshot())
+    snapshot = without_ranks(replace(full_snapshot(), stalls=NodeStalls()))
     nameless = with_communicators(snapshot)
     core = count(make_families(replace(nameless, rails=())))
     without_counters = replace(nameless, rails=tuple(replace(r, counters=()) for r in snapshot.rails))

@@ -183,7 +183,7 @@ class Overdue(InProcess):
 def test_who_is_at_a_limit_is_in_the_snapshot_under_the_user() -> None:
     kernel = SimulatedPrograms()
     kernel.shares.lost = {("communicators", 5000): 7, ("communicators", None): 1, ("aggregates", 1000): 2}
-    sources = NcclSources(cast(NcclPrograms, kernel), inspection=Overdue())
+    sources = NcclSources(cast(NcclPrograms, kernel), inspection=Overdue(), series_dropped=lambda: {5000: 9})
     observer = Observer(Config(collectors=frozenset({"collective"})), sources, SystemClock(), "0")
     try:
         assert observer.at_limits() == ""
@@ -194,9 +194,11 @@ def test_who_is_at_a_limit_is_in_the_snapshot_under_the_user() -> None:
                 ("communicators", "unknown"): 1,
                 ("aggregates", "1000"): 2,
                 ("inspection", "5000"): 3,
+                ("series", "5000"): 9,
             }
         assert observer.at_limits() == (
-            "aggregates of uid 1000, communicators of uid 5000, communicators of uid unknown, inspection of uid 5000"
+            "aggregates of uid 1000, communicators of uid 5000, communicators of uid unknown, inspection of uid 5000, "
+            "series of uid 5000"
         )
     finally:
         observer.close()

@@ -194,6 +194,7 @@ class Daemon:
             control=lambda completion: self._control(programs, completion),
             new_process=self._watch_process,
             stall_began=self._stall_began,
+            series_dropped=self._budget.dropped_by_user,
         )
 
     def _control(self, programs: NcclPrograms, completion: Completion | None) -> LevelControl:
