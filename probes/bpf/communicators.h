@@ -7,6 +7,7 @@
 
 #include "nccl.h"
 #include "observed.h"
+#include "shapes.h"
 #include "shares.h"
 
 /*
@@ -177,11 +178,12 @@ static __always_inline struct communicator_slot *slot_of(__u64 comm, __u32 tgid)
 	return bpf_map_lookup_elem(&communicator_slots, &at);
 }
 
-/* Give a new communicator its slot, if nobody has it.  It is not found there before it is settled. */
-static __always_inline void claim_slot(struct communicator_key *key, __u32 instance)
+/* Give a new communicator its places, if nobody has them.  Its slot is not found there before it is settled. */
+static __always_inline void claim_places(struct communicator_key *key, __u32 instance)
 {
 	struct communicator_slot *slot = slot_of(key->comm, key->tgid);
 
+	claim_shapes(instance);
 	if (!slot || __sync_val_compare_and_swap(&slot->instance, 0, instance))
 		return;
 	slot->comm = 0;
@@ -190,11 +192,12 @@ static __always_inline void claim_slot(struct communicator_key *key, __u32 insta
 	slot->last_ns = 0;
 }
 
-/* Take a communicator that ends out of its slot; its entry keeps the numbers. */
-static __always_inline void leave_slot(struct communicator_key *key, struct communicator *communicator)
+/* Take a communicator that ends out of its places; its entry keeps the numbers. */
+static __always_inline void leave_places(struct communicator_key *key, struct communicator *communicator)
 {
 	struct communicator_slot *slot = slot_of(key->comm, key->tgid);
 
+	leave_shapes(communicator->instance);
 	if (!slot || slot->instance != communicator->instance)
 		return;
 	slot->comm = 0;
@@ -221,12 +224,12 @@ static __noinline struct communicator *add_communicator(struct communicator_key 
 	fresh.library = library;
 	fresh.identity.rank = -1;
 	fresh.identity.nranks = -1;
-	claim_slot(key, fresh.instance);
+	claim_places(key, fresh.instance);
 	bpf_map_update_elem(&communicators, key, &fresh, BPF_NOEXIST);
 	found = bpf_map_lookup_elem(&communicators, key);
 	*made = found && found->instance == fresh.instance;
 	if (!*made) {
-		leave_slot(key, &fresh);
+		leave_places(key, &fresh);
 		return_place(fresh.uid, key->tgid, SHARED_COMMUNICATORS);
 	}
 	return found;
@@ -252,7 +255,7 @@ static __noinline int renew_communicator(struct communicator_key *key, struct co
 	if (ended_ns == RENEWING ||
 	    __sync_val_compare_and_swap(&communicator->destroyed_ns, ended_ns, RENEWING) != ended_ns)
 		return 0;
-	leave_slot(key, communicator);
+	leave_places(key, communicator);
 	communicator->attempts = IDENTITY_ATTEMPTS;
 	communicator->confirmed = 0;
 	communicator->identity = unknown;
@@ -263,7 +266,7 @@ static __noinline int renew_communicator(struct communicator_key *key, struct co
 	communicator->empty_last = 0;
 	communicator->first_ns = bpf_ktime_get_ns();
 	instance = next_instance();
-	claim_slot(key, instance);
+	claim_places(key, instance);
 	__sync_val_compare_and_swap(&communicator->destroyed_ns, RENEWING, 0);
 	__sync_val_compare_and_swap(&communicator->instance, communicator->instance, instance);
 	communicator->attempts = 0;

@@ -303,7 +303,7 @@ int end_entry(struct registers *ctx)
 	if (!communicator)
 		return 0;
 	if (kind == LIFECYCLE_DESTROY || kind == LIFECYCLE_ABORT) {
-		leave_slot(&key, communicator);
+		leave_places(&key, communicator);
 		communicator->destroyed_ns = bpf_ktime_get_ns();
 	}
 	write_lifecycle(communicator, key.comm, kind, &thread);

@@ -3,7 +3,7 @@
  * Probes on NCCL's entry points: count every collective exactly, number it within its communicator, and write one
  * event for it.  Nothing here changes or delays the job beyond the trap itself.
  *
- * The hot path is account(): two look-ups in arrays, four atomic adds, one record (call_slots.h), and no read of user
+ * The hot path is account(): three look-ups in arrays, four atomic adds, one record (call_slots.h), and no read of user
  * memory that is not needed for counting.  Everything that happens once in a communicator's life (reading its identity,
  * its init and its end) is kept out of line.
  *
@@ -325,6 +325,8 @@ static __always_inline __u64 account(const struct registers *ctx, __u64 cookie, 
 		}
 	}
 	add_aggregate(call, thread->tgid, instance);
+	if (instance)
+		note_shape(call->op, call->data_type, call->peer, call->payload_bytes, instance, sequence);
 	/* Where no count can be told, none is not zero. */
 	if (!call->payload_bytes && instance &&
 	    (COOKIE_IS_INFO(cookie) || COOKIE_PLACE(cookie, PLACE_COUNT) != PLACE_NONE))

@@ -168,6 +168,9 @@ struct share_freed {
 #define HASH_FACTOR 0x9e3779b97f4a7c15ULL
 #define AGGREGATE_SLOT_BITS 12
 #define COMMUNICATOR_SLOT_BITS 11
+#define SHAPES_BITS 11
+#define BLOCK_BITS 6 /* collectives of the smallest block that has a signature, as a power of two */
+#define BLOCK_LEVELS 15 /* lengths of blocks, each twice the one before */
 
 /* An aggregate_key in two words and its counts. */
 struct aggregate_slot {
@@ -224,6 +227,14 @@ struct communicator_slot {
 	__u32 instance; /* 0: free */
 	__u64 sequence;
 	__u64 last_ns;
+};
+
+/* The latest collectives of a communicator, and the signatures of full blocks of them (shapes.h). */
+struct call_shapes {
+	__u32 instance; /* 0: free */
+	__u32 unnumbered; /* operations that not all ranks make: a collective's number is its call's less these */
+	__u64 closed[BLOCK_LEVELS]; /* by length: of the last full block, its signature, and below it where it ended */
+	__u64 shapes[1 << BLOCK_BITS]; /* payload, root (16 bits), data type (4), op (4), by number less 1 */
 };
 
 struct lifecycle_event {
@@ -295,6 +306,7 @@ ASSERT_SIZE(identity, 48);
 ASSERT_SIZE(communicator_key, 16);
 ASSERT_SIZE(communicator, 112);
 ASSERT_SIZE(communicator_slot, 32);
+ASSERT_SIZE(call_shapes, 640);
 ASSERT_SIZE(lifecycle_event, 232);
 ASSERT_SIZE(host_call, 192);
 ASSERT_SIZE(comm_layout, 52);

@@ -155,6 +155,10 @@ class MappedArray(Map):
         size = len(self._numbers) * self._value.itemsize
         return self._numbers, np.frombuffer(self._memory[:size], self._value)
 
+    def elements(self, numbers: npt.NDArray[np.uint32]) -> Records:
+        """Copies of some elements, by their numbers: what the others hold is not touched."""
+        return np.frombuffer(self._memory, self._value, len(self._numbers))[numbers]
+
     def close(self) -> None:
         """Unmap the array; its descriptor belongs to whom it was made by."""
         self._memory.close()

@@ -38,6 +38,7 @@ from railscope.probes.loading.maps import Map, MappedArray, Records
 from railscope.probes.nccl.functions.probe_points import ProbePoints
 from railscope.probes.nccl.layouts.layout import CommLayout
 from railscope.probes.nccl.programs.host_calls import HostCallTable
+from railscope.probes.nccl.programs.shapes import ShapeTable
 from railscope.probes.nccl.programs.shares import Shares
 from railscope.probes.nccl.programs.tables import AggregateTable, CommunicatorTable
 from railscope.probes.nccl.records import calls as records
@@ -183,9 +184,11 @@ class NcclPrograms:
             slots=self._mapped("aggregate_slots", records.AGGREGATE_SLOT, records.AGGREGATE_SLOTS),
             shares=self.shares,
         )
+        self.shapes = ShapeTable(self._mapped("call_shapes", records.CALL_SHAPES, records.SHAPES))
         self.communicators = CommunicatorTable(
             loaded.map_fds["communicators"],
             slots=self._mapped("communicator_slots", records.COMMUNICATOR_SLOT, records.COMMUNICATOR_SLOTS),
+            shapes=self.shapes,
             shares=self.shares,
         )
         self.host_calls = HostCallTable(map_of("host_calls", records.SLOT, records.HOST_CALL), self.shares)

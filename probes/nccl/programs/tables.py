@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from railscope.probes.loading.maps import Map, Records
+from railscope.probes.nccl.programs.shapes import ShapeTable
 from railscope.probes.nccl.programs.shares import Shares
 from railscope.probes.nccl.records import calls as records
 
@@ -97,9 +98,10 @@ class AggregateTable(Map):
 class CommunicatorTable(Map):
     """Communicators by process and address: keys of dtype COMMUNICATOR_KEY, values of dtype COMMUNICATOR."""
 
-    def __init__(self, fd: int, *, slots: Map, shares: Shares) -> None:
+    def __init__(self, fd: int, *, slots: Map, shapes: ShapeTable, shares: Shares) -> None:
         super().__init__(fd, "communicators", records.COMMUNICATOR_KEY, records.COMMUNICATOR)
         self._slot_table = slots
+        self._shapes = shapes
         self._shares = shares
 
     def read(self) -> tuple[Records, Records]:
@@ -148,6 +150,7 @@ class CommunicatorTable(Map):
         slot = self._slot_table.lookup(number)
         if slot is not None and slot["instance"][0] == entry["instance"][0]:
             self._slot_table.update(number, bytes(records.COMMUNICATOR_SLOT.itemsize))
+        self._shapes.free(int(entry["instance"][0]))
         super().delete(key)
         tgid = int(np.frombuffer(key, records.COMMUNICATOR_KEY)["tgid"][0])
         self._shares.free("communicators", int(entry["uid"][0]), tgid)

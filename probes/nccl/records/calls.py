@@ -87,6 +87,17 @@ COMMUNICATOR: Final[Dtype] = np.dtype(
 COMMUNICATOR_SLOT: Final[Dtype] = np.dtype(
     [("comm", "<u8"), ("tgid", "<u4"), ("instance", "<u4"), ("sequence", "<u8"), ("last_ns", "<u8")]
 )
+BLOCK_BITS: Final = 6
+BLOCK_LEVELS: Final = 15
+SHAPES: Final = 1 << 11
+CALL_SHAPES: Final[Dtype] = np.dtype(
+    [
+        ("instance", "<u4"),
+        ("unnumbered", "<u4"),
+        ("closed", "<u8", (BLOCK_LEVELS,)),
+        ("shapes", "<u8", (1 << BLOCK_BITS,)),
+    ]
+)
 LIFECYCLE_EVENT: Final[Dtype] = np.dtype(
     [
         ("time_ns", "<u8"),
@@ -171,6 +182,7 @@ SIZES: Final = {
     "communicator_key": (COMMUNICATOR_KEY, 16),
     "communicator": (COMMUNICATOR, 112),
     "communicator_slot": (COMMUNICATOR_SLOT, 32),
+    "call_shapes": (CALL_SHAPES, 640),
     "lifecycle_event": (LIFECYCLE_EVENT, 232),
     "host_call": (HOST_CALL, 192),
     "comm_layout": (COMM_LAYOUT, 52),

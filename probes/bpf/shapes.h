@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * What the collectives of each communicator were, so that its ranks can be compared: all of them must make the same
+ * collectives in the same order (NCCL's documentation, "Collective Operations").  Included once, by communicators.h.
+ *
+ * Every collective leaves its shape, one word, at its number's place.  When a block of them is full its signature is
+ * made, out of line, and those of the blocks of twice, four times, … as many.  A block begins at a multiple of its
+ * length, and its signature depends on nothing else: two ranks whose signatures of one block differ made different
+ * collectives in it.  Point to point has no number here, as ranks differ in it by right.
+ */
+#ifndef RAILSCOPE_SHAPES_H
+#define RAILSCOPE_SHAPES_H
+
+#include "nccl.h"
+
+/*
+ * By instance, modulo its size; read through probes/nccl/programs/tables.py.  A place belongs to the communicator that
+ * claimed it until that one ends.  Whoever finds it taken is not compared.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1 << SHAPES_BITS);
+	__type(key, __u32);
+	__type(value, struct call_shapes);
+} call_shapes SEC(".maps");
+
+/* Bit n: every rank makes operation n (stragglers.py has the same, NOT_BY_ALL). */
+#define CALLED_BY_ALL 0x0f1f
+/* Bit n: operation n computes with its elements; what only moves them takes bytes for bytes. */
+#define COMPUTES 0x001a
+/* Ranks may each give another count. */
+#define OP_ALL_GATHER_V 11
+
+static __always_inline struct call_shapes *shapes_of(__u32 instance)
+{
+	__u32 at = instance & ((1 << SHAPES_BITS) - 1);
+
+	return bpf_map_lookup_elem(&call_shapes, &at);
+}
+
+/* Give a new communicator its place, if nobody has it; nobody calls it yet. */
+static __always_inline void claim_shapes(__u32 instance)
+{
+	struct call_shapes *shapes = shapes_of(instance);
+
+	if (!shapes || __sync_val_compare_and_swap(&shapes->instance, 0, instance))
+		return;
+	shapes->unnumbered = 0;
+	__builtin_memset(shapes->closed, 0, sizeof(shapes->closed));
+}
+
+static __always_inline void leave_shapes(__u32 instance)
+{
+	struct call_shapes *shapes = shapes_of(instance);
+
+	if (shapes)
+		__sync_val_compare_and_swap(&shapes->instance, instance, 0);
+}
+
+static __always_inline __u64 mix(__u64 signature, __u64 word)
+{
+	signature = (signature ^ word) * HASH_FACTOR;
+	return signature ^ signature >> 32; /* a product alone carries nothing downwards */
+}
+
+/* The block that ends with collective `number` is full. */
+VERIFIED_ONCE int close_block(struct call_shapes *shapes, __u32 number)
+{
+	__u64 signature = 0;
+	__u32 block = number >> BLOCK_BITS;
+
+	if (!shapes)
+		return 0;
+	for (int i = 0; i < 1 << BLOCK_BITS; i++)
+		signature = mix(signature, shapes->shapes[i]);
+	for (int level = 0; level < BLOCK_LEVELS; level++) {
+		__u64 first = shapes->closed[level] >> 32;
+
+		signature = signature * HASH_FACTOR >> 32;
+		shapes->closed[level] = signature << 32 | block; /* in one piece: the reader may look at any moment */
+		if (block >> level & 1)
+			break; /* the next block of this length completes one of twice as many */
+		signature = mix(first, signature);
+	}
+	return 0;
+}
+
+/* Note what a call is; `sequence` numbers the calls of its communicator. */
+static __always_inline void note_shape(__u32 op, __u32 data_type, __u32 peer, __u64 payload_bytes, __u32 instance,
+				       __u32 sequence)
+{
+	struct call_shapes *shapes = shapes_of(instance);
+	__u32 number;
+
+	if (!shapes || shapes->instance != instance)
+		return;
+	if (!(CALLED_BY_ALL >> op & 1)) {
+		__sync_fetch_and_add(&shapes->unnumbered, 1);
+		return;
+	}
+	if (!(COMPUTES >> op & 1))
+		data_type = 0;
+	if (op == OP_ALL_GATHER_V)
+		payload_bytes = 0;
+	number = sequence - shapes->unnumbered;
+	shapes->shapes[(number - 1) & ((1 << BLOCK_BITS) - 1)] =
+		payload_bytes << 24 | (peer & 0xffff) << 8 | data_type << 4 | op;
+	if (!(number & ((1 << BLOCK_BITS) - 1)))
+		close_block(shapes, number);
+}
+
+#endif
