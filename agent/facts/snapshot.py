@@ -164,6 +164,8 @@ class CommunicatorFacts:
     rank.  None: cannot be known."""
     tenant: str = UNKNOWN
     """Whose its process is: the user, and the container where there is one."""
+    signature: int | None = None
+    """What its collectives were up to a checkpoint, as `comm_signature` shows it; None: cannot be known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,30 @@ class InFlight:
 
 
 @dataclass(frozen=True, slots=True)
+class Disagreement:
+    """A collective that ranks of one communicator did not make alike, as NCCL asks them to."""
+
+    number: int
+    """Of the communicator's collectives, from 1; point to point has none."""
+    made: tuple[tuple[tuple[int, ...], str], ...]
+    """Ranks, and what they made there, as in `AllReduce of 4096 bytes float32`."""
+
+    @property
+    def odd_rank(self) -> int | None:
+        """The only rank that differs from all others; None: no rank stands alone against several."""
+        alone = [ranks[0] for ranks, _ in self.made if len(ranks) == 1]
+        return alone[0] if len(self.made) == 2 and len(alone) == 1 else None
+
+    @property
+    def sentence(self) -> str:
+        parts = [
+            f"{what} on rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}{', …' * (len(ranks) > 8)}"
+            for ranks, what in self.made
+        ]
+        return f"collective {self.number} is {', but '.join(parts)}"
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """The root cause that the evidence of one host supports, and the rank or rail to blame."""
 

@@ -265,6 +265,7 @@ def _communicators(communicators: tuple[CommunicatorFacts, ...]) -> Iterator[Dra
     ended = (rank for rank, _ in ranks if rank not in living and UNKNOWN not in rank)
     yield Draft(catalogue.COMM_ENDED, ((rank, 1) for rank in ended))
     yield Draft(catalogue.COMM_SEQUENCE, ((rank, one.position) for rank, one in ranks if one.position is not None))
+    yield Draft(catalogue.COMM_SIGNATURE, ((rank, one.signature) for rank, one in ranks if one.signature is not None))
     yield Draft(catalogue.COMM_COMPLETED, ((rank, one.completed) for rank, one in ranks if one.completed is not None))
     seen = [(rank, one) for rank, one in ranks if one.completed is not None]
     yield Draft(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.maps import Records
+from railscope.probes.nccl.programs.shapes import WINDOW, RecentShapes
 from railscope.probes.nccl.records import calls as records
 from railscope.probes.nccl.records.calls import LifecycleKind, Stat
 
@@ -97,6 +100,35 @@ class SimulatedHostCalls:
                 del self.rows[tid]
 
 
+class SimulatedShapes:
+    """What the collectives of communicators were, by instance: words as the programs write them."""
+
+    def __init__(self) -> None:
+        self.made: dict[int, list[int]] = {}
+
+    def make(self, instance: int, op: int = 4, *, times: int = 1, payload: int = 1024, root: int = 0xFFFF) -> None:
+        """Collectives of float32."""
+        data_type = 7 if op in (1, 3, 4) else 0
+        word = payload << 24 | root << 8 | data_type << 4 | op
+        self.made.setdefault(instance, []).extend([word] * times)
+
+    def blocks(self, instances: Sequence[int]) -> npt.NDArray[np.uint64]:
+        found = np.zeros((len(instances), records.BLOCK_LEVELS), np.uint64)
+        for at, instance in enumerate(instances):
+            made = self.made.get(instance, [])
+            for level in range(records.BLOCK_LEVELS):
+                length = WINDOW << level
+                last = len(made) // length * length
+                if last:
+                    signature = zlib.crc32(np.array(made[last - length : last], "<u8").tobytes())
+                    found[at, level] = signature << 32 | last // WINDOW
+        return found
+
+    def recent(self, instance: int, calls: int) -> RecentShapes | None:
+        made = self.made.get(instance)
+        return None if made is None or calls < len(made) else RecentShapes(len(made), tuple(made[-WINDOW:]))
+
+
 class SimulatedPrograms:
     """What agent/node/collectives/collectives.py needs of `NcclPrograms`."""
 
@@ -106,6 +138,7 @@ class SimulatedPrograms:
         self.lifecycle_events = SimulatedEvents()
         self.host_calls = SimulatedHostCalls()
         self.shares = SimulatedShares()
+        self.shapes = SimulatedShapes()
         self.refuses_totals = False
         self._overflow = np.zeros((16, 16), records.AGGREGATE)
         self._enqueue_times = np.zeros(16, records.ENQUEUE_TIME)

@@ -73,6 +73,7 @@ def communicator(comm: str = "00c0ffee00c0ffee", rank: str = "0", pid: int = 471
         replayed=400,
         whole=True,
         position=1196,
+        signature=(3 << 17 | 2) << 32 | 0xC0FFEE,
     )
 
 

@@ -12,7 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from railscope.agent.facts.snapshot import UNKNOWN, NodeCollectives, NodeCompletion, NodeTimes, RankKey
+from railscope.agent.facts.stall import Disagreement
 from railscope.agent.model.expected import ExpectedBytes
+from railscope.agent.node.collectives.agreement import Agreement
 from railscope.agent.node.collectives.call_counts import CallCount
 from railscope.agent.node.collectives.communicators import Communicator, Communicators, format_label
 from railscope.agent.node.collectives.ended import CommunicatorHistory
@@ -74,6 +76,7 @@ class Collectives:
         self._readings = KernelReadings(programs)
         self._claims = NameClaims(processes.get, is_running)
         self._communicators = Communicators(programs.communicators, self._version_of, self._claims)
+        self._agreement = Agreement(programs.shapes, self._calls_now)
         self._totals = NodeTotals()
         self._history = CommunicatorHistory()
         self._expected = ExpectedWire(
@@ -136,6 +139,23 @@ class Collectives:
             self._sequences.read_changed(self._communicators.rows, now_ns)
         except KernelRefusal as refusal:
             _log.error("the kernel's table of communicators cannot be read: %s", refusal.strerror)
+
+    def compare_ranks(self, now_ns: int) -> None:
+        """Compare what the ranks of each communicator called; call it right after `read`."""
+        lost = self._readings.events_lost()["arguments_unreadable"]
+        living = (one for one in self._communicators if one.ended_ns is None)
+        self._agreement.update(living, lost, now_ns)
+
+    def disagreement(self, comm: str) -> Disagreement | None:
+        """Where the ranks of a communicator on this host, which make no call now, did not make the same collectives.
+
+        None: nowhere in the last ones, or that is unknown.
+        """
+        return self._agreement.find(self._communicators.living_ranks(comm))
+
+    def _calls_now(self, instance: int) -> int | None:
+        key = self._communicators.key_of(instance)
+        return None if key is None else self._programs.communicators.calls_of(key, instance)
 
     def position(self, instance: int, enqueued: int) -> int | None:
         """Collectives that a rank entered since its communicator was made; None: that cannot be known."""
@@ -297,6 +317,7 @@ class Collectives:
             lambda process: _netns_label(process, names),
             completion.progress_of if completion is not None else lambda _: None,
             self.position,
+            self._agreement.signature,
             now_ns,
         )
         return NodeCollectives(

@@ -135,8 +135,20 @@ class Communicators:
     def get(self, instance: int) -> Communicator | None:
         return self._known.get(instance) or self._settled.get(instance)
 
+    def key_of(self, instance: int) -> bytes | None:
+        """Its key in the kernel's table at the last refresh; None: it was not there."""
+        return self._keys.get(instance)
+
     def is_archived(self, instance: int) -> bool:
         return instance in self._settled
+
+    def living_ranks(self, name: str) -> list[Communicator]:
+        """The ends of a communicator on this host that have not ended, by its name."""
+        if name == UNKNOWN:
+            return []
+        numbered = self._of_hash.get(int(name.partition("~")[0], 16), ())
+        ends = [self._known[instance] for instance in numbered if instance in self._known]
+        return [end for end in ends if end.name == name and end.ended_ns is None]
 
     def ended_ranks(self, name: str) -> set[str]:
         """Ranks whose end of a communicator has ended, by its name: none where that is not known."""

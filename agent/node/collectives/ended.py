@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from railscope.agent.facts.snapshot import UNKNOWN, CommunicatorFacts, OpTotal, RankIdentity
 from railscope.agent.node.collectives.call_counts import CallCount
@@ -96,11 +96,13 @@ class CommunicatorHistory:
         netns_of: Callable[[ObservedProcess | None], str],
         progress_of: Callable[[int], CommunicatorProgress | None],
         position_of: Callable[[int, int], int | None],
+        signature_of: Callable[[int], int | None],
         now_ns: int,
     ) -> tuple[CommunicatorFacts, ...]:
         """Of every communicator, oldest first; `counts` are the rows of the kernel's table.
 
-        `position_of` knows by instance, and by the calls that it made, where a living one stands.
+        `position_of` knows by instance, and by the calls that it made, where a living one stands; `signature_of`
+        knows by instance what a living one's collectives were.
         """
         by_instance = {communicator.instance: communicator for communicator in living}
         done: defaultdict[int, _Ops] = defaultdict(_ops)
@@ -122,6 +124,8 @@ class CommunicatorHistory:
                 position = position_of(communicator.instance, _calls(ops))
             progress = progress_of(communicator.instance)
             facts = _facts(communicator, process, netns_of(process), ops, progress, now_ns, position)
+            if communicator.ended_ns is None:
+                facts = replace(facts, signature=signature_of(communicator.instance))
             found.append((communicator.first_ns, facts))
         found.sort(key=lambda entry: entry[0])
         return tuple(facts for _, facts in found)

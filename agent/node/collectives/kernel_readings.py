@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Protocol, TypeVar
 
 from railscope.agent.facts.snapshot import Histogram, OpHistogram
+from railscope.agent.node.collectives.agreement import Shapes
 from railscope.agent.node.collectives.call_counts import Accounting, CallCount, Table
 from railscope.agent.node.collectives.communicators import Communicators
 from railscope.agent.node.collectives.sequences import CommunicatorRows
@@ -61,6 +62,9 @@ class CountingPrograms(Protocol):
 
     @property
     def lifecycle_events(self) -> Events: ...
+
+    @property
+    def shapes(self) -> Shapes: ...
 
     @property
     def shares(self) -> SharedTables: ...

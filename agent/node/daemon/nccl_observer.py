@@ -388,6 +388,7 @@ class NcclObserver:
         self._add_processes()
         self._collectives.read_stored_errors(now_ns)
         self._collectives.read_positions(now_ns)
+        self._collectives.compare_ranks(now_ns)
         self._collectives.archive_ended(now_ns)
         self.stalls.forget(self._collectives.forget(now_ns - self._config.comm_lifetime_ns, self._most_ended))
         self.stalls.find_calls()

@@ -1,0 +1,172 @@
+"""Whether the ranks of a communicator make the same collectives.
+
+NCCL asks all ranks to make the same collectives in the same order, with the same count, data type and root.  Where they
+do not the job hangs, or goes on with wrong data and nothing says so.  The programs keep what each communicator's
+collectives were (probes/nccl/programs/shapes.py).  Ranks of this host are compared here; for those of other hosts each
+rank tells a checkpoint: the signature of the last full block of collectives, which is the same on all ranks that made
+the same ones.
+
+The length of the block follows from the rate of the communicator's whole life, which is the same on all of its ranks:
+short-lived rates differ from one to the other, and ranks that tell blocks of different lengths cannot be compared.
+
+Collectives are numbered by the agent's own count.  So only communicators that were seen from their first call on are
+compared, and none for which the arguments of a call may have been lost: what is not known is not said.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from railscope.agent.facts.snapshot import UNKNOWN
+from railscope.agent.facts.stall import Disagreement
+from railscope.agent.node.collectives.communicators import Communicator
+from railscope.probes.loading.bpf_syscall import KernelRefusal
+from railscope.probes.nccl.programs.shapes import WINDOW, Block, RecentShapes, Shape, block_from_word
+from railscope.probes.nccl.records.calls import BLOCK_LEVELS
+
+_log = logging.getLogger("railscope.agreement")
+
+_LASTS_SECONDS: Final = 60
+"""So long a checkpoint stands at least, so that all hosts are scraped within it."""
+_PLACE_BITS: Final = 17
+"""Of a block's number, told beside 4 bits of its length and 32 of its signature: a float64 holds 53 exactly."""
+_NUMBERS: Final = np.uint64((1 << 32) - 1)
+
+
+class Shapes(Protocol):
+    """What the programs keep of collectives (probes/nccl/programs/shapes.py)."""
+
+    def blocks(self, instances: Sequence[int]) -> npt.NDArray[np.uint64]: ...
+    def recent(self, instance: int, calls: int) -> RecentShapes | None: ...
+
+
+class Agreement:
+    """Not thread-safe: the daemon's lock guards it."""
+
+    def __init__(self, shapes: Shapes, calls_of: Callable[[int], int | None]) -> None:
+        """`calls_of` knows by instance how many calls a communicator has made by now; None: unknown.
+
+        It may raise KernelRefusal.
+        """
+        self._shapes = shapes
+        self._calls_of = calls_of
+        self._lost: int | None = None
+        """Calls whose arguments could not be read, of communicators that are unknown."""
+        self._doubtful: set[int] = set()
+        """Instances that such a call may have belonged to."""
+        self._signatures: dict[int, int] = {}
+        self._said: set[str] = set()
+        """Communicators whose ranks were found to differ and the log has it."""
+
+    def signature(self, instance: int) -> int | None:
+        """A communicator's checkpoint, as `comm_signature` shows it; None: there is none yet, or it is unknown."""
+        return self._signatures.get(instance)
+
+    def update(self, living: Iterable[Communicator], lost: int, now_ns: int) -> None:
+        """Compare the ranks of this host, and bring checkpoints up to date; call it once a second or so.
+
+        `living` are the communicators that have not ended; `lost` counts calls whose arguments could not be read.
+        """
+        known = list(living)
+        if self._lost not in (None, lost):
+            self._doubtful.update(one.instance for one in known)
+        self._lost = lost
+        compared = [one for one in known if self._is_comparable(one)]
+        self._doubtful &= {one.instance for one in known}
+        self._signatures = {}
+        self._said &= {one.name for one in compared}
+        if not compared:
+            return
+        words = self._shapes.blocks([one.instance for one in compared])
+        for one, row in zip(compared, words, strict=True):
+            block = _checkpoint(row, now_ns - one.first_ns)
+            if block is not None:
+                self._signatures[one.instance] = pack(block)
+        self._compare(compared, words)
+
+    def find(self, ranks: Iterable[Communicator]) -> Disagreement | None:
+        """The first of the last collectives in which ranks of one communicator differ, if they make no call now.
+
+        None: they do not differ, or that is unknown.
+        """
+        words: dict[int, RecentShapes] = {}
+        for one in ranks:
+            if one.rank is not None and self._is_comparable(one):
+                recent = self._recent(one.instance)
+                if recent is not None:
+                    words[one.rank] = recent
+        if len(words) < 2:
+            return None
+        first = max(recent.first for recent in words.values())
+        last = min(recent.last for recent in words.values())
+        for number in range(first, last + 1):
+            made: defaultdict[int, list[int]] = defaultdict(list)
+            for rank, recent in words.items():
+                made[recent.words[number - recent.first]].append(rank)
+            if len(made) > 1:
+                groups = sorted((tuple(sorted(them)), str(Shape.from_word(word))) for word, them in made.items())
+                return Disagreement(number, tuple(groups))
+        return None
+
+    def _is_comparable(self, one: Communicator) -> bool:
+        return (
+            one.whole
+            and one.ended_ns is None
+            and one.nranks != 1
+            and one.rank is not None
+            and one.name != UNKNOWN
+            and one.instance not in self._doubtful
+        )
+
+    def _recent(self, instance: int) -> RecentShapes | None:
+        """The last collectives of a communicator; None: it makes calls just now, or they are unknown."""
+        try:
+            before = self._calls_of(instance)
+            recent = None if before is None else self._shapes.recent(instance, before)
+            return recent if self._calls_of(instance) == before else None
+        except KernelRefusal as refusal:
+            _log.debug("the calls of communicator %d cannot be read: %s", instance, refusal.strerror)
+            return None
+
+    def _compare(self, compared: Sequence[Communicator], words: npt.NDArray[np.uint64]) -> None:
+        """Say which communicators have ranks on this host that made different collectives, each once."""
+        places: dict[str, int] = {}
+        beside = np.array([places.setdefault(one.name, at) for at, one in enumerate(compared)])
+        firsts = words[beside]
+        same_block = (words & _NUMBERS) == (firsts & _NUMBERS)
+        for at in np.flatnonzero((same_block & (words != firsts)).any(axis=1)).tolist():
+            one, other = compared[at], compared[beside[at]]
+            if one.name in self._said:
+                continue
+            self._said.add(one.name)
+            level = int(np.flatnonzero(same_block[at] & (words[at] != firsts[at]))[0])
+            block = block_from_word(level, int(words[at][level]))
+            if block is not None:
+                _log.warning(
+                    "communicator %s: ranks %s and %s do not make the same collectives: they differ between collective "
+                    "%d and %d, in operation, data type, bytes, root or order (processes %d and %d)",
+                    *(one.name, other.rank, one.rank, block.last - (WINDOW << level) + 1, block.last),
+                    *(other.tgid, one.tgid),
+                )
+
+
+def pack(block: Block) -> int:
+    """A checkpoint as one number below 2^53: the block's length and number above 32 bits of signature."""
+    number = (block.last >> (WINDOW.bit_length() - 1 + block.level)) & ((1 << _PLACE_BITS) - 1)
+    return (block.level << _PLACE_BITS | number) << 32 | block.signature
+
+
+def _checkpoint(row: npt.NDArray[np.uint64], life_ns: int) -> Block | None:
+    """The block that a communicator of this age tells of."""
+    shortest = block_from_word(0, int(row[0]))
+    if shortest is None:
+        return None
+    wanted = shortest.last * _LASTS_SECONDS * 1_000_000_000 // max(life_ns, 1)
+    level = min((max(wanted - 1, 0) // WINDOW).bit_length(), BLOCK_LEVELS - 1)
+    return block_from_word(level, int(row[level]))
