@@ -55,5 +55,12 @@ ROUND_TRIP_TO_SIBLINGS: Final = Recorded(
     "rail:railscope_round_trip_to_siblings:ratio", catalogue.RAIL_TCP_DELIVERY_RATE
 )
 
+AGENT_SEEN: Final = Recorded("instance:railscope_agent:seen", catalogue.BUILD_INFO)
+"""Targets of Prometheus that are agents, whether they answer or not."""
+JOB_SEEN: Final = Recorded("instance:railscope_job:seen_seconds", catalogue.PROCESSES_OBSERVED)
+"""When a host that may be asked no more last had a job, since the Unix epoch."""
+TRANSMIT_GREATEST: Final = Recorded("rail:railscope_transmit_bytes:greatest", catalogue.RAIL_TRANSMIT_BYTES)
+SPEED_GREATEST: Final = Recorded("rail:railscope_speed:greatest", catalogue.RAIL_SPEED)
+
 SERIES: Final = tuple(one for one in list(globals().values()) if isinstance(one, Recorded))
 """All of the above."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from railscope.agent.facts import catalogue
+from railscope.dashboards import recorded
 from railscope.dashboards.alerting.alert import Alert, Group, Severity, promql
 from railscope.dashboards.alerting.thresholds import Thresholds
 
@@ -21,22 +22,38 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         Severity.WARNING,
         promql(
             f"""
-            (up == 0 and {_ON_HOST} last_over_time({catalogue.BUILD_INFO}[1h]))
-            or {_ON_HOST}
-            (
-                last_over_time({catalogue.PROCESSES_OBSERVED}[1h]) > 0
-              unless {_ON_HOST}
-                up
-            )
+            up == 0
+            and {_ON_HOST}
+            {recorded.AGENT_SEEN}
             """
         ),
-        about="A host that was scraped within the hour and does not answer; or that is not asked any more although it "
-        "had a job when it was last heard.  Hosts without a job may be taken out of service in silence.",
+        about="A target of Prometheus that answered before and does not.",
         holds_for="1m",
         because="An agent that is upgraded is back within seconds.",
         summary="railscope on {{ $labels.instance }} is silent",
-        description="{{ $labels.instance }} was scraped within the last hour and does not answer now.  Stalls of its "
-        "ranks show only in the other hosts' findings.",
+        description="{{ $labels.instance }} does not answer.  Stalls of its ranks show only in the other hosts' "
+        "findings.",
+        page="AgentSilent",
+    )
+    yield Alert(
+        Group.ITSELF,
+        "HostNotScraped",
+        Severity.WARNING,
+        promql(
+            f"""
+            time() - {recorded.JOB_SEEN} < {least.removed_host_seconds:g}
+            unless {_ON_HOST}
+            up
+            """
+        ),
+        about="Prometheus does not ask this host any more, though it had a job within the hour before.  Hosts without "
+        "a job may be taken out of service in silence; one with a job is missed until it is asked again, or is old "
+        "news.",
+        holds_for="1m",
+        because="Targets are gone for a moment while an inventory is written anew.",
+        summary="railscope on {{ $labels.instance }} is asked no more, and a job ran there",
+        description="{{ $labels.instance }} is no target of Prometheus any more; {{ $value | humanizeDuration }} ago a "
+        "job ran there.  Stalls of its ranks show only in the other hosts' findings.",
         page="AgentSilent",
     )
     yield from _impaired(least)

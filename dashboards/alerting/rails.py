@@ -28,15 +28,15 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
             and on ({HOST})
             {catalogue.PROCESSES_OBSERVED} > 0
             and on ({RAIL})
-            max_over_time({recorded.TRANSMIT_RATE}[6h]) > {least.rail_used_bytes_per_second:g}
+            {recorded.TRANSMIT_GREATEST} > {least.rail_used_bytes_per_second:g}
             """
         ),
-        about="Down, on a host with a job, and it carried traffic today: a port that nobody uses is down for years.",
+        about="Down, on a host with a job, and it has carried traffic: a port that nobody uses is down for years.",
         holds_for="10s",
         because=f"A link that trains anew is back within seconds; such flaps are counted in {catalogue.RAIL_COUNTER}.",
         summary=f"{_RAIL} is down under a job",
-        description="{{ $labels.device }} carried traffic within the last six hours, a job runs on "
-        "{{ $labels.instance }}, and the link is down.",
+        description="{{ $labels.device }} has carried traffic, a job runs on {{ $labels.instance }}, and the link "
+        "is down.",
         page="RailDownUnderLoad",
     )
     yield Alert(
@@ -60,16 +60,16 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         promql(
             f"""
             {catalogue.RAIL_SPEED}
-            <
-            max_over_time({catalogue.RAIL_SPEED}[1d])
+            < on ({RAIL}) group_left ()
+            {recorded.SPEED_GREATEST}
             """
         ),
-        about="The speed that was negotiated, against the rail's own of the last day.",
+        about="The speed that was negotiated, against the greatest that the rail had.",
         holds_for="1m",
         because="Links report lower speeds for a moment while they train.",
         summary=f"{_RAIL} has a lower link speed than before",
-        description="{{ $labels.device }} now runs at {{ $value | humanize }} bytes/s; within the last day its link "
-        "speed was higher.",
+        description="{{ $labels.device }} now runs at {{ $value | humanize }} bytes/s; its link speed was higher "
+        "before.",
         page="RailSlowerThanSiblings",
     )
     yield Alert(

@@ -23,6 +23,7 @@ class Thresholds:
     rail_full_ratio: float = _threshold(0.8, "of its line rate; a rail that sends more is full, not slow")
     retransmitted_ratio: float = _threshold(0.01, "of TCP payload that is sent again")
     loop_late_seconds: float = _threshold(5, "by which the agent's loop may be late")
+    removed_host_seconds: float = _threshold(3 * 86400, "for which a host with a job that Prometheus forgot is missed")
     dark_seconds: float = _threshold(120, "of an hour in which no agent may run")
 
 

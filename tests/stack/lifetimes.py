@@ -1,0 +1,261 @@
+"""How long alerts last: for each alert a fault of two days, as series, and what is to fire meanwhile.
+
+Every alert of dashboards/alerting has a `Life` here (tests/stack/test_alert_lifetimes.py).  All series of a life carry
+a label `cluster` with its name, so that all lives are one run of promtool, and rules that lose the label are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+SCRAPES_PER_MINUTE: Final = 2
+SOUND_MINUTES, FAULT_MINUTES, AFTER_MINUTES = 180, 48 * 60, 180
+
+
+class Values(Protocol):
+    """What a series shows while a phase lasts."""
+
+    def written(self, begin: float, scrapes: int, /) -> tuple[str, float]:
+        """Its values in promtool's notation, and the last; `begin`: the last value of the phase before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A gauge, or a counter that nothing moves after this."""
+
+    value: float
+
+    def written(self, _: float, scrapes: int, /) -> tuple[str, float]:
+        return f"{self.value:.15g}x{scrapes - 1}", self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A counter that goes on from where it is; `jump` is added at once."""
+
+    per_second: float
+    jump: float = 0
+
+    def written(self, begin: float, scrapes: int, /) -> tuple[str, float]:
+        step = self.per_second * 60 / SCRAPES_PER_MINUTE
+        first = begin + self.jump + step
+        return f"{first:.15g}+{step:.15g}x{scrapes - 1}", first + step * (scrapes - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """No sample."""
+
+    def written(self, begin: float, scrapes: int, /) -> tuple[str, float]:
+        return f"stale _x{scrapes - 2}", begin
+
+
+STILL: Final = Rate(0)
+ABSENT: Final = Absent()
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One series of a life; what it shows before, during and after the fault."""
+
+    metric: str
+    labels: Mapping[str, str]
+    sound: Values
+    fault: Values
+    after: Values
+
+    def written(self, cluster: str) -> dict[str, object]:
+        """An entry of promtool's `input_series`."""
+        phases = ((self.sound, SOUND_MINUTES), (self.fault, FAULT_MINUTES), (self.after, AFTER_MINUTES))
+        texts, last = [], 0.0
+        for values, minutes in phases:
+            text, last = values.written(last, minutes * SCRAPES_PER_MINUTE)
+            texts.append(text)
+        labels = ",".join(f'{name}="{value}"' for name, value in {"cluster": cluster, **self.labels}.items())
+        return {"series": f"{self.metric}{{{labels}}}", "values": " ".join(texts)}
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A fault, and the alerts that tell of it for as long as it lasts."""
+
+    name: str
+    series: Sequence[Series]
+    fires: Mapping[str, Sequence[Mapping[str, str]]]
+    """Alerts that fire, with the labels of each besides `cluster`."""
+    begins_minutes: int = 20
+    """After so long at most."""
+    ends_minutes: int = 10
+    """After the fault, at most."""
+
+    def test(self) -> dict[str, list[dict[str, object]]]:
+        """A test of promtool's: the part of it that is about this life."""
+        begun, end = SOUND_MINUTES + self.begins_minutes, SOUND_MINUTES + FAULT_MINUTES
+        firing = f'ALERTS{{alertstate="firing",cluster="{self.name}"}}'
+        samples = [
+            {"labels": self._labels(alert, one), "value": 1} for alert, all_of in self.fires.items() for one in all_of
+        ]
+        # Every minute from then on, without a gap.
+        minutes = end - begun
+        whole = [{**one, "value": minutes} for one in samples]
+        return {
+            "input_series": [one.written(self.name) for one in self.series],
+            "promql_expr_test": [
+                {"expr": firing, "eval_time": f"{SOUND_MINUTES - 1}m"},
+                {"expr": firing, "eval_time": f"{begun}m", "exp_samples": [_named(one) for one in samples]},
+                {
+                    "expr": f"count_over_time({firing}[{minutes - 1}m30s])",
+                    "eval_time": f"{end - 1}m",
+                    "exp_samples": whole,
+                },
+                {"expr": firing, "eval_time": f"{end + self.ends_minutes}m"},
+                {"expr": firing, "eval_time": f"{end + AFTER_MINUTES - 1}m"},
+            ],
+        }
+
+    def _labels(self, alert: str, more: Mapping[str, str]) -> str:
+        labels = {"alertname": alert, "alertstate": "firing", "cluster": self.name, **more}
+        return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}"
+
+
+def _named(sample: Mapping[str, object]) -> dict[str, object]:
+    return {**sample, "labels": f"ALERTS{sample['labels']}"}
+
+
+HOST: Final = {"job": "railscope", "instance": "a:1"}
+RAIL: Final = {**HOST, "rail": "0", "device": "mlx5_0"}
+PORT: Final = {**RAIL, "port": "1"}
+UP: Final = Series("up", HOST, Level(1), Level(1), Level(1))
+JOB: Final = Series("railscope_processes_observed", HOST, Level(8), Level(8), Level(8))
+WARNING, CRITICAL, INFO = ({"severity": one} for one in ("warning", "critical", "info"))
+
+
+def _only_fault(metric: str, labels: Mapping[str, str], value: float) -> Series:
+    return Series(metric, labels, ABSENT, Level(value), ABSENT)
+
+
+def _gauge(metric: str, labels: Mapping[str, str], sound: float, fault: float) -> Series:
+    return Series(metric, labels, Level(sound), Level(fault), Level(sound))
+
+
+def _counter(metric: str, labels: Mapping[str, str], sound: float, fault: float) -> Series:
+    return Series(metric, labels, Rate(sound), Rate(fault), Rate(sound))
+
+
+def _stall() -> Iterator[Life]:
+    ranks = [{"job": "railscope", "instance": f"{'ab'[rank]}:1", "comm": "aa", "rank": str(rank)} for rank in (0, 1)]
+    told = {"op": "AllReduce", "cause": "process_stopped"}
+    info = [
+        Series("railscope_comm_info", {**rank, "nranks": "2", "exported_job": "4711"}, Level(1), Level(1), Level(1))
+        for rank in ranks
+    ]
+    stalled = {"comm": "aa", "exported_job": "4711", **CRITICAL}
+    yield Life(
+        "stalled",
+        [*info, _only_fault("railscope_comm_stalled", {**ranks[1], **told}, 1)],
+        {"CollectiveStalled": [stalled]},
+    )
+    entered = "railscope_comm_enqueued_total"
+    yield Life(
+        "behind",
+        [
+            *info,
+            _only_fault("railscope_comm_stalled", {**ranks[0], "op": "AllReduce", "cause": "rank_behind"}, 1),
+            Series(entered, ranks[0], Rate(10), Rate(0, jump=1), Rate(10)),
+            Series(entered, ranks[1], Rate(10), STILL, Rate(10, jump=1)),
+        ],
+        {"CollectiveStalled": [stalled], "RankBehindCommunicator": [{**ranks[1], **stalled}]},
+    )
+
+
+def _rails() -> Iterator[Life]:
+    sent = "railscope_rail_transmit_bytes_total"
+    yield Life(
+        "down",
+        [UP, JOB, _gauge("railscope_rail_up", PORT, 1, 0), _counter(sent, PORT, 1e9, 0)],
+        {"RailDownUnderLoad": [{**PORT, **CRITICAL}]},
+    )
+    sibling = {**RAIL, "rail": "1", "device": "mlx5_1"}
+    backlog = "railscope_rail_queue_backlog_bytes"
+    yield Life(
+        "slow",
+        [_gauge(backlog, RAIL, 0, 2e5), _gauge(backlog, sibling, 0, 0)],
+        {"RailSlowerThanSiblings": [{**RAIL, **WARNING}]},
+    )
+    yield Life(
+        "speed",
+        [UP, _gauge("railscope_rail_speed_bytes_per_second", PORT, 5e10, 2.5e10)],
+        {"RailLinkSlowerThanBefore": [{**PORT, **WARNING}]},
+    )
+    yield Life(
+        "lossy",
+        [
+            _counter("railscope_rail_tcp_sent_bytes_total", RAIL, 1e7, 1e7),
+            _counter("railscope_rail_tcp_retransmitted_bytes_total", RAIL, 0, 5e5),
+        ],
+        {"RailLossy": [{**RAIL, **WARNING}]},
+    )
+    broken = {**PORT, "counter": "link_downed", "severity": "page"}
+    yield Life(
+        "errors",
+        [_counter("railscope_rail_events_total", broken, 0, 0.1)],
+        {"RailErrors": [{**broken, **WARNING}]},
+    )
+    pinned = {**PORT, "counter": "symbol_error"}
+    yield Life(
+        "pinned",
+        [_only_fault("railscope_rail_pinned", pinned, 1)],
+        {"RailCounterPinned": [{**pinned, **INFO}]},
+        begins_minutes=70,
+    )
+
+
+def _agents() -> Iterator[Life]:
+    yield Life(
+        "silent",
+        [
+            _gauge("up", HOST, 1, 0),
+            Series("railscope_build_info", {**HOST, "version": "1"}, Level(1), ABSENT, Level(1)),
+            # Of another exporter on the same host.
+            _gauge("up", {"job": "node", "instance": "a:9100"}, 1, 0),
+        ],
+        {"AgentSilent": [{**HOST, **WARNING}]},
+    )
+    yield Life(
+        "removed",
+        [
+            Series("up", HOST, Level(1), ABSENT, Level(1)),
+            Series("railscope_processes_observed", HOST, Level(8), ABSENT, Level(8)),
+        ],
+        {"HostNotScraped": [{**HOST, **WARNING}]},
+    )
+    collector = {**HOST, "collector": "rdma"}
+    yield Life(
+        "collector",
+        [_gauge("railscope_collector_success", collector, 1, 0)],
+        {"CollectorFailing": [{**collector, **WARNING}]},
+    )
+    probe = {**HOST, "library": "/x/libnccl.so.2", "nccl_version": "2.32.3", "program": "calls"}
+    yield Life("probe", [_gauge("railscope_probe_attached", probe, 1, 0)], {"ProbeNotAttached": [{**probe, **WARNING}]})
+    for name, alert, metric, more in (
+        ("events", "RailscopeLosesEvents", "railscope_events_lost_total", {"reason": "ring"}),
+        ("series", "RailscopeDropsSeries", "railscope_series_dropped_total", {"reason": "cap"}),
+        ("limit", "RailscopeUserAtLimit", "railscope_limit_reached_total", {"limit": "libraries", "uid": "5000"}),
+    ):
+        yield Life(name, [_counter(metric, {**HOST, **more}, 0, 1)], {alert: [{**HOST, **more, **WARNING}]})
+    yield Life(
+        "late",
+        [_gauge("railscope_loop_late_recent_seconds", HOST, 0, 7)],
+        {"RailscopeLoopLate": [{**HOST, **WARNING}]},
+    )
+    yield Life(
+        "dark",
+        [_counter("railscope_agent_dark_seconds_total", HOST, 0, 0.2)],
+        {"RailscopeDark": [{**HOST, **WARNING}]},
+        ends_minutes=60,
+    )
+
+
+LIVES: Final = (*_stall(), *_rails(), *_agents())
