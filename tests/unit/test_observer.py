@@ -141,7 +141,7 @@ def test_how_a_process_ended_is_asked_of_its_descriptor_before_a_scan_gives_it_u
     told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends: list[tuple[int, int | None]] = []
-    monkeypatch.setattr(Watchdog, "processes_gone", lambda _, ended: ends.extend(ended.items()))
+    monkeypatch.setattr(Watchdog, "processes_gone", lambda _, ended, **_more: ends.extend(ended.items()))
     kernel, new = SimulatedPrograms(), list[ProcessIdentity]()
     kernel.settings = ProgramSettings()  # type: ignore[attr-defined]
     with subprocess.Popen(["sleep", "60"]) as child:
