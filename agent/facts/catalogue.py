@@ -575,9 +575,10 @@ LIMIT_REACHED: Final = _counter(
     "limit_reached",
     "limit uid",
     "What a user lost at a limit of their own, never at the expense of others. communicators and aggregates: calls "
-    "without detail, which the node's totals still count; libraries: NCCL libraries that are not observed; inspection: "
-    "questions about the user's files and processes that were not answered in time; series: series of the user's ranks "
-    "left out of expositions, added up over expositions. Absent until a limit is reached.",
+    "without detail, which the node's totals still count; host_calls: calls that make or end communicators and are not "
+    "followed; libraries: NCCL libraries that are not observed; inspection: questions about the user's files and "
+    "processes that were not answered in time; series: series of the user's ranks left out of expositions, added up "
+    "over expositions. Absent until a limit is reached.",
 )
 RECORDINGS: Final = _counter(
     "recordings",
