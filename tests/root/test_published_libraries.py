@@ -17,7 +17,7 @@ from railscope.probes.nccl.abi import DATA_TYPE_BYTES, Op
 from railscope.probes.nccl.functions.internals import Level, internal_points
 from railscope.probes.nccl.layouts.layout import Layouts
 from railscope.probes.nccl.programs.internals import Internals
-from railscope.probes.nccl.records.calls import Stat
+from railscope.probes.nccl.records.calls import LifecycleKind, Stat
 from railscope.probes.nccl.records.internals import InternalStat, NetworkKind, layout_record
 from tests.fabric.agent_process import AgentProcess
 from tests.nccl.library import LIBRARIES, nccl_library
@@ -163,3 +163,8 @@ def test_what_an_agent_cannot_see_of_a_version_is_absent(library: Target, layout
     assert (info["nccl_version"], info["nranks"], info["node_rank"]) == (version_of(library), "8", "1")
     assert probes["socket_send"] == 1
     assert bool(probes.get("proxy_stop")) is tells_of_completion(library)
+
+
+def test_what_connects_ranks_and_makes_communicators_behind_a_call_is_followed(library: Target) -> None:
+    kinds = {point.cookie & 0xFF for point in library.points.followed}
+    assert kinds >= {LifecycleKind.CONNECT, LifecycleKind.INIT_WORK}

@@ -19,9 +19,11 @@ from railscope.probes.nccl.functions import entry_points as functions
 from railscope.probes.nccl.functions.entry_points import (
     COLLECTIVE_FUNCTIONS,
     END_FUNCTIONS,
+    FOLLOWED_FUNCTIONS,
     INIT_FUNCTIONS,
     CollectiveFunction,
     EndFunction,
+    FollowedFunction,
     InitFunction,
 )
 from railscope.probes.nccl.functions.probe_points import ProbePoints, contains_nccl, probe_points
@@ -87,6 +89,15 @@ def test_an_init_functions_cookie_names_its_arguments(function: InitFunction, ma
 def test_an_end_functions_cookie_names_its_kind(function: EndFunction, machine: int, library: int) -> None:
     cookie = functions.end_cookie(function, machine, library)
     assert (cookie & 0xFF, position(cookie, "PARENT", machine), cookie >> 32) == (function.kind, 0, library)
+
+
+@given(st.sampled_from(FOLLOWED_FUNCTIONS), machines, libraries)
+def test_a_followed_functions_cookie_names_its_communicator(
+    function: FollowedFunction, machine: int, library: int
+) -> None:
+    cookie = functions.followed_cookie(function, machine, library)
+    assert (cookie & 0xFF, cookie >> 32) == (function.kind, library)
+    assert position(cookie, "PARENT", machine) == function.comm
 
 
 @given(libraries)
@@ -172,6 +183,14 @@ def test_one_probe_at_the_common_entry_replaces_those_at_the_exported_functions(
     assert (point.symbol, point.file_offset) == (functions.ENQUEUE_CHECK, code_at + 48)
     assert point.cookie == functions.enqueue_check_cookie(2)
     assert [(end.symbol, end.file_offset) for end in points.ends] == [("ncclCommDestroy", code_at + 32)]
+
+
+@pytest.mark.parametrize("name", FOLLOWED_FUNCTIONS[0].symbols)
+def test_what_connects_ranks_is_followed_under_the_name_that_it_has(name: str) -> None:
+    wanted = WantedElf(exported("ncclAllReduce"), [WantedSymbol(name, offset=16)], code=PUSH * 2)
+    points, code_at = points_in(wanted)
+    assert [(one.symbol, one.file_offset) for one in points.followed] == [(name, code_at + 16)]
+    assert points.followed[0].cookie >> 32 == 2
 
 
 def test_without_the_common_entry_every_exported_function_is_probed() -> None:
