@@ -11,7 +11,7 @@ import pytest
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.stall import Stall
 from railscope.agent.node.stalls.inside_calls import MOST_OF_A_PROCESS, MOST_OF_A_USER
-from railscope.probes.nccl.comm_hash import comm_hash
+from railscope.probes.nccl.comm_hash import comm_hash, two_lane_hash
 from railscope.probes.nccl.records.calls import LifecycleKind
 from tests.unit.stall_world import AFTER_S, COMM_HASH, LOOKS_A_SECOND, World
 
@@ -62,6 +62,17 @@ def test_an_init_is_a_stall_of_the_communicator_that_it_would_make(tmp_path: Pat
     assert [one for _, one in world.begun] == [stall]
     (length,) = world.watch.facts().lengths
     assert length.seconds == pytest.approx((world.clock.now_ns - began_ns) / 1e9)
+
+
+def test_where_nccls_name_is_not_known_the_unique_id_names_the_communicator_on_all_hosts(tmp_path: Path) -> None:
+    world = a_world(tmp_path)
+    for pid, rank in ((5001, 0), (5002, 1)):
+        live(tmp_path, pid, pid)
+        calls(world, pid, LifecycleKind.INIT, pid=pid, nranks=3, rank=rank, has_unique_id=1, unique_id=ID)
+    world.step(TOO_LONG)
+    first, second = world.watch.current
+    assert first.comm == second.comm == f"id-{two_lane_hash(ID.tobytes()):016x}"
+    assert (first.rank, second.rank, second.nranks) == ("0", "1", "3")
 
 
 def test_a_call_that_returns_ends_its_stall(tmp_path: Path) -> None:
@@ -176,7 +187,10 @@ def test_whoever_has_thousands_of_threads_inside_calls_is_told_of_by_the_oldest(
         for tid in range(200):
             number = pid * 1000 + tid
             live(tmp_path, pid, number)
-            calls(world, number, LifecycleKind.INIT, pid=pid, uid=1000, nranks=2, rank=0, has_unique_id=1, unique_id=ID)
+            own = np.roll(ID, tid)
+            calls(
+                world, number, LifecycleKind.INIT, pid=pid, uid=1000, nranks=2, rank=0, has_unique_id=1, unique_id=own
+            )
             world.clock.now_ns += 1
     live(tmp_path, PID, 20)
     calls(world, 20, LifecycleKind.SPLIT, instance=7, uid=1001)

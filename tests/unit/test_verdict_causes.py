@@ -338,6 +338,12 @@ CASES: Final[dict[str, list[Case]]] = {
             found={"ranks": (), "basis": "host"},
         ),
         Case(
+            "nobody knows whether a rank is missing where the communicator has no name",
+            inside("ncclCommInitRank", 0, made=False).never_told_of(1).each(comm="unknown"),
+            never=(("headline", "no rank is missing"),),
+            found={"ranks": (), "basis": "host"},
+        ),
+        Case(
             "better evidence than a host that says its rank waits",
             inside("ncclCommSplit", 0).rank(1, stall=stall("rank_behind")),
             says=(("evidence", "ranks wait in different operations (AllReduce, ncclCommSplit)"),),

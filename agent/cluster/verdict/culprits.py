@@ -404,7 +404,7 @@ def _outside_calls(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Cu
             yield say(outside, basis="outside")
         elif missing and call not in OF_SOME:
             yield say(absent, tuple(missing), basis="absence")
-        elif not outside and not missing and communicator_size(ranks) is not None:
+        elif not outside and not missing and communicator_size(ranks) is not None and all(map(is_identified, ranks)):
             yield say(basis="all")
         else:
             yield say(basis="host")

@@ -4,8 +4,8 @@ Jobs hang inside a call more often than in an operation: a peer never comes to `
 `ncclCommSplit`, two ranks that never exchanged anything both begin with `ncclRecv`.  No communicator may exist by then.
 The programs keep what each thread is in (probes/bpf/lifecycle.h); here it is held against the limit of a mere wait, and
 described: the call, who is inside, and of which communicator, by the name that NCCL gives it (probes/nccl/comm_hash.py)
-where it is still being made, so that hosts speak of the same.  Who is missing shows where all hosts are compared
-(agent/cluster/verdict/culprits.py).
+where it is still being made, so that hosts speak of the same; where that is not known, by its unique id.  Who is
+missing shows where all hosts are compared (agent/cluster/verdict/culprits.py).
 
 An init in a group or without blocking returns at once, and is no call any more.  NCCL makes that communicator on a
 thread of its own, and what is followed there is the function that does it: it is inside until that returns.  Of a
@@ -32,7 +32,7 @@ from railscope.agent.node.collectives.communicators import Communicator, format_
 from railscope.agent.node.stalls.detector import Changes
 from railscope.agent.node.stalls.sources import Known
 from railscope.probes.loading.maps import Records
-from railscope.probes.nccl.comm_hash import comm_hash
+from railscope.probes.nccl.comm_hash import comm_hash, two_lane_hash
 from railscope.probes.nccl.records.calls import LifecycleKind
 
 _MAKES: Final = (
@@ -190,12 +190,15 @@ class InsideCalls:
         )
 
     def _name(self, call: Records, pid: int) -> str:
-        """Of the communicator that is being made."""
-        process = self._known.process(pid)
-        if process is None or not call["has_unique_id"]:
+        """Of the communicator that is being made: what NCCL will call it, or what its unique id alone makes of it.
+
+        The second is no name that anything else has, but the same on all hosts.
+        """
+        if not call["has_unique_id"]:
             return UNKNOWN
-        found = comm_hash(call["unique_id"].tobytes(), process.nccl_version)
-        return UNKNOWN if found is None else f"{found:016x}"
+        unique_id, process = call["unique_id"].tobytes(), self._known.process(pid)
+        found = comm_hash(unique_id, process.nccl_version) if process is not None else None
+        return f"id-{two_lane_hash(unique_id):016x}" if found is None else f"{found:016x}"
 
     def _evidence(self, kind: LifecycleKind, tid: int, communicator: Communicator | None) -> tuple[str, ...]:
         if kind is LifecycleKind.CONNECT:
