@@ -12,11 +12,11 @@ the others wait in shows where the sequences of all ranks are compared, in `rail
 rules, and is better evidence than a GPU that does not progress.
 
 Placeholders of clauses: `{who}` the blamed ranks with their hosts, `{is}` is or are, `{s}` a verb's ending after one
-rank, `{rail}` the blamed rail with its host, `{unnamed}` that the host does not name it, `{missing}` ranks that nobody
-sees, `{last_seen}` where they were, `{within}` the ranks inside a call with their hosts.  Placeholders of steps: of a
-rank `{rank}` as the job's log numbers it, `{pid}`, `{gpu}`; of a rail `{device}`, `{inside}` what enters its network
-namespace; of a host `{host}`; of a stall that is over `{window}` journalctl's options for its time, `{period}` from
-when to when.
+rank, `{rail}` the blamed rail with its host, `{unnamed}` that the host does not name it, `{ops}` which of the blamed
+ranks is in which operation, `{missing}` ranks that nobody sees, `{last_seen}` where they were, `{within}` the ranks
+inside a call with their hosts.  Placeholders of steps: of a rank `{rank}` as the job's log numbers it, `{pid}`,
+`{gpu}`; of a rail `{device}`, `{inside}` what enters its network namespace; of a host `{host}`; of a stall that is over
+`{window}` journalctl's options for its time, `{period}` from when to when.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class Cause(StrEnum):
     RAIL_SLOW = "rail_slow"
     WRITING = "writing"
     PEER_LEFT = "peer_left"
+    DEADLOCK = "deadlock"
+    RANKS_DISAGREE = "ranks_disagree"
     GPU_NOT_PROGRESSING = "gpu_not_progressing"
     INSIDE_CALL = "inside_call"
     RANK_BEHIND = "rank_behind"
@@ -352,6 +354,36 @@ CAUSES: Final[Mapping[Cause, CauseFacts]] = {
         ),
         after=(_anywhere("the job's log of rank {rank}, {period}: whether it ended, or left before the others"),),
         remedy="end the job: what waits never completes; let all ranks make the same calls before one leaves",
+    ),
+    Cause.DEADLOCK: CauseFacts(
+        Tier.SEQUENCE,
+        Severity.CRITICAL,
+        by_host=False,
+        about=About.RANK,
+        meaning="Ranks wait in a circle: each receives from the next one, which receives itself and sends nothing.",
+        words="{who} {is} waiting for each other: each receives from the next, and none of them sends",
+        now=(
+            _anywhere("the order of Send and Recv in the program: one of them has to send first, or both in a group"),
+            StepFacts("py-spy dump --pid {pid}", "where in the program it receives"),
+        ),
+        after=(
+            _anywhere("the order of Send and Recv in the program: one of them has to send first, or both in a group"),
+        ),
+        remedy="let one rank of the circle send first, or put Send and Recv in one group",
+    ),
+    Cause.RANKS_DISAGREE: CauseFacts(
+        Tier.SEQUENCE,
+        Severity.CRITICAL,
+        by_host=False,
+        about=About.RANK,
+        meaning="Ranks wait in different operations at the same place of their communicator's sequence.",
+        words="ranks are in different operations at the same place of the sequence: {ops}",
+        now=(
+            _anywhere("the job's log of rank {rank}: a branch of the program that not all ranks take"),
+            StepFacts("py-spy dump --pid {pid}", "from where in the program it calls this operation"),
+        ),
+        after=(_anywhere("the job's log of rank {rank}, {period}: a branch of the program that not all ranks take"),),
+        remedy="let all ranks call the same operations in the same order",
     ),
     Cause.GPU_NOT_PROGRESSING: CauseFacts(
         Tier.GPU,

@@ -414,6 +414,18 @@ CASES: Final[dict[Cause, list[Case]]] = {
         ),
         # Who only waits
         Case("for whom", replace(CALM, waits_for=(2, 5)), last="rank 2, 5", found=NOBODY),
+        Case(
+            "of a launch that only receives, for the one that sends to it",
+            replace(CALM, waits_for=(2,)),
+            replace(RANK, in_flight=replace(FLIGHT, op="Recv")),
+            found={"blamed_rank": 2, "culprit": False},
+        ),
+        Case(
+            "a neighbour that does not send may wait itself",
+            replace(CALM, waits_for=(2,)),
+            replace(RANK, in_flight=replace(FLIGHT, op="SendRecv")),
+            found=NOBODY,
+        ),
         Case("for the other of two", CALM, FIRST_OF_TWO, found={"blamed_rank": 1}),
         Case(
             "for the other of two, which may wait in another communicator",

@@ -209,6 +209,43 @@ CASES: Final[dict[str, list[Case]]] = {
             found={"ranks": ("1",), "hosts": ("host1",)},
         ),
     ],
+    Cause.DEADLOCK: [
+        Case(
+            "two ranks that each receive from the other",
+            waiting()
+            .rank(0, stall=stall("rank_behind", op="Recv", blamed_rank="1"))
+            .rank(1, stall=stall("rank_behind", op="Recv", blamed_rank="0")),
+            says=(
+                ("headline", "rank 0 (pid 100, host0) and rank 1 (pid 101, host1) are waiting for each other"),
+                ("why", "order of Send and Recv"),
+            ),
+            found={"ranks": ("0", "1"), "strength": "strong"},
+        ),
+        Case(
+            "a circle of three, for which a fourth waits",
+            waiting(4)
+            .rank(0, stall=stall("rank_behind", op="Recv", blamed_rank="2"))
+            .rank(1, stall=stall("rank_behind", op="Recv", blamed_rank="0"))
+            .rank(2, stall=stall("rank_behind", op="Recv", blamed_rank="1"))
+            .rank(3, stall=stall("rank_behind", op="Recv", blamed_rank="0")),
+            found={"ranks": ("0", "1", "2")},
+        ),
+    ],
+    Cause.RANKS_DISAGREE: [
+        Case(
+            "the fewest first, and nobody is said to keep the others waiting",
+            waits(4).rank(2, stall=stall("rank_behind", op="Broadcast")),
+            says=(
+                (
+                    "headline",
+                    "ranks are in different operations at the same place of the sequence: rank 2 is in Broadcast, "
+                    "ranks 0-1, 3 are in AllReduce",
+                ),
+            ),
+            never=(("headline", "keeps the others waiting"),),
+            found={"strength": "strong"},
+        ),
+    ],
     Cause.PEER_LEFT: [
         Case(
             "the one that nobody sees any more",

@@ -21,10 +21,11 @@ from railscope.agent.cluster.fleet.facts import Fleet, Rail, Rank
 from railscope.agent.facts.causes import HELD, OF_A_PROCESS, ONLY_WAITS, RAIL_CAUSES, Cause, Tier, tier_of
 from railscope.agent.facts.host_calls import MAKES_FIRST, OF_SOME
 from railscope.agent.facts.label_numbers import parse_number
-from railscope.agent.facts.snapshot import identity_of
+from railscope.agent.facts.snapshot import UNKNOWN, identity_of
 
 _SETTLED_SECONDS: Final = 1.0
 """A rank scraped sooner after the stall began may only be a moment late."""
+_RECV: Final = "Recv"
 _POINT_TO_POINT: Final = frozenset({"Send", "Recv", "SendRecv"})
 _STANDS_SECONDS: Final = 2.0
 """With an operation under way for longer a communicator stands, whatever was entered between the last scrapes."""
@@ -79,6 +80,8 @@ def find_culprits(ranks: Sequence[Rank], fleet: Fleet) -> tuple[Culprit, ...]:
         *_process_culprits(ranks),
         *_rail_culprits(present, fleet.rails),
         *_writing(present, early, by_sequence, foremost),
+        *_in_a_circle(present),
+        *_in_different_operations(settled),
         *by_sequence,
         *_left(ranks, missing),
         *_blamed_locally(present, foremost),
@@ -158,6 +161,44 @@ def _process_culprits(ranks: Sequence[Rank]) -> Iterable[Culprit]:
         named = tuple(dict.fromkeys(blamed for rank in said if (blamed := _blamed_by(rank, by_number))))
         # How it is with a process is seen, also where an operation that it is in is not.
         yield Culprit(cause, named, basis="host", strength="strong")
+
+
+def _in_a_circle(present: Sequence[Rank]) -> Iterable[Culprit]:
+    """Ranks each of which receives from the next, as their hosts saw, and which send nothing meanwhile."""
+    by_number = {rank.rank: rank for rank in present if is_identified(rank)}
+    awaited = {
+        rank.rank: rank.stall.blamed_rank
+        for rank in by_number.values()
+        if rank.stall
+        and (rank.stall.cause, rank.stall.op, rank.stall.strength) == (Cause.RANK_BEHIND, _RECV, "strong")
+        and rank.stall.blamed_rank not in ("", rank.rank)
+    }
+    done: set[str] = set()
+    for first in awaited:
+        way: dict[str, None] = {}
+        number = first
+        while number in awaited and number not in way and number not in done:
+            way[number] = None
+            number = awaited[number]
+        done.update(way)
+        if number in way:
+            circle = list(way)[list(way).index(number) :]
+            ranks = tuple(by_number[one] for one in sorted(circle, key=lambda one: parse_number(one) or 0))
+            yield Culprit(Cause.DEADLOCK, ranks, basis="host", strength="strong")
+
+
+def _in_different_operations(settled: Sequence[Rank]) -> Iterable[Culprit]:
+    """Ranks that wait in different operations, as the probes saw them, though they entered as many."""
+    waiting = [
+        rank
+        for rank in settled
+        if rank.stall and rank.stall.strength == "strong" and rank.stall.op not in ("", UNKNOWN)
+        if rank.stall.cause in ONLY_WAITS and rank.position is not None and rank.position.uncertainty == 0
+    ]
+    if why_not_comparable(settled) or len({entered_and_completed(rank) for rank in waiting}) != 1:
+        return
+    if len({rank.stall.op for rank in waiting if rank.stall}) > 1:
+        yield Culprit(Cause.RANKS_DISAGREE, tuple(waiting), basis="sequence", strength="strong")
 
 
 def _left(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:

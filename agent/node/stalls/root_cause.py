@@ -14,8 +14,9 @@ from statistics import median, median_low
 from typing import Final
 
 from railscope.agent.facts.causes import Cause
-from railscope.agent.facts.stall import Diagnosis, rail_name
+from railscope.agent.facts.stall import Diagnosis, InFlight, rail_name
 from railscope.agent.node.stalls.evidence import Evidence, ProcessFacts, RailSigns, RankFacts
+from railscope.probes.nccl.abi import Op, op_name
 
 UNANSWERED_NS: Final = 800_000_000
 """TCP's first retransmission comes after 0.2 s at the earliest, the second 0.4 s later: two of them are no accident."""
@@ -39,6 +40,7 @@ _PEER_LIMITED_RATIO: Final = 0.5
 """A sender that waited this much of its time for a peer that does not read is no sign against the rail between."""
 _LOADED_BYTES_PER_SECOND: Final = 256 << 10
 _BUSY_RATIO: Final = 0.8
+_RECV: Final = op_name(Op.Recv)
 _ENDED_OR_LEFT: Final = "a process there has ended, or has destroyed a communicator"
 _IDLE_RATIO: Final = 0.4
 """Of a rail that delays no operation; at the end of a slow one there is data under way nearly all the time."""
@@ -442,7 +444,16 @@ def _waiting(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
         sentences.append(f"{closed}: {_ENDED_OR_LEFT}")
     if evidence.waits_for:
         sentences.append(f"it waits to receive from rank {', '.join(map(str, evidence.waits_for[:8]))}")
-    return Diagnosis(Cause.RANK_BEHIND, tuple(sentences), culprit=False, blamed_rank=_only_peer(rank, evidence))
+    awaited = _only_sender(flight, evidence) if flight.op == _RECV else None
+    if awaited is None:
+        awaited = _only_peer(rank, evidence)
+    return Diagnosis(Cause.RANK_BEHIND, tuple(sentences), culprit=False, blamed_rank=awaited)
+
+
+def _only_sender(flight: InFlight, evidence: Evidence) -> int | None:
+    """The one rank from which a launch that only receives waits for data: whatever holds that one up."""
+    seen = flight.strength == "strong" and len(evidence.waits_for) == 1
+    return evidence.waits_for[0] if seen else None
 
 
 def _how_rails_are(rails: tuple[RailSigns, ...]) -> str:
