@@ -578,7 +578,7 @@ LIMIT_REACHED: Final = _counter(
     "without detail, which the node's totals still count; host_calls: calls that make or end communicators and are not "
     "followed; libraries: NCCL libraries that are not observed; inspection: questions about the user's files and "
     "processes that were not answered in time; series: series of the user's ranks left out of expositions, added up "
-    "over expositions. Absent until a limit is reached.",
+    "over expositions; recordings: stalls without a flight recording. Absent until a limit is reached.",
 )
 RECORDINGS: Final = _counter(
     "recordings",

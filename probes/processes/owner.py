@@ -51,6 +51,8 @@ class ProcessOwner:
     """The name of its real user on this host, or the user's number where the host has no name for it."""
     program: str
     """As `python3 train.py`: without arguments."""
+    uid: int | None = None
+    """None: not known."""
 
 
 @dataclass(frozen=True, slots=True)

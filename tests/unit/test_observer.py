@@ -183,7 +183,9 @@ class Overdue(InProcess):
 def test_who_is_at_a_limit_is_in_the_snapshot_under_the_user() -> None:
     kernel = SimulatedPrograms()
     kernel.shares.lost = {("communicators", 5000): 7, ("communicators", None): 1, ("aggregates", 1000): 2}
-    sources = NcclSources(cast(NcclPrograms, kernel), inspection=Overdue(), series_dropped=lambda: {5000: 9})
+    sources = NcclSources(
+        cast(NcclPrograms, kernel), inspection=Overdue(), lost_elsewhere={"series": lambda: {5000: 9}}
+    )
     observer = Observer(Config(collectors=frozenset({"collective"})), sources, SystemClock(), "0")
     try:
         assert observer.at_limits() == ""

@@ -47,7 +47,7 @@ def test_a_process_is_told_with_its_owner_and_usage_until_it_ends() -> None:
         assert processes.owner(identity) is None, "what it runs is not known"
         processes.set_program(identity, "sleep")
         me = pwd.getpwuid(os.getuid()).pw_name
-        wait_for(lambda: processes.owner(identity) == ProcessOwner(identity, me, "sleep"))
+        wait_for(lambda: processes.owner(identity) == ProcessOwner(identity, me, "sleep", os.getuid()))
         (told,) = processes.read()
         assert told.identity == identity
         assert told.owner == processes.owner(identity)
@@ -83,7 +83,7 @@ def test_another_program_of_a_process_is_known_anew() -> None:
         assert processes.owner(identity) is None
         processes.set_program(identity, program)
         said.append(processes.owner(identity))
-    assert said == [ProcessOwner(identity, "", "train.py"), ProcessOwner(identity, "", "evaluate.py")]
+    assert said == [ProcessOwner(identity, "", one, 1000) for one in ("train.py", "evaluate.py")]
 
 
 def test_a_name_that_hangs_keeps_nobody_waiting_and_the_others_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,6 +146,18 @@ def test_a_communicator_gets_one_recording_a_minute(bench: Bench) -> None:
     assert bench.after(0) == [("stall", ["a"])]
 
 
+def test_stalls_of_one_user_get_six_recordings_in_half_an_hour_and_take_none_of_another_users(bench: Bench) -> None:
+    asked = [(bench.recordings.request(stall(f"{turn}"), uid=5000), bench.after(20)) for turn in range(9)]
+    assert [wanted for wanted, _ in asked] == [True] * 6 + [False] * 3
+    assert [len(made) for _, made in asked] == [1] * 6 + [0] * 3
+    assert bench.recordings.request(stall("another's"), uid=1000)
+    assert bench.recordings.request(stall("joins it"), uid=5000)
+    assert bench.after(20) == [("stall", ["another's", "joins it"])]
+    assert bench.recordings.refused_by_user() == {5000: 3}
+    bench.clock.sleep(1800)
+    assert bench.recordings.request(stall("later"), uid=5000)
+
+
 def test_a_signal_is_answered_at_once_every_time(bench: Bench) -> None:
     for _ in range(3):
         bench.recordings.request_from_signal()

@@ -194,7 +194,10 @@ class Daemon:
             control=lambda completion: self._control(programs, completion),
             new_process=self._watch_process,
             stall_began=self._stall_began,
-            series_dropped=self._budget.dropped_by_user,
+            lost_elsewhere={
+                "series": self._budget.dropped_by_user,
+                "recordings": self.recordings.refused_by_user,
+            },
         )
 
     def _control(self, programs: NcclPrograms, completion: Completion | None) -> LevelControl:

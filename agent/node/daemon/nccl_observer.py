@@ -91,8 +91,8 @@ class NcclSources:
     """Hears of each new process, and of link events to poll if its namespace is new."""
     stall_began: Callable[[Stall], object] = lambda _stall: None
     """Is told of each stall that begins."""
-    series_dropped: Callable[[], Mapping[int | None, int]] = dict
-    """How many series of their ranks users lost to the limit on series so far, by uid."""
+    lost_elsewhere: Mapping[str, Callable[[], Mapping[int | None, int]]] = field(default_factory=dict)
+    """By limit: what users lost at it so far, by uid, None: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class NcclObserver:
         self._programs = sources.programs
         self._inspection = sources.inspection
         self._new_process = sources.new_process
-        self._series_dropped = sources.series_dropped
+        self._lost_elsewhere = sources.lost_elsewhere
         self._hardware = hardware
         self._clock = clock
         self._most_ended = most_ended
@@ -423,7 +423,8 @@ class NcclObserver:
             for tenant, count in lost.items():
                 by_user[tenant.uid] += count
             self.limits.record(limit, by_user)
-        self.limits.record("series", self._series_dropped())
+        for limit, lost_there in self._lost_elsewhere.items():
+            self.limits.record(limit, lost_there())
 
     def _handed_over(self) -> HandedBytes:
         if self._completion is None:

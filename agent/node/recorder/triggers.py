@@ -2,7 +2,8 @@
 
 Anyone may ask at any time; the daemon's loop answers, since only it may read the kernel's tables.  Stalls that begin
 together share one recording, and a communicator that stalls again and again gets one a minute; signals within a second
-of a recording on signal share the next one.  More recordings would only fill the disk.
+of a recording on signal share the next one.  More recordings would only fill the disk.  For the stalls of one user
+six are made within half an hour: the oldest recordings are removed for new ones, and they may be another user's.
 
 Ports are read once in a period, by threads that a device may hold up: a recording waits until they have been read once
 more since it was asked for, or should have been, and for no thread.
@@ -27,6 +28,11 @@ _log = logging.getLogger("railscope.recordings")
 _SAME_COMMUNICATOR_NS: Final = 60_000_000_000
 _ANY_STALL_NS: Final = 10_000_000_000
 _ANY_SIGNAL_NS: Final = 1_000_000_000
+
+_OF_A_USER: Final = 6
+_OF_A_USER_NS: Final = 1_800_000_000_000
+_MOST_USERS: Final = 1024
+"""Whose recordings are remembered; beyond them they are one."""
 
 _LONGEST_SETTLING_NS: Final = 1_000_000_000
 """Of ports that are read more seldom what was read last is enough: a user waits for the recording."""
@@ -87,6 +93,9 @@ class Recordings:
         self._signalled = False
         self._accepted_ns: dict[str, int] = {}
         """When a stall of each communicator was last accepted."""
+        self._of_users: dict[int | None, list[int]] = {}
+        """When recordings were made for stalls of each user, while they count."""
+        self._refused: defaultdict[int | None, int] = defaultdict(int)
         self._stall_ns: int | None = None
         """When stalls were last recorded."""
         self._signal_ns: int | None = None
@@ -103,8 +112,11 @@ class Recordings:
         if self._store is not None:
             self._store.most_bytes = most_bytes
 
-    def request(self, stall: RecordedStall) -> bool:
-        """Ask for a recording of a stall; False: there will be none (its communicator had one within a minute)."""
+    def request(self, stall: RecordedStall, uid: int | None = None) -> bool:
+        """Ask for a recording of a stall of a user, None: not known.
+
+        False: there will be none, as its communicator had one within a minute, or the user has had as many as one may.
+        """
         if self._store is None:
             return False
         with self._lock:
@@ -115,6 +127,10 @@ class Recordings:
             waits = any(one.comm == stall.comm for one in self._stalls)
             if stall.comm in recent and not waits:
                 return False
+            # What waits for a recording already, another joins.
+            if not self._stalls and not self._may_have_one(uid, now_ns):
+                self._refused[uid if uid in self._refused or len(self._refused) < _MOST_USERS else None] += 1
+                return False
             recent[stall.comm] = now_ns
             self._stalls.append(stall)
         self._wake()
@@ -122,7 +138,25 @@ class Recordings:
 
     def request_for_stall(self, stall: Stall) -> bool:
         """As `request`, for a stall of the watchdog; it takes no lock but its own."""
-        return self.request(make_recorded_stall(stall, read_clocks(self._clock)))
+        uid = stall.owner.uid if stall.owner is not None else None
+        return self.request(make_recorded_stall(stall, read_clocks(self._clock)), uid)
+
+    def refused_by_user(self) -> Mapping[int | None, int]:
+        """Stalls without a recording because their user had had as many as one may, by uid, None: not known."""
+        with self._lock:
+            return dict(self._refused)
+
+    def _may_have_one(self, uid: int | None, now_ns: int) -> bool:
+        """Whether one more recording may be made for a user; if so, it counts from now on."""
+        begin_ns = now_ns - _OF_A_USER_NS
+        made = {user: [at for at in times if at > begin_ns] for user, times in self._of_users.items()}
+        self._of_users = {user: times for user, times in made.items() if times}
+        user = uid if uid in self._of_users or len(self._of_users) < _MOST_USERS else None
+        times = self._of_users.setdefault(user, [])
+        if len(times) >= _OF_A_USER:
+            return False
+        times.append(now_ns)
+        return True
 
     def request_from_signal(self) -> None:
         """Ask for a recording from a signal handler, which must not wait for a lock."""

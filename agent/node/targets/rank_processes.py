@@ -135,4 +135,4 @@ class RankProcesses:
             return None
         # Users are numbered by this host: of another one's recorded processes nobody can name them.
         user = self._users.name_of(known.uid) if known.uid is not None and self._procfs == PROCFS else ""
-        return ProcessOwner(known.identity, user, known.program)
+        return ProcessOwner(known.identity, user, known.program, known.uid)
