@@ -227,18 +227,25 @@ int init_return(struct registers *ctx)
  * The communicator that NCCL's own thread makes, or makes another one of: the first word of what it was given that is a
  * communicator of its process.  In a group ncclCommInitRank() had stored it before; a split's is not known yet, and its
  * parent stands there.  (struct ncclCommInitRankAsyncJob in src/init.cc, whose fields move from version to version.)
+ * A parent is whole, and confirmed at the latest here: that tells which of the two it is.
  */
-static __noinline __u32 instance_in(__u64 job, __u32 tgid)
+static __noinline __u32 instance_in(__u64 job, struct thread *thread)
 {
-	__u64 word = 0;
-	__u32 found;
+	struct communicator *communicator;
+	struct communicator_key key = {};
 
+	if (!thread)
+		return 0;
+	key.tgid = thread->tgid;
 	for (int i = 0; i < JOB_WORDS; i++) {
-		if (bpf_probe_read_user(&word, sizeof(word), (const void *)(job + 8ULL * i)))
+		if (bpf_probe_read_user(&key.comm, sizeof(key.comm), (const void *)(job + 8ULL * i)))
 			break;
-		found = instance_of(word, tgid);
-		if (found)
-			return found;
+		communicator = key.comm ? bpf_map_lookup_elem(&communicators, &key) : 0;
+		if (!communicator || communicator->destroyed_ns)
+			continue;
+		if (!communicator->confirmed && read_identity(communicator, key.comm))
+			write_lifecycle(communicator, key.comm, LIFECYCLE_CONFIRMED, thread);
+		return communicator->instance;
 	}
 	return 0;
 }
@@ -258,7 +265,7 @@ int call_entry(struct registers *ctx)
 	take_arguments(&arguments, ctx, cookie);
 	describe_call(&call, ctx, cookie, &thread);
 	call.comm = argument(&arguments, COOKIE_PLACE(cookie, PLACE_PARENT));
-	call.instance = call.kind == LIFECYCLE_INIT_WORK ? instance_in(FIRST_ARGUMENT(ctx), thread.tgid)
+	call.instance = call.kind == LIFECYCLE_INIT_WORK ? instance_in(FIRST_ARGUMENT(ctx), &thread)
 							   : instance_of(call.comm, thread.tgid);
 	begin_call(&call, &thread);
 	return 0;

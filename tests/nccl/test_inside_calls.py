@@ -65,10 +65,12 @@ def test_an_init_whose_peer_never_comes_is_a_stall_and_ends_when_the_peer_comes(
     assert [one["op"] for one in ended] == ["ncclCommInitRank"]
 
 
+@pytest.mark.parametrize("blocking", [True, False])
 def test_a_split_that_a_rank_never_calls_is_a_stall_of_its_parent(
-    two_hosts: Fabric, double: Double, tmp_path: Path
+    two_hosts: Fabric, double: Double, tmp_path: Path, blocking: bool
 ) -> None:
-    with Job(two_hosts, tmp_path, double, pattern="split-late", warm_up_ms=12_000, hold_init=True) as job:
+    late = Job(two_hosts, tmp_path, double, pattern="split-late", blocking=blocking, warm_up_ms=12_000, hold_init=True)
+    with late as job:
         with watching(job.pids) as agent:
             agent.until(lambda: attached(agent))
             job.initialise()
