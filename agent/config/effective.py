@@ -1,6 +1,6 @@
 """Puts the settings together: the command line goes before the environment, that before the file, that before defaults.
 
-Errors of the file and of the environment are told together, so that who writes them mends them in one go.
+Errors of the file and of the environment are reported together, so that an operator mends them in one go.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def pids_without_nccl(procfs: Path, pids: Iterable[int], mappers: Collection[int
 
 
 def require_processes(procfs: Path, pids: Iterable[int]) -> None:
-    """Whoever names processes means some that run; one that maps NCCL only later is right, one that ended is not.
+    """Check that the named processes run.  One that maps NCCL only later is right, one that has ended is not.
 
     Raises:
         ConfigError: no process has this pid.

@@ -53,7 +53,7 @@ def _text(field: str, value: object) -> str:
             return f"{value:.12g}"
         case int() | str() | Path() | ListenAddress():
             return str(value)
-    raise TypeError(f"{field}: nobody writes {value!r}")
+    raise TypeError(f"{field}: a {type(value).__name__} has no form in the file")
 
 
 def _duration(nanoseconds: int) -> str:

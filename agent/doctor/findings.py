@@ -96,7 +96,7 @@ class ProcessReport:
     program: str
     """Without arguments."""
     command_line: str | None
-    """With them, cut; None: nobody asked for it."""
+    """With them, cut; None: not asked for (--command-lines)."""
     cpu_ratio: float | None
     """Processors that it kept busy over half a second, 1.0: one."""
     resident_bytes: int | None

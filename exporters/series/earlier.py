@@ -6,7 +6,7 @@ its counters and histograms, series by series:
 * a total of the node is shown from the start, before this agent has counted anything of its kind;
 * a total of a rail, link or collector is shown with the rail, link or collector;
 * a total of a rank goes on where the rank's communicator is the same one, which communicator, rank and process tell;
-  operations that were in flight when it was saved count as complete, because nobody saw their completion;
+  operations that were in flight when it was saved count as complete, because no agent saw their completion;
 * a counter that begins with what a device counted is not added up: the device goes on counting while no agent runs.
   Only where the device now shows less than the earlier agent did, which had seen it begin anew, it goes on from there.
 
@@ -107,7 +107,7 @@ class EarlierTotals:
     def __init__(self, saved: Totals | None = None) -> None:
         """`saved` None: there was no earlier agent."""
         base = saved or Totals()
-        # Nobody saw the completion of what was in flight then: it must not look as if it were in flight for ever.
+        # No agent saw the completion of what was in flight then: it must not look as if it were in flight for ever.
         enqueued = base.values.get(catalogue.COMM_ENQUEUED.name, {})
         completed = base.values.get(catalogue.COMM_COMPLETED.name, {})
         for rank in completed:

@@ -1,4 +1,4 @@
-"""All clients of the server: takes each from one phase to the next, and decides who is dropped.
+"""All clients of the server: takes each from one phase to the next, and decides which one is dropped.
 
 Every method runs on the event loop's thread (event_loop.py) and none waits: what takes long is given to the workers,
 whose results come back through `rendered` and `checked`.  A client has at most one request under way, and while it has
@@ -188,7 +188,7 @@ class Clients:
         elif events & _BROKEN or connection.phase is not Phase.WAITING:
             self._drop(connection)
         else:
-            # It may still read; but where somebody needs its place, it is taken to have gone.
+            # It may still read; but a newcomer that needs its place gets it.
             connection.half_closed = True
             if connection in self._table:
                 self._table.put(connection, Use.GONE, connection.origin, now)
@@ -460,7 +460,7 @@ class Clients:
     # Places
 
     def _make_room(self, origin: Origin) -> bool:
-        """Whether there is a place for one more of this origin, now that somebody may have given up the own."""
+        """Whether there is a place for one more of this origin, if need be one that a client gives up for it."""
         if self._table.has_room(origin):
             return True
         victim = self._table.replaceable(origin, self._now)

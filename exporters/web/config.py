@@ -105,7 +105,7 @@ class WebConfigFile:
         self._complaint = ""
         """Why the file as it is now cannot be used; said once."""
         self._unusable: tuple[tuple[int, int, int] | None, float] | None = None
-        """The signature of a file that cannot be used, and until when it is not read again: who asks need not wait."""
+        """Signature of a file that cannot be used, and until when it is not read again: requests do not wait for it."""
         for note in self._state.config.notes:
             _logger.info("%s", note)
 

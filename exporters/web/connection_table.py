@@ -1,6 +1,6 @@
-"""Who has a place among the connections, and who gives it up for a newcomer.
+"""Which clients have a place among the connections, and which one gives it up for a newcomer.
 
-Whoever holds a place without need gives it up first: a client that has gone, a request that is not complete (half-open
+A client that holds a place without need gives it up first: one that has gone, a request that is not complete (half-open
 heads, handshakes), a client that does not take its answer, a wrong password whose answer is kept back, and clients
 between two requests, strangers before those with a password.  Of each kind it is the one that has been so for longest.
 A complete request that waits for its answer never gives up its place.
@@ -37,7 +37,7 @@ class Use(IntEnum):
     """What a place is used for."""
 
     GONE = auto()
-    """By nobody, as it seems: the client has closed its end, or was told to."""
+    """By a client that has closed its end, or was told to."""
     HALF_OPEN = auto()
     SENDING = auto()
     REFUSED = auto()
@@ -93,7 +93,7 @@ class ConnectionTable(Generic[C]):
         return len(self) < self._places and (origin is Origin.AUTHENTICATED or self._crowd_before(origin) is None)
 
     def replaceable(self, origin: Origin, now: float) -> C | None:
-        """Who gives up the place for one of this origin; None: nobody."""
+        """The connection that gives up its place for one of this origin; None: all are kept."""
         among = self._crowd_before(origin) or tuple(Origin)
         half_open = self._oldest(Use.HALF_OPEN, among)
         sending = self._oldest(Use.SENDING, among)

@@ -1,4 +1,4 @@
-"""A share of one core, with bursts: how long somebody who has taken CPU time has to rest before more."""
+"""A share of one core, with bursts: how long a worker rests before it takes more CPU time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The one thread that owns every connection: waits for sockets, workers and deadlines, and tells `Clients` of them.
 
-Newcomers come last in each turn: who has sent a complete request in the meantime is heard before somebody else may take
-the place.
+Newcomers come last in each turn: a client whose request is complete is heard before a newcomer may take its place.
 """
 
 from __future__ import annotations
@@ -143,7 +142,7 @@ class EventLoop:
         while not self._ending:
             try:
                 self._turn()
-            except Exception as error:  # noqa: BLE001  # the server outlives what nobody has foreseen
+            except Exception as error:  # noqa: BLE001  # the server outlives a defect
                 line = f"the server: {type(error).__name__}: {error}"
                 self._refusals.record(Reason.FAILED, line, time.monotonic())
                 time.sleep(_AFTER_SHORTAGE_SECONDS)

@@ -99,7 +99,7 @@ class MetricsServer:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     def keep_totals(self, snapshot: Callable[[], Snapshot]) -> None:
-        """Save the totals without showing them to anybody; on any thread, one after the other."""
+        """Save the totals without answering a scrape; on any thread, one call at a time."""
         self._pages.keep_totals(snapshot)
 
     def start(self) -> None:

@@ -50,7 +50,7 @@ from railscope.probes.processes.processes import ProcessIdentity
 def render_stalls(snapshot: Snapshot, processes: Iterable[RankProcess] = ()) -> bytes:
     """The page /stalls: `stalls` that go on, `ended` the last ones; times are nanoseconds since 1970, lengths seconds.
 
-    Ranks are numbers, null where they are not known or nobody is blamed.  `process` holds what is known of the stalled
+    Ranks are numbers, null where they are not known or no rank is blamed.  `process` holds what is known of the stalled
     rank's process: whose it is, and while it lives what it takes.
     """
     usages = {one.identity: one.usage for one in processes}

@@ -14,7 +14,7 @@ _BETWEEN_LINES_SECONDS: Final = 60.0
 
 
 class Reason(Enum):
-    """Why somebody was refused or dropped, as the metric's label has it."""
+    """Why a client was refused or dropped, as the metric's label has it."""
 
     CONNECTIONS = "connections"
     """Every place was taken by a request that waits for its answer."""

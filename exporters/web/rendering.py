@@ -1,7 +1,7 @@
 """Renders pages on a thread of its own: once for all who ask for the same before it begins.
 
-So a thousand clients that ask cost as much as one, and nobody waits for more than the rendering that goes on and one of
-the own page, with those of other formats in between.  The thread keeps to its share of a core when it is asked without
+So a thousand clients that ask cost as much as one.  A client waits for at most the rendering that goes on, one of each
+other page that was asked for before, and its own.  The thread keeps to its share of a core when it is asked without
 a pause; a client that scrapes by itself does not get to feel it.
 """
 
@@ -61,7 +61,7 @@ class Renderings(Generic[W]):
             self._thread.start()
 
     def withdraw(self, page: Page, waiter: W) -> None:
-        """Nobody waits there any more; a rendering that has begun may still name the waiter."""
+        """The waiter has gone; a rendering that has begun may still name it."""
         with self._changed:
             waiters = self._asked.get(page)
             if waiters is not None:
@@ -93,7 +93,7 @@ class Renderings(Generic[W]):
             self._share.record(time.thread_time() - before, time.monotonic())
 
     def _begin(self) -> tuple[Page, tuple[W, ...]] | None:
-        """The next page and who has asked for it by now; None: there will be none."""
+        """The next page and those that wait for it; None: the server ends."""
         with self._changed:
             while not self._ending:
                 rest = self._share.rest_seconds(time.monotonic())

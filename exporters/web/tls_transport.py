@@ -44,7 +44,7 @@ class TlsTransport:
         """Go on with the handshake; whether it is complete.
 
         Raises:
-            CertificateRefusedError: it is, and nobody with this certificate is to be answered.
+            CertificateRefusedError: it is, and the client's certificate has no allowed name.
         """
         try:
             self._socket.do_handshake()

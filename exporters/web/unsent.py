@@ -14,7 +14,7 @@ class Body:
 
 
 class UnsentBodies:
-    """The bodies that somebody is still to get."""
+    """The bodies that are not sent to all of their clients yet."""
 
     def __init__(self) -> None:
         self.total_bytes = 0

@@ -70,7 +70,7 @@ def test_severity_decides_who_is_told(laid_out: Path, alert: Alert, job: str) ->
     # What is found out when the alert comes: see tests/stack/test_alert_path.py.
     labels |= {name: job for name in labels if name == "exported_job"}
     assert not any("{{" in value for value in labels.values())
-    receiver = {"critical": "on-call", "warning": "team", "info": "nobody"}[labels["severity"]]
+    receiver = {"critical": "on-call", "warning": "team", "info": "none"}[labels["severity"]]
     pairs = [f"{name}={value}" for name, value in labels.items()]
     arguments = ["config", "routes", "test", f"--config.file={laid_out / 'alertmanager.yml'}"]
     said("amtool", "prometheus-alertmanager", *arguments, f"--verify.receivers={receiver}", *pairs)
