@@ -18,6 +18,8 @@ from typing import Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.whole_host import observing_all
+
 RAILSCOPE = Path(sys.executable).with_name("railscope")
 
 
@@ -63,8 +65,12 @@ class AgentProcess:
         line = [*prefix, *command, "agent", "--recordings.directory", "", "--web.listen-address", address, *arguments]
         self._log = log
         with contextlib.ExitStack() as stack:
+            whole_host = stack.enter_context(contextlib.ExitStack())
+            if "--pid" not in arguments:
+                whole_host.enter_context(observing_all())
             errors = subprocess.PIPE if log is None else stack.enter_context(log.open("wb"))
             self.process = subprocess.Popen(line, stderr=errors, text=True, env=environment)
+            self._whole_host = whole_host.pop_all()
 
     def __enter__(self) -> Self:
         try:
@@ -85,6 +91,7 @@ class AgentProcess:
                 self.process.wait()
             if self.process.stderr is not None:
                 self.process.stderr.close()
+            self._whole_host.close()
 
     def _ready(self) -> bool:
         assert self.process.poll() is None, self._said()

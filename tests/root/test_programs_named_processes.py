@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms, Prog
 from railscope.probes.nccl.records.calls import Stat
 from tests.fabric.agent_process import AgentProcess
 from tests.root.probe_targets import FLOAT32, Count, Target, all_reduce_only, attached, counted, target
+from tests.whole_host import observed_by_nobody_else
 
 pytestmark = [
     pytest.mark.root,
@@ -26,6 +28,12 @@ pytestmark = [
 
 NO_PROCESS = 2**22 - 1
 MODES = [EnqueueTime.SESSION, EnqueueTime.PAIR, EnqueueTime.OFF]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_agent_of_another_test() -> Iterator[None]:
+    with observed_by_nobody_else():
+        yield
 
 
 def probed(of: Target) -> bool:
