@@ -20,19 +20,48 @@ __attribute__((noinline)) int ncclAllReduce(const void *from, void *to, unsigned
 	return 0;
 }
 
+int pause(void);
+
+/* It never returns. */
+__attribute__((noinline)) int ncclCommFinalize(struct ncclComm *comm)
+{
+	for (;;)
+		pause();
+	return comm != 0;
+}
+
 #ifdef PROGRAM
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-/* forged NUMBER HASH: so many communicators, a call on each every second until it is ended */
+static void *finalize(void *comm)
+{
+	ncclCommFinalize(comm);
+	return 0;
+}
+
+/* So many threads that stay inside a call each. */
+static void enter(struct ncclComm *comms, long number, long threads)
+{
+	pthread_attr_t small;
+	pthread_t thread;
+
+	pthread_attr_init(&small);
+	pthread_attr_setstacksize(&small, 1 << 16);
+	for (long at = 0; at < threads; at++)
+		if (pthread_create(&thread, &small, finalize, &comms[at % number]))
+			abort();
+}
+
+/* forged NUMBER HASH [THREADS]: so many communicators, a call on each every second until it is ended */
 int main(int count, char **arguments)
 {
 	long number = atol(arguments[1]);
 	uint64_t hash = strtoull(arguments[2], 0, 16);
 	struct ncclComm *comms = calloc(number, sizeof *comms);
 
-	(void)count;
 	for (long at = 0; at < number; at++) {
 		comms[at].startMagic = comms[at].endMagic = 0x0280028002800280ull;
 		comms[at].commHash = hash + at;
@@ -45,6 +74,9 @@ int main(int count, char **arguments)
 	for (;;) {
 		for (long at = 0; at < number; at++)
 			ncclAllReduce(0, 0, 4, 7, 0, &comms[at], 0);
+		if (count > 3)
+			enter(comms, number, atol(arguments[3]));
+		count = 0;
 		sleep(1);
 	}
 }

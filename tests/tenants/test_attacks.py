@@ -5,6 +5,7 @@ The agent stays small and answers; it ends at once when it is told to.
 
 from __future__ import annotations
 
+import json
 import signal
 import tempfile
 import time
@@ -12,13 +13,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from railscope.agent.node.stalls.inside_calls import MOST_OF_A_USER
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.job import LIBRARY, Job, JobOptions
 from tests.fabric.agent_process import AgentProcess
 from tests.tenants.attacks import (
+    UID,
     as_user,
     compiled,
     copies_of,
@@ -88,15 +92,19 @@ def libraries_that_are_dear_to_read(folder: Path) -> Iterator[None]:
         yield
 
 
-def forged_communicators(number: int) -> Attack:
+def forged_communicators(number: int, threads: int = 0) -> Attack:
+    """So many, and threads that each stay inside a call on one of them."""
+
     @contextmanager
     def attack(folder: Path) -> Iterator[None]:
         library = compiled("forged.c", folder / "libforged.so", "-shared", "-fPIC", "-Wl,--build-id")
         program = compiled(
-            "forged.c", folder / "forged", "-DPROGRAM", f"-L{folder}", "-l:libforged.so", f"-Wl,-rpath,{folder}"
+            "forged.c",
+            folder / "forged",
+            *("-DPROGRAM", "-pthread", f"-L{folder}", "-l:libforged.so", f"-Wl,-rpath,{folder}"),
         )
         assert library.exists()
-        with as_user(program, str(number), "bad0000000000000"):
+        with as_user(program, str(number), "bad0000000000000", *([str(threads)] if threads else [])):
             yield
 
     return attack
@@ -154,3 +162,45 @@ def test_a_job_is_observed_whatever_another_user_does(fabric: Fabric, open_folde
     assert watched.longest_health_s < MOST_HEALTH_S * SLACK
     assert watched.longest_scrape_s < MOST_SCRAPE_S * SLACK
     assert watched.most_bytes < MOST_BYTES
+
+
+def test_a_call_that_does_not_return_is_told_of_though_another_user_has_thousands(
+    fabric: Fabric, open_folder: Path
+) -> None:
+    with ExitStack() as stack:
+        agent = stack.enter_context(
+            AgentProcess("--level", "counts", "--stall.after", "3s", log=open_folder / "agent.log")
+        )
+        watched = stack.enter_context(watching(agent))
+        stack.enter_context(forged_communicators(3000, threads=3000)(open_folder))
+
+        def inside(user: str) -> list[dict[str, Any]]:
+            stalls = json.loads(agent.page("/stalls"))["stalls"]
+            return [one for one in stalls if one["cause"] == "inside_call" and one["process"]["user"] == user]
+
+        def told() -> bool:
+            return any(limit == "host_calls" for limit, _ in limits(agent))
+
+        agent.until(lambda: bool(inside(str(UID))) and told(), 60)
+        job = Job(fabric.hosts, JobOptions(seconds=4, pattern="ddp", hold=True, late_ms=3_600_000))
+        stack.enter_context(job)
+        agent.until(
+            lambda: any(value for _, value in agent.samples("railscope_probe_attached", library=str(LIBRARY))), 10
+        )
+        job.release()
+        agent.until(lambda: bool(inside("root")), 30)
+        assert [(one["op"], one["rank"]) for one in inside("root")] == [("ncclCommInitRank", 0)]
+        theirs = inside(str(UID))
+        assert 0 < len(theirs) <= MOST_OF_A_USER
+        assert {uid for _, uid in limits(agent)} == {str(UID)}
+        agent.process.send_signal(signal.SIGTERM)
+        assert agent.process.wait(60) == 0
+    assert watched.longest_health_s < MOST_HEALTH_S * SLACK
+    assert watched.longest_scrape_s < MOST_SCRAPE_S * SLACK
+    assert watched.most_bytes < MOST_BYTES
+
+
+def limits(agent: AgentProcess) -> dict[tuple[str, str], float]:
+    """What users lost at limits of their own."""
+    found = agent.samples("railscope_limit_reached_total")
+    return {(labels["limit"], labels["uid"]): value for labels, value in found}
