@@ -663,3 +663,11 @@ def test_a_peer_without_a_name_that_is_gone_is_not_looked_for_among_others() -> 
     fleets.ranks[0] = replace(fleets.ranks[0], inflight_seconds=40.0)
     finding = only(fleets)
     assert (finding.cause, finding.ranks, finding.pids) == ("process_gone", (), ())
+
+
+def test_who_is_inside_a_call_is_told_of_though_the_others_write() -> None:
+    finding = only(inside("ncclCommSplit", 0).rank(1, writing=True, position=Position(1204), moving=True))
+    assert finding.cause == Cause.WRITING
+    assert "ncclCommSplit" in finding.headline
+    assert "rank 1 (pid 101, host1) writes to storage" in finding.headline
+    assert any("has been inside ncclCommSplit for 40 s" in line for line in finding.evidence)

@@ -153,8 +153,11 @@ def _comms(cause: RootCause) -> tuple[str, ...]:
 
 
 def _is_writing(cause: RootCause) -> bool:
-    """Whether everything waits for a rank that writes to storage: that is no stall."""
-    return cause.stalled.culprit.cause == Cause.WRITING
+    """Whether everything waits for a rank that writes to storage, and not inside a call: that is no stall."""
+    if cause.stalled.culprit.cause != Cause.WRITING:
+        return False
+    waiting = [cause.stalled, *(one.stalled for one in cause.dependents)]
+    return not any(rank.stall and rank.stall.cause == Cause.INSIDE_CALL for one in waiting for rank in one.ranks)
 
 
 def _wait_for_writers(cause: RootCause) -> str:
