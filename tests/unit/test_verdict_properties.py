@@ -36,6 +36,14 @@ def test_every_stalled_communicator_appears_exactly_once(fleets: Fleets) -> None
     assert make_verdict(fleet).problem == bool(stalled)
 
 
+@given(fleets_of_any_kind(), st.booleans(), st.booleans())
+def test_there_is_a_problem_while_any_rank_is_inside_a_call(fleets: Fleets, ended: bool, writes: bool) -> None:
+    comm, number = fleets.ranks[0].comm, int(fleets.ranks[0].rank)
+    fleets.rank(number, comm, stall=stall("inside_call", op="ncclCommDestroy"), ended=ended, present=True)
+    fleets.rank(1 - number, comm, writing=writes)
+    assert make_verdict(fleets.made()).problem
+
+
 @given(fleets_of_any_kind())
 def test_the_best_evidence_comes_first_and_the_order_of_series_does_not_matter(fleets: Fleets) -> None:
     fleet = fleets.made()

@@ -151,6 +151,11 @@ def has_exited(rank: Rank) -> bool:
     return rank.ended if is_identified(rank) else rank.inflight_seconds is None and rank.stall.strength == "strong"
 
 
+def is_inside_call(rank: Rank) -> bool:
+    """Whether a call of the rank's process does not return; one that ends the communicator is told of as its end."""
+    return rank.present and rank.stall is not None and rank.stall.cause == Cause.INSIDE_CALL
+
+
 def _process_culprits(ranks: Sequence[Rank]) -> Iterable[Culprit]:
     """What hosts say of their own processes."""
     by_number = {rank.rank: rank for rank in sorted(ranks, key=lambda rank: rank.present)}
@@ -431,7 +436,7 @@ def _outside_calls(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Cu
     """
     inside: defaultdict[str, list[Rank]] = defaultdict(list)
     for rank in ranks:
-        if rank.present and rank.stall and rank.stall.cause == Cause.INSIDE_CALL:
+        if is_inside_call(rank) and rank.stall:
             inside[rank.stall.op].append(rank)
     for call, within in sorted(inside.items(), key=lambda one: -len(one[1])):
         made = {rank.rank for rank in within}

@@ -18,6 +18,7 @@ from railscope.agent.cluster.verdict.culprits import (
     find_culprits,
     has_exited,
     is_identified,
+    is_inside_call,
     missing_ranks,
     scraped_too_early,
     stall_start,
@@ -96,7 +97,7 @@ def has_ended(ranks: Sequence[Rank]) -> bool:
         return False  # there may be other, unknown ones
     told_of = {rank.rank for rank in ranks if rank.ended}
     here = [rank for rank in ranks if rank.present]
-    left = all(rank.ended or has_exited(rank) for rank in here)
+    left = all((rank.ended and not is_inside_call(rank)) or has_exited(rank) for rank in here)
     return left and any(has_exited(rank) for rank in here) and told_of.issuperset(missing_ranks(ranks))
 
 

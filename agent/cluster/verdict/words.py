@@ -9,7 +9,13 @@ from typing import Final
 
 from railscope.agent.cluster.fleet.facts import Agent, Fleet, Rail, Rank
 from railscope.agent.cluster.verdict.advice import Period, Step, next_steps, past_steps
-from railscope.agent.cluster.verdict.culprits import Culprit, entered_and_completed, has_exited, why_not_comparable
+from railscope.agent.cluster.verdict.culprits import (
+    Culprit,
+    entered_and_completed,
+    has_exited,
+    is_inside_call,
+    why_not_comparable,
+)
 from railscope.agent.cluster.verdict.names import (
     format_hosts,
     format_last_hosts,
@@ -157,7 +163,7 @@ def _is_writing(cause: RootCause) -> bool:
     if cause.stalled.culprit.cause != Cause.WRITING:
         return False
     waiting = [cause.stalled, *(one.stalled for one in cause.dependents)]
-    return not any(rank.stall and rank.stall.cause == Cause.INSIDE_CALL for one in waiting for rank in one.ranks)
+    return not any(is_inside_call(rank) for one in waiting for rank in one.ranks)
 
 
 def _wait_for_writers(cause: RootCause) -> str:
@@ -355,7 +361,7 @@ def _sequences(present: Sequence[Rank]) -> Iterable[str]:
 
 def _calls(present: Sequence[Rank]) -> Iterable[str]:
     """Calls that do not return, with who is inside, the oldest first."""
-    inside = [rank for rank in present if rank.stall and rank.stall.cause == Cause.INSIDE_CALL]
+    inside = [rank for rank in present if is_inside_call(rank)]
     for rank in sorted(inside, key=lambda one: -(one.inflight_seconds or 0.0))[:_MOST_LINES]:
         age = f" for {format_duration(rank.inflight_seconds)}" if rank.inflight_seconds else ""
         call = rank.stall.op if rank.stall and rank.stall.op else "a call"
