@@ -84,7 +84,7 @@ def make_families(
     lost: Counter[int | None] = Counter()
     while series > allowed and not detail.empty:
         detail, lost_now = trim(
-            detail, series - allowed, lambda rail, metrics: _series_of_rail(rail, metrics, selection)
+            detail, shown, series - allowed, lambda rail, metrics: _series_of_rail(rail, metrics, selection)
         )
         lost.update(lost_now)
         shown = _families(_drafts(snapshot, detail, selection), selection, labels, earlier, pause)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from railscope.agent.facts import catalogue
 from railscope.agent.facts.catalogue import Metric
 from railscope.agent.facts.snapshot import (
     UNKNOWN,
@@ -27,6 +28,7 @@ from railscope.agent.facts.snapshot import (
     RankKey,
     RankTimes,
 )
+from railscope.exporters.series.family import Family, LabelValues
 from railscope.exporters.series.rail_families import COUNTERS, RATES
 
 _NO_HISTOGRAM: Final = Histogram(bounds=(), counts=(), sum=None)
@@ -53,12 +55,14 @@ class Detail:
         return not (self.communicators or self.rails)
 
 
-def trim(detail: Detail, excess: int, series_of_rail: SeriesOfRail) -> tuple[Detail, Mapping[int | None, int]]:
-    """The detail without what stands for `excess` series, if that many can be given up.
+def trim(
+    detail: Detail, shown: Iterable[Family], excess: int, series_of_rail: SeriesOfRail
+) -> tuple[Detail, Mapping[int | None, int]]:
+    """The detail without what stands for `excess` series of those `shown`, if that many can be given up.
 
     Also how many series of ranks each user lost, by uid; None: not known.
     """
-    detail, excess, lost = _without_ranks(detail, excess)
+    detail, excess, lost = _without_ranks(detail, _series_by_rank(shown), excess)
     rails = list(detail.rails)
     for index in reversed(range(len(rails))):
         if excess > 0:
@@ -73,9 +77,10 @@ def trim(detail: Detail, excess: int, series_of_rail: SeriesOfRail) -> tuple[Det
     return replace(detail, rails=tuple(rails)), lost
 
 
-def _without_ranks(detail: Detail, excess: int) -> tuple[Detail, int, Mapping[int | None, int]]:
+def _without_ranks(
+    detail: Detail, series: Mapping[LabelValues, int], excess: int
+) -> tuple[Detail, int, Mapping[int | None, int]]:
     """Without detail of ranks until `excess` series are saved; what excess is left; what each user lost."""
-    series = _series_by_rank(detail)
     tenants = {one.identity.key: one.tenant for one in detail.communicators}
     peers = Counter(
         tenants.get(rank, UNKNOWN) for rank, _ in {((one.comm, one.rank), one.peer) for one in detail.peers}
@@ -99,7 +104,7 @@ def _without_ranks(detail: Detail, excess: int) -> tuple[Detail, int, Mapping[in
             # Its comm_info, and the rank's series unless another end of the same rank still needs them.
             saved = 1
             if not ends[rank]:
-                saved += series[rank]
+                saved += series.get(rank, 0)
                 ranks_gone.add(rank)
         excess -= saved
         lost[_uid(tenant)] += saved
@@ -128,24 +133,15 @@ def _without_ranks(detail: Detail, excess: int) -> tuple[Detail, int, Mapping[in
     return kept, excess, lost
 
 
-def _series_by_rank(detail: Detail) -> Counter[RankKey]:
-    """How many series each rank's numbers are, besides its communicators' `comm_info`."""
-    series: Counter[RankKey] = Counter()
-    for rank, one in {one.identity.key: one for one in detail.communicators}.items():
-        series[rank] = _numbers_of(one)
-    # Two families of each.
-    for rank in {(one.comm, one.rank) for one in detail.times}:
-        series[rank] += 2
-    for rank in {(one.comm, one.rank) for one in detail.arrivals}:
-        series[rank] += 2
-    for stall in detail.stalls.lengths:
-        series[stall.comm, stall.rank] += 1 if stall.current is None else 3
-    series.update(detail.stalls.writing)
-    return series
+def _series_by_rank(shown: Iterable[Family]) -> Counter[LabelValues]:
+    """How many series each rank's numbers are, besides its communicators' `comm_info` and bytes between ranks."""
+    others = (catalogue.COMM_INFO, catalogue.COMM_PEER_WIRE_BYTES)
+    families = (one for one in shown if one.metric.labels[:2] == ("comm", "rank") and one.metric not in others)
+    return Counter(labels[:2] for family in families for labels, _ in family.samples)
 
 
 def _first_to_go(
-    detail: Detail, peers: Mapping[str, int], series: Mapping[RankKey, int]
+    detail: Detail, peers: Mapping[str, int], series: Mapping[LabelValues, int]
 ) -> Iterable[tuple[str, int | None]]:
     """Tenants with what they give up next: the place of a communicator, None for all bytes between ranks."""
     stalled = {(one.comm, one.rank) for one in detail.stalls.lengths if one.current is not None}
@@ -159,7 +155,7 @@ def _first_to_go(
             key=lambda index: (communicators[index].identity.key in stalled, communicators[index].alive, index),
         )
         for index in order:
-            yield communicators[index].tenant, index, 1 + series[communicators[index].identity.key]
+            yield communicators[index].tenant, index, 1 + series.get(communicators[index].identity.key, 0)
 
     items = list(of_tenants())
     left: defaultdict[str, int] = defaultdict(int)
@@ -173,14 +169,6 @@ def _first_to_go(
     for place in sorted(range(len(items)), key=having.__getitem__, reverse=True):
         tenant, index, _ = items[place]
         yield tenant, index
-
-
-def _numbers_of(one: CommunicatorFacts) -> int:
-    """Series of a communicator's rank besides its comm_info."""
-    numbers = 1 + (not one.alive) + (not one.whole) + (one.position is not None)
-    if one.completed is None:
-        return numbers
-    return numbers + 1 + (one.alive and one.inflight_seconds is not None) + bool(one.captured) + bool(one.replayed)
 
 
 def _uid(tenant: str) -> int | None:

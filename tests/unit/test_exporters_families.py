@@ -174,12 +174,12 @@ def test_within_the_budget_nothing_is_dropped() -> None:
 def test_over_the_budget_the_ended_communicator_goes_first_then_the_oldest() -> None:
     four = tuple(replace(communicator(comm=f"{n:016x}"), alive=n != 2) for n in range(4))
     snapshot = with_communicators(replace(EMPTY, rails=(rail(),)), *four)
-    budget = SeriesBudget(count(make_families(snapshot)) - 8)
+    budget = SeriesBudget(count(make_families(snapshot)) - 9)
     shown = make_families(snapshot, budget)
     assert [int(labels["comm"], 16) for labels, _ in samples(shown, "comm_info")] == [1, 3]
     assert [int(labels["comm"], 16) for labels, _ in samples(shown, "comm_enqueued_total")] == [1, 3]
     assert len(samples(shown, "rail_events_total")) == 2
-    assert samples(shown, "series_dropped_total") == [({"reason": "cap"}, 14)]
+    assert samples(shown, "series_dropped_total") == [({"reason": "cap"}, 16)]
     assert count(shown) <= budget.limit
 
 
@@ -280,8 +280,8 @@ def test_the_total_of_what_was_dropped_rises_with_every_exposition_that_lacks_so
     snapshot = large_snapshot(communicators=20, rails=0)
     budget = SeriesBudget(count(make_families(snapshot)) - 2)
     totals = [samples(make_families(snapshot, budget), "series_dropped_total")[-1][1] for _ in range(3)]
-    assert totals == [7, 14, 21]
-    assert budget.dropped_total == 21
+    assert totals == [8, 16, 24]
+    assert budget.dropped_total == 24
 
 
 def test_a_budget_for_nothing_is_refused() -> None:
