@@ -32,6 +32,7 @@ _VALUE: Final = re.compile(r"\$value\b")
 SHOWN_BY: Final[Mapping[str, tuple[str, str]]] = {
     Group.STALLS: (STALL, "What the hosts say"),
     Group.RAILS: (NODE, "Links"),
+    Group.NVLINKS: (NODE, "NVLink errors"),
     Group.ITSELF: (AGENT, "Answers"),
 }
 """The dashboard and panel that an alert leads to, by the group of its rule."""

@@ -61,6 +61,13 @@ JOB_SEEN: Final = Recorded("instance:railscope_job:seen_seconds", catalogue.PROC
 """When a host that may be asked no more last had a job, since the Unix epoch."""
 TRANSMIT_GREATEST: Final = Recorded("rail:railscope_transmit_bytes:greatest", catalogue.RAIL_TRANSMIT_BYTES)
 SPEED_GREATEST: Final = Recorded("rail:railscope_speed:greatest", catalogue.RAIL_SPEED)
+RAILS_DOWN: Final = Recorded("plane:railscope_rails_down:count")
+"""Hosts on which a rail is down that was up, by cluster and rail."""
+NVLINKS_UP: Final = Recorded("gpu:railscope_nvlinks_up:count", catalogue.GPU_NVLINK_SPEED)
+NVLINKS_UP_GREATEST: Final = Recorded("gpu:railscope_nvlinks_up:greatest", catalogue.GPU_NVLINK_SPEED)
+BUS_BANDWIDTH: Final = Recorded("op_size:railscope_bus_bandwidth:mean5m")
+BUS_BANDWIDTH_HELD: Final = Recorded("op_size:railscope_bus_bandwidth:held")
+"""The greatest mean that lasted half an hour with the communicators that there are now."""
 
 SERIES: Final = tuple(one for one in list(globals().values()) if isinstance(one, Recorded))
 """All of the above."""

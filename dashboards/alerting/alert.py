@@ -36,6 +36,7 @@ class Group(StrEnum):
 
     STALLS = "railscope-stalls"
     RAILS = "railscope-rails"
+    NVLINKS = "railscope-nvlinks"
     ITSELF = "railscope-itself"
 
 

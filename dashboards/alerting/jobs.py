@@ -54,7 +54,7 @@ _PROCESS: Final = (
 )
 
 
-def alerts(_: Thresholds) -> Iterator[Alert]:
+def alerts(least: Thresholds) -> Iterator[Alert]:
     """In the file's order."""
     yield Alert(
         Group.STALLS,
@@ -96,4 +96,51 @@ def alerts(_: Thresholds) -> Iterator[Alert]:
         description="Rank {{ $labels.rank }} on {{ $labels.instance }} is {{ $value }} operation(s) behind the most "
         f"advanced rank, and the communicator is stalled. {_PROCESS}",
         page="RankBehindCommunicator",
+    )
+    yield Alert(
+        Group.STALLS,
+        "CommunicatorErrors",
+        Severity.WARNING,
+        promql(
+            f"""
+            increase({catalogue.COMM_ERRORS}[5m]) > 0
+            or
+            (
+                {catalogue.COMM_ERRORS}
+              unless
+                {catalogue.COMM_ERRORS} offset 5m
+              and on (cluster, job, instance)
+                {catalogue.AGENT_START_TIME} offset 5m
+            )
+            """
+        ),
+        about="The first error of a kind makes the series, which then has no increase; one that is there because the "
+        "agent has just come is no event.",
+        holds_for="0s",
+        because="None: the error is the event, and five minutes keep it visible.",
+        summary="NCCL reports {{ $labels.error }} on {{ $labels.instance }}",
+        description='NCCL reported {{ $labels.error }} {{ printf "%.0f" $value }} time(s) within five minutes to '
+        "processes on {{ $labels.instance }}: their communicators are broken, and the job ends or is restarted.",
+        page="CommunicatorErrors",
+    )
+    yield Alert(
+        Group.STALLS,
+        "BusBandwidthFell",
+        Severity.WARNING,
+        promql(
+            f"""
+            {recorded.BUS_BANDWIDTH}
+            < on (cluster, job, instance, op, size)
+            {least.bus_bandwidth_ratio:g} * {recorded.BUS_BANDWIDTH_HELD}
+            """
+        ),
+        about="Against what the same communicators held for half an hour, by operation and size, for as long as they "
+        "live.  Time that ranks wait for each other counts: a straggler lowers it as a slow link does.",
+        holds_for="15m",
+        because="A checkpoint or an evaluation makes ranks wait for some minutes.",
+        summary="{{ $labels.op }} of {{ $labels.size }} bytes has become slow on {{ $labels.instance }}",
+        description="The bus bandwidth of {{ $labels.op }} of up to {{ $labels.size }} bytes is now "
+        "{{ $value | humanize }}B/s on {{ $labels.instance }}; the same communicators held more than that for half an "
+        "hour.",
+        page="BusBandwidthFell",
     )

@@ -13,27 +13,48 @@ from railscope.dashboards.alerting.thresholds import Thresholds
 HOST: Final = "cluster, job, instance"
 RAIL: Final = f"{HOST}, netns, rail, device"
 _RAIL: Final = "Rail {{ $labels.rail }} ({{ $labels.device }}) of {{ $labels.instance }}"
+_HOSTS_OF_PLANE: Final = (
+    f"{{{{ range $at, $one := printf \"{catalogue.RAIL_UP}{{cluster='%s',rail='%s'}} == 0\" "
+    '$labels.cluster $labels.rail | query | sortByLabel "instance" }}{{ if lt $at 8 }}{{ if $at }}, {{ end }}'
+    "{{ $one.Labels.instance }}{{ else if eq $at 8 }} and others{{ end }}{{ end }}"
+)
 _MEAN: Final = 'stat="mean"'
 
 
 def alerts(least: Thresholds) -> Iterator[Alert]:
     """In the file's order."""
+    down_under_load = promql(
+        f"""
+        {catalogue.RAIL_UP} == 0
+        and on ({HOST})
+        {catalogue.PROCESSES_OBSERVED} > 0
+        and on ({RAIL})
+        {recorded.TRANSMIT_GREATEST} > {least.rail_used_bytes_per_second:g}
+        """
+    )
+    yield Alert(
+        Group.RAILS,
+        "RailPlaneDown",
+        Severity.CRITICAL,
+        f"{recorded.RAILS_DOWN} >= {least.plane_hosts:g}\nand on (cluster, rail)\n({down_under_load})",
+        about="The same rail of many hosts, jobs among them: the switch below them, not their links.  It stands for "
+        "the alerts on each of these rails.",
+        holds_for="15s",
+        because="One more scrape brings the news from all hosts.",
+        summary="Rail {{ $labels.rail }} is down on {{ $value }} hosts",
+        description="{{ $value }} hosts have rail {{ $labels.rail }} down, and jobs run there: look at the switch that "
+        f"they share first. They are {_HOSTS_OF_PLANE}.",
+        page="RailDownUnderLoad",
+    )
     yield Alert(
         Group.RAILS,
         "RailDownUnderLoad",
         Severity.CRITICAL,
-        promql(
-            f"""
-            {catalogue.RAIL_UP} == 0
-            and on ({HOST})
-            {catalogue.PROCESSES_OBSERVED} > 0
-            and on ({RAIL})
-            {recorded.TRANSMIT_GREATEST} > {least.rail_used_bytes_per_second:g}
-            """
-        ),
+        f"{down_under_load}\nunless on (cluster, rail)\n{recorded.RAILS_DOWN} >= {least.plane_hosts:g}",
         about="Down, on a host with a job, and it has carried traffic: a port that nobody uses is down for years.",
-        holds_for="10s",
-        because=f"A link that trains anew is back within seconds; such flaps are counted in {catalogue.RAIL_COUNTER}.",
+        holds_for="30s",
+        because="A link that trains anew is back within seconds, and counted in "
+        f"{catalogue.RAIL_COUNTER}; where a switch takes down many, all hosts are heard by then.",
         summary=f"{_RAIL} is down under a job",
         description="{{ $labels.device }} has carried traffic, a job runs on {{ $labels.instance }}, and the link "
         "is down.",
@@ -95,14 +116,35 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         Group.RAILS,
         "RailErrors",
         Severity.WARNING,
-        f"increase({_counters('page')}[5m]) > 0",
+        promql(
+            f"""
+            increase({_counters("page")}[5m]) > 0
+            unless on (cluster, rail)
+            max_over_time({recorded.RAILS_DOWN}[5m]) >= {least.plane_hosts:g}
+            """
+        ),
         about="Counters with severity page: a link that went down, transport retries exceeded, drops on a lossless "
-        "priority.",
-        holds_for="0s",
-        because="None: the increase is the event, and the five minutes of the range keep it visible.",
+        "priority.  The increase is the event, and the five minutes of the range keep it visible.  What a switch did "
+        "to a whole plane is told by RailPlaneDown.",
+        holds_for="30s",
+        because="By then a rail or a plane that is down is told, and stands for its counters.",
         summary=f"{{{{ $labels.counter }}}} of {_RAIL[0].lower()}{_RAIL[1:]} increased",
         description="{{ $labels.counter }} of rail {{ $labels.rail }} ({{ $labels.device }}) increased by "
         '{{ printf "%.0f" $value }} within five minutes; any increase matters.',
+        page="RailErrors",
+    )
+    yield Alert(
+        Group.RAILS,
+        "RailCounterRises",
+        Severity.WARNING,
+        f"rate({_counters('warn')}[15m]) > {least.rail_warnings_per_second:g}",
+        about="Counters with severity warn: packets that were lost, came twice or damaged.  A few of them happen.",
+        holds_for="15m",
+        because="Only a rate that lasts matters: a burst is over by then.",
+        summary=f"{{{{ $labels.counter }}}} of {_RAIL[0].lower()}{_RAIL[1:]} keeps rising",
+        description="{{ $labels.counter }} of rail {{ $labels.rail }} ({{ $labels.device }}) rises by "
+        "{{ $value | humanize }} a second, for half an hour now: packets are lost or damaged there, and bandwidth with "
+        "them.",
         page="RailErrors",
     )
     yield Alert(

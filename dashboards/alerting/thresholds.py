@@ -16,12 +16,16 @@ class Thresholds:
     """One number for each; the unit stands in the name."""
 
     rail_used_bytes_per_second: float = _threshold(1e6, "a rail that never sent more is none that jobs use")
+    plane_hosts: float = _threshold(8, "on which a rail is down at once before it counts as its switch")
+    rail_warnings_per_second: float = _threshold(0.1, "by which a counter with severity warn may rise for long")
     queue_bytes: float = _threshold(65536, "a rail's queue; a shorter one counts as empty")
     queue_to_siblings_ratio: float = _threshold(8, "a rail's queue, against the shortest of its siblings")
     round_trip_seconds: float = _threshold(0.003, "round trips on a rail; shorter ones do not matter")
     round_trip_to_siblings_ratio: float = _threshold(5, "round trips on a rail, against the best of its siblings")
     rail_full_ratio: float = _threshold(0.8, "of its line rate; a rail that sends more is full, not slow")
     retransmitted_ratio: float = _threshold(0.01, "of TCP payload that is sent again")
+    nvlink_errors_per_second: float = _threshold(0.1, "that a GPU's NVLinks may count for long")
+    bus_bandwidth_ratio: float = _threshold(0.7, "of the bus bandwidth that was held before; less has fallen")
     loop_late_seconds: float = _threshold(5, "by which the agent's loop may be late")
     removed_host_seconds: float = _threshold(3 * 86400, "for which a host with a job that Prometheus forgot is missed")
     dark_seconds: float = _threshold(120, "of an hour in which no agent may run")

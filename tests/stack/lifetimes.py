@@ -170,12 +170,66 @@ def _stall() -> Iterator[Life]:
     )
 
 
+def _jobs() -> Iterator[Life]:
+    error = {**HOST, "error": "ncclRemoteError"}
+    start = "railscope_agent_start_time_seconds"
+    yield Life(
+        "remote",
+        [_gauge(start, HOST, 5, 5), Series("railscope_comm_errors_total", error, ABSENT, Rate(0.1), STILL)],
+        {"CommunicatorErrors": [{**error, **WARNING}]},
+    )
+    size = {**HOST, "op": "AllReduce", "size": "16777216"}
+    yield Life(
+        "bandwidth",
+        [
+            UP,
+            Series("railscope_comm_info", {**HOST, "comm": "aa", "rank": "0"}, Level(1), Level(1), Level(1)),
+            _counter("railscope_collective_completed_bus_bytes_total", size, 1e11, 5e10),
+            _counter("railscope_collective_completed_seconds_total", size, 0.5, 0.5),
+        ],
+        {"BusBandwidthFell": [{**size, **WARNING}]},
+        begins_minutes=30,
+    )
+
+
+def _nvlinks() -> Iterator[Life]:
+    gpu = {**HOST, "gpu": "3"}
+    yield Life(
+        "nvlink",
+        [UP, *(_gauge("railscope_nvlink_up", {**gpu, "link": str(link)}, 1, link) for link in (0, 1))],
+        {"NVLinksDown": [{**gpu, **WARNING}]},
+    )
+    yield Life(
+        "crc",
+        [_counter("railscope_gpu_nvlink_errors_total", {**gpu, "kind": "crc"}, 0, 1)],
+        {"NVLinkErrors": [{**gpu, "kind": "crc", **WARNING}]},
+        ends_minutes=20,
+    )
+    fabric = {**gpu, "reason": "degraded_bandwidth"}
+    yield Life(
+        "fabric",
+        [_only_fault("railscope_gpu_fabric_unhealthy", fabric, 1)],
+        {"NVLinkFabricUnhealthy": [{**fabric, **WARNING}]},
+    )
+
+
 def _rails() -> Iterator[Life]:
     sent = "railscope_rail_transmit_bytes_total"
     yield Life(
         "down",
         [UP, JOB, _gauge("railscope_rail_up", PORT, 1, 0), _counter(sent, PORT, 1e9, 0)],
         {"RailDownUnderLoad": [{**PORT, **CRITICAL}]},
+    )
+    hosts = [{**PORT, "instance": f"host{number}:1"} for number in range(8)]
+    yield Life(
+        "plane",
+        [
+            *(_gauge("railscope_rail_up", port, 1, 0) for port in hosts),
+            *(_counter(sent, port, 1e9, 0) for port in hosts),
+            *(_gauge("up", {name: port[name] for name in HOST}, 1, 1) for port in hosts),
+            _gauge("railscope_processes_observed", {name: hosts[0][name] for name in HOST}, 8, 8),
+        ],
+        {"RailPlaneDown": [{"rail": "0", **CRITICAL}]},
     )
     sibling = {**RAIL, "rail": "1", "device": "mlx5_1"}
     backlog = "railscope_rail_queue_backlog_bytes"
@@ -202,6 +256,14 @@ def _rails() -> Iterator[Life]:
         "errors",
         [_counter("railscope_rail_events_total", broken, 0, 0.1)],
         {"RailErrors": [{**broken, **WARNING}]},
+    )
+    damaged = {**PORT, "counter": "rx_crc_errors", "severity": "warn"}
+    yield Life(
+        "damaged",
+        [Series("railscope_rail_events_total", damaged, ABSENT, Rate(1), STILL)],
+        {"RailCounterRises": [{**damaged, **WARNING}]},
+        begins_minutes=40,
+        ends_minutes=20,
     )
     pinned = {**PORT, "counter": "symbol_error"}
     yield Life(
@@ -258,4 +320,4 @@ def _agents() -> Iterator[Life]:
     )
 
 
-LIVES: Final = (*_stall(), *_rails(), *_agents())
+LIVES: Final = (*_stall(), *_jobs(), *_rails(), *_nvlinks(), *_agents())
