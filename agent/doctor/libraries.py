@@ -10,7 +10,7 @@ import logging
 import os
 import select
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -41,6 +41,12 @@ from railscope.probes.processes.processes import ProcessIdentity, unreadable_pro
 _LIST_IT: Final = (
     "if the library has debug information, `python -m railscope.probes.nccl.layouts.dwarf LIBRARY` with railscope's "
     "Python lists this build, and the agent knows it from its next start; else report this build of NCCL"
+)
+_NEWER_KERNEL: Final = "boot Linux 5.17 or newer to see completions"
+_NO_PERMISSION: Final = "no permission"
+"""In the errors of files that may not be opened (probes/processes/processes.py)."""
+_LOOK_AGAIN: Final = (
+    "run railscope doctor again; a file that still cannot be read is damaged, or on a file system that does not answer"
 )
 _log = logging.getLogger("railscope.doctor")
 
@@ -105,12 +111,7 @@ def check_libraries(
         findings.append(
             _unreadable(unreadable, allowed=bool(effective_capabilities(config.procfs) >> CAP_SYS_PTRACE & 1))
         )
-    if errors:
-        what = (
-            f"{len(errors)} cannot be opened (no permission): whether they contain NCCL is unknown; the first: "
-            f"{min(errors)}"
-        )
-        findings.append(Finding("mapped files", "problem", what, privilege_remedy()))
+    findings += _unread_files(errors)
     if not reports:
         what = "no visible process maps NCCL now: there is nothing to attach to"
         findings.append(Finding("NCCL library", "note", what, "start a job and run railscope doctor again"))
@@ -131,6 +132,20 @@ def _late_answers(discovery: Libraries, inspection: Inspection) -> set[str]:
         for pid in inspection.collect():
             errors.update(discovery.scan_process(pid))
     return errors
+
+
+def _unread_files(errors: Collection[str]) -> list[Finding]:
+    """What could not be looked at, for want of rights and otherwise, which rights do not mend."""
+    refused = {error for error in errors if _NO_PERMISSION in error}
+    found = []
+    for among, why, remedy in (
+        (refused, f"cannot be opened ({_NO_PERMISSION})", privilege_remedy()),
+        (set(errors) - refused, "could not be looked at", _LOOK_AGAIN),
+    ):
+        if among:
+            what = f"{len(among)} {why}: whether they contain NCCL is unknown; the first: {min(among)}"
+            found.append(Finding("mapped files", "problem", what, remedy))
+    return found
 
 
 def _unreadable(processes: int, *, allowed: bool) -> Finding:
@@ -195,7 +210,7 @@ def _internals(programs: NcclPrograms | None) -> list[Finding]:
     try:
         Internals.load(programs).close()
     except LoadError as error:
-        return [Finding("completion", "note", f"only calls can be observed on this kernel: {error}", "Linux 5.17")]
+        return [Finding("completion", "note", f"only calls can be observed on this kernel: {error}", _NEWER_KERNEL)]
     return [Finding("completion", "ok", "the kernel accepts the completion probes")]
 
 

@@ -56,6 +56,26 @@ def test_a_library_whose_layout_alone_is_unknown_says_what_is_lost_and_how_to_li
     assert "python -m railscope.probes.nccl.layouts.dwarf LIBRARY" in finding.remedy
 
 
+def test_a_file_that_cannot_be_read_for_another_reason_is_no_matter_of_rights(
+    procfs: SimulatedProcfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"")
+    procfs.add(8, maps=maps(broken))
+
+    def failing(_root: Path, pid: int, _mapping: Mapping) -> int:
+        raise MappedFileError(f"{broken}, mapped by process {pid}: Input/output error")
+
+    monkeypatch.setattr("railscope.agent.node.targets.sightings.open_mapped_file", failing)
+    unread = check(procfs)["mapped files"]
+    assert unread.status == "problem"
+    assert unread.what.startswith(
+        f"1 could not be looked at: whether they contain NCCL is unknown; the first: {broken}"
+    )
+    assert "no permission" not in unread.what
+    assert unread.remedy.startswith("run railscope doctor again")
+
+
 def test_files_that_cannot_be_opened_are_a_problem_for_they_may_hold_nccl(
     procfs: SimulatedProcfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
