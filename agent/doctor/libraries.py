@@ -76,7 +76,11 @@ class LeashedAttacher:
         return Links()
 
 
-QUESTIONS: Final = ("railscope.agent.node.completion.files", "railscope.agent.node.targets.sightings")
+QUESTIONS: Final = (
+    "railscope.agent.node.completion.files",
+    "railscope.agent.node.inspection.pages",
+    "railscope.agent.node.targets.sightings",
+)
 PATIENCE_SECONDS: Final = 20.0
 TENANTS_PATIENCE_SECONDS: Final = 5.0
 """How long what processes map is waited for: of all users together, and of one user."""

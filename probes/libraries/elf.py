@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Self
 
+from railscope.probes.libraries.files import reopened
+
 EM_X86_64: Final = 62
 EM_AARCH64: Final = 183
 
@@ -139,14 +141,14 @@ class Elf:
 
     @classmethod
     def open(cls, fd: int) -> Self:
-        """Read the headers of the file behind `fd`, which stays the caller's: a duplicate is used and closed.
+        """Read the headers of the file behind `fd`, which stays the caller's and may be of O_PATH.
 
         Raises:
             ElfError: it is no ELF file of the kind that this reader takes, or a header is broken.
             ElfUnreadable: the system refuses (too many open files, a failing disk).
         """
         try:
-            own = os.dup(fd)
+            own = reopened(fd)
         except OSError as error:
             raise ElfUnreadable(f"cannot be read: {error.strerror}") from None
         try:

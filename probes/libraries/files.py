@@ -117,6 +117,27 @@ def on_local_storage(fd: int) -> bool:
     return filesystem_magic(fd) in _LOCAL_MAGICS
 
 
+def place_of(fd: int) -> int:
+    """A descriptor that leads to an open file and does not hold it open: a server of files hears nothing of its end.
+
+    Closing another one tells the server, and waits for its answer (fs/fuse/file.c, fuse_flush).  It serves for
+    `/proc/self/fd/N`, fstat(2) and `reopened`.  The caller closes it.
+
+    Raises:
+        OSError: too many open files.
+    """
+    return os.open(f"/proc/self/fd/{fd}", os.O_PATH | os.O_CLOEXEC)
+
+
+def reopened(fd: int) -> int:
+    """Open the file that a descriptor leads to once more, for reading; the caller closes it.
+
+    Raises:
+        OSError: it may not be opened, or would have to be waited for.
+    """
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
 def _first_extent(fd: int) -> tuple[int, int] | None:
     request = bytearray(_FIEMAP.size + _EXTENT.size)
     _FIEMAP.pack_into(request, 0, 0, 1, 0, 0, 1, 0)

@@ -43,6 +43,7 @@ class _Library:
     build_id: str | None
     nccl_version: str
     tenant: Tenant = UNKNOWN_TENANT
+    local: bool = True
 
 
 _COUNTED: Final = {

@@ -49,6 +49,7 @@ class ObservedNccl:
     mappers: set[ProcessIdentity] = field(default_factory=set)
     tenant: Tenant = UNKNOWN_TENANT
     build_id: str | None = None
+    local: bool = True
 
     @property
     def descriptor(self) -> int:

@@ -46,6 +46,7 @@ class OpenLibrary:
     nccl_version: str
     mappers: frozenset[ProcessIdentity] = frozenset()
     tenant: Tenant = UNKNOWN_TENANT
+    local: bool = True
 
 
 @dataclass(frozen=True, slots=True)

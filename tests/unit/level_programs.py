@@ -6,11 +6,14 @@ import errno
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
 from railscope.agent.node.completion.levels import Levels
-from railscope.agent.node.inspection.inspection import InProcess
+from railscope.agent.node.inspection.inspection import InProcess, Inspection
+from railscope.agent.node.inspection.pages import LoadPages
+from railscope.agent.node.inspection.questions import Found, NotYet, Question
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.links import Links, ProbePoint
@@ -22,6 +25,8 @@ from railscope.probes.nccl.programs.internals import EmptyRun, Launch, Progress,
 from railscope.probes.nccl.records.errors import ERROR_EVENT, ErrorLayout
 from railscope.probes.nccl.records.internals import DISTRIBUTION, InternalStat
 from railscope.probes.processes.processes import ProcessIdentity
+
+A = TypeVar("A")
 
 BUILD_ID = "855c15bcfbac035d484e5b6c3348bffa19387e0e"  # 2.32.3
 EVERYTHING = ("proxy_post", "proxy_stop", "plan_replay", "socket_send", "ib_send", "plan_launch")
@@ -36,6 +41,7 @@ class SimulatedLibrary:
     nccl_version: str = "2.32.3"
     mappers: frozenset[ProcessIdentity] = frozenset()
     tenant: Tenant = UNKNOWN_TENANT
+    local: bool = True
 
 
 def simulated_link() -> Links:
@@ -43,6 +49,17 @@ def simulated_link() -> Links:
     links = Links()
     links._descriptors.append(os.dup(0))
     return links
+
+
+class LoadingPages(InProcess):
+    """Has not read the pages of any file yet, until it is said to have."""
+
+    loaded = False
+
+    def ask(self, tenant: Tenant, question: Question[A], descriptors: Collection[int] = ()) -> Found[A]:
+        if isinstance(question, LoadPages) and not self.loaded:
+            raise NotYet
+        return super().ask(tenant, question, descriptors)
 
 
 @dataclass(slots=True)
@@ -124,6 +141,9 @@ class SimulatedPrograms:
 
 
 def levels_of(
-    programs: SimulatedPrograms, wanted: Level, before_forgetting: Callable[[], object] = lambda: None
+    programs: SimulatedPrograms,
+    wanted: Level,
+    before_forgetting: Callable[[], object] = lambda: None,
+    inspection: Inspection | None = None,
 ) -> Levels:
-    return Levels(programs, Layouts.load().structures, wanted, InProcess(), before_forgetting)
+    return Levels(programs, Layouts.load().structures, wanted, inspection or InProcess(), before_forgetting)

@@ -25,6 +25,7 @@ from railscope.probes.nccl.programs.cuda import CudaProgress
 from railscope.probes.nccl.records.cuda import CudaStat
 from railscope.probes.processes.processes import PROCFS, ProcessIdentity, identity_of
 from tests.unit.elf_writer import WantedElf, WantedSymbol, write_elf
+from tests.unit.level_programs import LoadingPages
 
 PUSH = b"\x55" + b"\xc3" * 15
 RUNTIME, DRIVER = "cudaEventQuery", "cuEventQuery"
@@ -104,6 +105,7 @@ class SimulatedLibrary:
     mappers: set[ProcessIdentity] = field(default_factory=set)
     tenant: Tenant = UNKNOWN_TENANT
     build_id: str | None = None
+    local: bool = True
 
 
 class Mapped:
@@ -173,6 +175,22 @@ def test_a_process_without_a_runtime_of_its_own_is_watched_at_the_driver(
     mapped.map("any name.so", DRIVER)
     cuda.set_libraries([library], Level.ALL)
     assert programs.told() == ["+driver", "+nccl"]
+
+
+def test_of_files_that_others_serve_the_pages_are_read_before_probes_go_on_them(
+    programs: SimulatedPrograms, mapped: Mapped, library: SimulatedLibrary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("railscope.agent.node.completion.files.on_local_storage", lambda _descriptor: False)
+    library.local = False
+    inspection = LoadingPages()
+    cuda = CudaCompletion(programs, PROCFS, inspection)
+    mapped.map("libcudart.so.12", RUNTIME)
+    assert cuda.set_libraries([library], Level.ALL) == []
+    assert programs.told() == []
+    inspection.loaded = True
+    assert cuda.set_libraries([library], Level.ALL) == []
+    assert programs.told() == ["+runtime", "+nccl"]
+    cuda.close()
 
 
 @pytest.mark.parametrize("level", [Level.COUNTS, Level.COMPLETION, Level.RAILS])

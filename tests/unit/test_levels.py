@@ -10,7 +10,7 @@ import pytest
 
 from railscope.probes.loading.links import ProbePoint
 from railscope.probes.nccl.functions.internals import InternalPoints, Level
-from tests.unit.level_programs import EVERYTHING, SimulatedLibrary, SimulatedPrograms, levels_of
+from tests.unit.level_programs import EVERYTHING, LoadingPages, SimulatedLibrary, SimulatedPrograms, levels_of
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +39,18 @@ def test_a_new_library_is_attached_up_to_the_wanted_level(library: SimulatedLibr
     assert programs.log == [f"+{level.name}" for level in Level if Level.COUNTS < level <= wanted]
     assert programs.described == {3: True}
     assert [(one.level, one.highest) for one in levels.probe_levels()] == [(wanted, Level.ALL)]
+
+
+def test_of_a_file_that_others_serve_the_pages_are_read_before_probes_go_on_them(library: SimulatedLibrary) -> None:
+    library.local = False
+    programs, inspection = SimulatedPrograms(), LoadingPages()
+    levels = levels_of(programs, Level.ALL, inspection=inspection)
+    assert levels.set_libraries([library]) == []
+    assert levels.finish_detaching() == []
+    assert programs.log == []
+    inspection.loaded = True
+    assert levels.finish_detaching() == []
+    assert programs.log == ["+COMPLETION", "+RAILS", "+ALL"]
 
 
 def test_a_library_of_an_unknown_build_stays_at_counts(library: SimulatedLibrary) -> None:

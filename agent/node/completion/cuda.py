@@ -19,6 +19,7 @@ from typing import Final, Protocol
 
 from railscope.agent.node.completion.files import BelowCalls, CudaFile, FindCuda
 from railscope.agent.node.inspection.inspection import Inspection
+from railscope.agent.node.inspection.pages import ProbedFile, load_pages
 from railscope.agent.node.inspection.questions import NotYet, Refused
 from railscope.agent.node.inspection.tenants import Tenant, tenant_of
 from railscope.probes.libraries.files import file_stamp, same_library
@@ -40,19 +41,13 @@ _HITS: Final = frozenset({CudaStat.NOTES, CudaStat.PLANS, CudaStat.FINISHES, Cud
 """What costs the job time: runs of the programs."""
 
 
-class CudaLibrary(Protocol):
+class CudaLibrary(ProbedFile, Protocol):
     """What is needed of an NCCL library (agent/node/targets/libraries.py)."""
 
     @property
     def number(self) -> int: ...
     @property
-    def path(self) -> str: ...
-    @property
-    def descriptor(self) -> int: ...
-    @property
     def mappers(self) -> Set[ProcessIdentity]: ...
-    @property
-    def tenant(self) -> Tenant: ...
     @property
     def build_id(self) -> str | None: ...
 
@@ -84,6 +79,10 @@ class _CudaFile:
     @property
     def points(self) -> CudaPoints:
         return self.found.points
+
+    @property
+    def local(self) -> bool:
+        return self.found.local
 
 
 @dataclass(slots=True)
@@ -262,9 +261,12 @@ class CudaCompletion:
                 self._detach(file, "its processes are watched at the runtime")
             elif file.links is None:
                 try:
+                    load_pages(self._inspection, file, (*file.points.drops, *file.points.calls))
                     file.links = self._programs.attach_cuda(f"/proc/self/fd/{file.descriptor}", file.points)
-                except KernelRefusal as refusal:
-                    errors.append(f"{file.path}: {refusal.strerror}")
+                except NotYet:
+                    continue
+                except (Refused, KernelRefusal) as refusal:
+                    errors.append(f"{file.path}: {refusal.strerror if isinstance(refusal, OSError) else refusal}")
                     continue
                 _log.info("attached to %s: %d functions of CUDA", file.path, len(file.points.calls))
 
@@ -282,6 +284,7 @@ class CudaCompletion:
                 known = self._libraries.get(number) or self._examine(library)
                 self._libraries[number] = known
                 if known.links is None and known.points:
+                    load_pages(self._inspection, library, known.points.values())
                     known.links = self._programs.attach_library(f"/proc/self/fd/{library.descriptor}", known.points)
             except NotYet:
                 continue

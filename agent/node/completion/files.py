@@ -12,7 +12,7 @@ from typing import ClassVar, Final
 
 from railscope.agent.node.inspection.questions import Found, Memory, Refused
 from railscope.probes.libraries.elf import Elf, ElfError, ElfUnreadable, Segment
-from railscope.probes.libraries.files import FileStamp, LibraryKey, library_key, on_local_storage
+from railscope.probes.libraries.files import FileStamp, LibraryKey, library_key, on_local_storage, place_of
 from railscope.probes.loading.links import ProbePoint
 from railscope.probes.nccl.functions.cuda import CudaInterface, CudaPoints, cuda_points, library_points
 from railscope.probes.nccl.functions.internals import InternalPoints, internal_points
@@ -81,7 +81,7 @@ class BelowCalls:
 
 @dataclass(frozen=True, slots=True)
 class CudaFile:
-    """A file of CUDA's; it goes with a descriptor."""
+    """A file of CUDA's; its place goes with it."""
 
     path: str
     key: LibraryKey
@@ -143,7 +143,7 @@ class _CudaVerdicts:
             if self._passed.get((identity, mapping.file)) == mapping.path or len(files) >= MOST_FILES:
                 continue
             try:
-                file, descriptor = _cuda_file(procfs, pid, mapping)
+                cuda_file = _cuda_file(procfs, pid, mapping)
             except MappedFileError as error:
                 if not error.gone:
                     errors.append(str(error))
@@ -152,32 +152,30 @@ class _CudaVerdicts:
             except ElfError as error:
                 _log.debug("%s: %s", mapping.path, error)
             else:
-                if file is None:
+                if cuda_file is None:
                     self._passed[identity, mapping.file] = mapping.path
                     if len(self._passed) > MOST_VERDICTS:
                         self._passed.popitem(last=False)
                 else:
-                    files.append(file)
-                    found.descriptors.append(descriptor)
+                    files.append(cuda_file[0])
+                    found.descriptors.append(cuda_file[1])
         found.answer = CudaFiles(tuple(files), tuple(errors[:MOST_FILES]))
         return found
 
 
-def _cuda_file(procfs: Path, pid: int, mapping: MappedFile) -> tuple[CudaFile | None, int]:
-    """What a mapped file is, with its descriptor where it is CUDA's.
+def _cuda_file(procfs: Path, pid: int, mapping: MappedFile) -> tuple[CudaFile, int] | None:
+    """What a mapped file is, and its place (`place_of`); None: it is not CUDA's.
 
     Raises:
         MappedFileError, ElfError, OSError: that cannot be told.
     """
     descriptor = open_mapped_file(procfs, pid, mapping)
-    file = None
     try:
         with Elf.open(descriptor) as elf:
             points = cuda_points(elf)
-            if points is not None:
-                key = library_key(descriptor, elf.build_id)
-                file = CudaFile(mapping.path, key, on_local_storage(descriptor), points)
+            if points is None:
+                return None
+            key = library_key(descriptor, elf.build_id)
+            return CudaFile(mapping.path, key, on_local_storage(descriptor), points), place_of(descriptor)
     finally:
-        if file is None:
-            os.close(descriptor)
-    return file, descriptor
+        os.close(descriptor)

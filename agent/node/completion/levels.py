@@ -17,8 +17,8 @@ from typing import Final, Protocol
 from railscope.agent.facts.snapshot import ProbeLevel
 from railscope.agent.node.completion.files import BelowCalls, PointsBelow
 from railscope.agent.node.inspection.inspection import Inspection
+from railscope.agent.node.inspection.pages import ProbedFile, load_pages
 from railscope.agent.node.inspection.questions import NotYet, Refused
-from railscope.agent.node.inspection.tenants import Tenant
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.links import Links, ProbePoint, close_together
 from railscope.probes.loading.maps import Records
@@ -34,17 +34,11 @@ UNLISTED: Final = "its internal structs are known for listed builds only, and th
 _log = logging.getLogger("railscope.levels")
 
 
-class ObservedLibrary(Protocol):
+class ObservedLibrary(ProbedFile, Protocol):
     """What levels need to know of a library (agent/node/targets/libraries.py)."""
 
     @property
     def number(self) -> int: ...
-    @property
-    def path(self) -> str: ...
-    @property
-    def descriptor(self) -> int: ...
-    @property
-    def tenant(self) -> Tenant: ...
     @property
     def build_id(self) -> str | None: ...
     @property
@@ -174,8 +168,11 @@ class Levels:
         for observed in self._observed.values():
             try:
                 self._raise(observed)
-            except KernelRefusal as refusal:
-                errors.append(f"{observed.library.path}: {refusal.strerror}")
+            except NotYet:
+                continue
+            except (Refused, KernelRefusal) as refusal:
+                why = refusal.strerror if isinstance(refusal, OSError) else refusal
+                errors.append(f"{observed.library.path}: {why}")
         return errors
 
     def probe_levels(self) -> tuple[ProbeLevel, ...]:
@@ -226,6 +223,7 @@ class Levels:
         question = BelowCalls(library.number, library.path, library.build_id)
         below: PointsBelow = self._inspection.ask(library.tenant, question, (library.descriptor,)).answer
         points = below.internals
+        load_pages(self._inspection, library, below.errors)
         error_links = self._programs.watch_errors(_path(library), below.errors, library.number, errors)
         self._programs.describe(library.number, layout)
         highest = highest_level(points, layout)
@@ -249,6 +247,7 @@ class Levels:
             if level <= min(self._wanted, observed.highest) and level not in observed.links:
                 if not observed.points.at(level):
                     continue
+                load_pages(self._inspection, observed.library, observed.points.at(level).values())
                 observed.links[level] = self._programs.attach(_path(observed.library), observed.points, level)
 
     def _lower(self, observed: _Observed, level: Level, *more: Links) -> None:

@@ -65,6 +65,7 @@ _log = logging.getLogger("railscope.daemon")
 
 QUESTIONS: Final = (
     "railscope.agent.node.completion.files",
+    "railscope.agent.node.inspection.pages",
     "railscope.agent.node.targets.memory",
     "railscope.agent.node.targets.processes",
     "railscope.agent.node.targets.sightings",

@@ -25,6 +25,7 @@ from typing import Final, Protocol
 
 from railscope.agent.facts.snapshot import UNKNOWN, AttachedProbe
 from railscope.agent.node.inspection.inspection import Inspection
+from railscope.agent.node.inspection.pages import load_pages
 from railscope.agent.node.inspection.questions import NotYet, Refused
 from railscope.agent.node.inspection.tenants import Tenant, tenant_of
 from railscope.agent.node.targets.sightings import LibraryFile, Look, OpenLibrary, Reexamine, Sighting, Stamped
@@ -77,6 +78,7 @@ class Library:
     tenant: Tenant
     """Who mapped it first, and whose inspection process looks at it."""
     descriptor: int
+    """Leads to the file, and does not hold it open."""
     file: LibraryFile
     points: ProbePoints
     """Those of `file`, for its number."""
@@ -101,6 +103,10 @@ class Library:
     @property
     def layout(self) -> CommLayout | None:
         return self.file.layout
+
+    @property
+    def local(self) -> bool:
+        return self.file.local
 
     @property
     def key(self) -> LibraryKey:
@@ -417,12 +423,16 @@ class Libraries:
 
     def _attach(self, library: Library, file: FileKey, this: _Round) -> None:
         try:
+            load_pages(self._inspection, library, library.points.every, _any_pid(library))
             library.links = self._programs.attach(
                 f"/proc/self/fd/{library.descriptor}", library.points, library.number, library.layout
             )
-        except KernelRefusal as refusal:
+        except NotYet:
             this.failed.add(file)
-            this.errors.append(f"{library.path}: {refusal.strerror}")
+            return
+        except (Refused, KernelRefusal) as refusal:
+            this.failed.add(file)
+            this.errors.append(f"{library.path}: {refusal.strerror if isinstance(refusal, OSError) else refusal}")
             return
         self.changes += 1
         _log.info(

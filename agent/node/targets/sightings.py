@@ -19,7 +19,7 @@ from typing import ClassVar, Final
 
 from railscope.agent.node.inspection.questions import Found, Memory, Refused
 from railscope.probes.libraries.elf import Elf, ElfError, ElfUnreadable
-from railscope.probes.libraries.files import FileStamp, LibraryKey, file_stamp, library_key, on_local_storage
+from railscope.probes.libraries.files import FileStamp, LibraryKey, file_stamp, library_key, on_local_storage, place_of
 from railscope.probes.loading.links import ProbePoint
 from railscope.probes.nccl.functions.probe_points import ProbePoints, contains_nccl, probe_points
 from railscope.probes.nccl.layouts.layout import CommLayout, Layouts
@@ -59,7 +59,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class LibraryFile:
-    """What a file with NCCL in it holds; it goes with a descriptor of the file."""
+    """What a file with NCCL in it holds; its place goes with it."""
 
     key: LibraryKey
     local: bool
@@ -102,7 +102,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class OpenLibrary:
-    """Open a file that this process maps, and tell where its functions are, for a library numbered 0."""
+    """Where are the functions of a file that this process maps, for a library numbered 0?  See `place_of`."""
 
     procfs: str
     pid: int
@@ -123,10 +123,11 @@ class OpenLibrary:
                 points = probe_points(elf, 0)
                 key, local = library_key(descriptor, elf.build_id), on_local_storage(descriptor)
                 file = LibraryFile(key, local, layouts.nccl_version_of(elf), layouts.layout_of(elf), points)
+            return Found(file, [place_of(descriptor)])
         except (ElfError, OSError) as error:
-            os.close(descriptor)
             raise Refused(f"{self.mapping.path}: {_words(error)}") from None
-        return Found(file, [descriptor])
+        finally:
+            os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)

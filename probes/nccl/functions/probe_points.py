@@ -31,6 +31,10 @@ class ProbePoints:
     """Hot functions that are not probed because the kernel would single-step every call."""
     through_enqueue_check: bool
 
+    @property
+    def every(self) -> tuple[ProbePoint, ...]:
+        return (*self.calls, *self.calls_entry_only, *self.inits, *self.ends, *self.followed)
+
     def numbered(self, library: int) -> ProbePoints:
         """The same for a library of this number; these are for number 0."""
 
