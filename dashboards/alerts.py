@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from railscope.dashboards.alerting.alert import Alert, Group
+from railscope.dashboards.alerting.alert import PREFIX, Alert, Group
 from railscope.dashboards.page import AGENT, NODE, STALL
 
 EVALUATED_EVERY_SECONDS: Final = 10
@@ -68,7 +68,7 @@ def _rule(
     if panel is not None:
         annotations |= {"__dashboardUid__": panel.dashboard, "__panelId__": str(panel.number)}
     return {
-        "uid": f"railscope-{alert.name}",
+        "uid": f"railscope-{alert.name.removeprefix(PREFIX)}",  # Grafana takes forty characters
         "title": alert.name,
         "folderUID": folder,
         "ruleGroup": group_name,

@@ -18,7 +18,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
     """In the file's order."""
     yield Alert(
         Group.ITSELF,
-        "AgentSilent",
+        "RailscopeAgentSilent",
         Severity.WARNING,
         promql(
             f"""
@@ -37,7 +37,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
     )
     yield Alert(
         Group.ITSELF,
-        "HostNotScraped",
+        "RailscopeHostNotScraped",
         Severity.WARNING,
         promql(
             f"""
@@ -62,7 +62,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
 def _impaired(least: Thresholds) -> Iterator[Alert]:
     yield Alert(
         Group.ITSELF,
-        "CollectorFailing",
+        "RailscopeCollectorFailing",
         Severity.WARNING,
         f"{catalogue.COLLECTOR_SUCCESS} == 0",
         holds_for="5m",
@@ -74,7 +74,7 @@ def _impaired(least: Thresholds) -> Iterator[Alert]:
     )
     yield Alert(
         Group.ITSELF,
-        "ProbeNotAttached",
+        "RailscopeProbeNotAttached",
         Severity.WARNING,
         f"{catalogue.PROBE_ATTACHED.where(_CALLS)} == 0",
         about="Without the program that counts calls nothing is known of the jobs that use this library.",

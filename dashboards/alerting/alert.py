@@ -16,6 +16,8 @@ from enum import StrEnum
 from typing import Final
 
 _WIDTH: Final = 118
+PREFIX: Final = "Railscope"
+"""Of every alert's name: others load rules of other products beside ours."""
 RUNBOOKS: Final = "https://railscope.example/runbooks"
 """Stands in the shipped file for the address under which a site serves dashboards/runbooks."""
 

@@ -58,7 +58,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
     """In the file's order."""
     yield Alert(
         Group.STALLS,
-        "CollectiveStalled",
+        "RailscopeCollectiveStalled",
         Severity.CRITICAL,
         promql(
             f"""
@@ -85,7 +85,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
     )
     yield Alert(
         Group.STALLS,
-        "RankBehindCommunicator",
+        "RailscopeRankBehindCommunicator",
         Severity.CRITICAL,
         str(recorded.OPERATIONS_BEHIND_STALLED),
         about="Hosts see their own ranks only; the recording rule compares all of them.",
@@ -99,7 +99,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
     )
     yield Alert(
         Group.STALLS,
-        "CommunicatorErrors",
+        "RailscopeCommunicatorErrors",
         Severity.WARNING,
         promql(
             f"""
@@ -125,7 +125,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
     )
     yield Alert(
         Group.STALLS,
-        "BusBandwidthFell",
+        "RailscopeBusBandwidthFell",
         Severity.WARNING,
         promql(
             f"""

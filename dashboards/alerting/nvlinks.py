@@ -22,7 +22,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
     """In the file's order."""
     yield Alert(
         Group.NVLINKS,
-        "NVLinksDown",
+        "RailscopeNVLinksDown",
         Severity.WARNING,
         promql(
             f"""
@@ -45,7 +45,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
     )
     yield Alert(
         Group.NVLINKS,
-        "NVLinkErrors",
+        "RailscopeNVLinkErrors",
         Severity.WARNING,
         promql(
             f"""
@@ -65,7 +65,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
     )
     yield Alert(
         Group.NVLINKS,
-        "NVLinkFabricUnhealthy",
+        "RailscopeNVLinkFabricUnhealthy",
         Severity.WARNING,
         f"{catalogue.GPU_FABRIC_UNHEALTHY} == 1",
         holds_for="1m",

@@ -34,7 +34,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
     )
     yield Alert(
         Group.RAILS,
-        "RailPlaneDown",
+        "RailscopeRailPlaneDown",
         Severity.CRITICAL,
         f"{recorded.RAILS_DOWN} >= {least.plane_hosts:g}\nand on (cluster, rail)\n({down_under_load})",
         about="The same rail of many hosts, jobs among them: the switch below them, not their links.  It stands for "
@@ -48,7 +48,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
     )
     yield Alert(
         Group.RAILS,
-        "RailDownUnderLoad",
+        "RailscopeRailDownUnderLoad",
         Severity.CRITICAL,
         f"{down_under_load}\nunless on (cluster, rail)\n{recorded.RAILS_DOWN} >= {least.plane_hosts:g}",
         about="Down, on a host with a job, and it has carried traffic: a port that nobody uses is down for years.",
@@ -62,7 +62,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
     )
     yield Alert(
         Group.RAILS,
-        "RailSlowerThanSiblings",
+        "RailscopeRailSlowerThanSiblings",
         Severity.WARNING,
         _slower_than_siblings(least),
         about="Bytes do not tell: in a ring all rails drop together with the slowest.  What tells is a queue or round "
@@ -76,7 +76,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
     )
     yield Alert(
         Group.RAILS,
-        "RailLinkSlowerThanBefore",
+        "RailscopeRailLinkSlowerThanBefore",
         Severity.WARNING,
         promql(
             f"""
@@ -95,7 +95,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
     )
     yield Alert(
         Group.RAILS,
-        "RailLossy",
+        "RailscopeRailLossy",
         Severity.WARNING,
         promql(
             f"""
@@ -114,7 +114,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
     )
     yield Alert(
         Group.RAILS,
-        "RailErrors",
+        "RailscopeRailErrors",
         Severity.WARNING,
         promql(
             f"""
@@ -125,7 +125,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         ),
         about="Counters with severity page: a link that went down, transport retries exceeded, drops on a lossless "
         "priority.  The increase is the event, and the five minutes of the range keep it visible.  What a switch did "
-        "to a whole plane is told by RailPlaneDown.",
+        "to a whole plane is told by RailscopeRailPlaneDown.",
         holds_for="30s",
         because="By then a rail or a plane that is down is told, and stands for its counters.",
         summary=f"{{{{ $labels.counter }}}} of {_RAIL[0].lower()}{_RAIL[1:]} increased",
@@ -135,7 +135,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
     )
     yield Alert(
         Group.RAILS,
-        "RailCounterRises",
+        "RailscopeRailCounterRises",
         Severity.WARNING,
         f"rate({_counters('warn')}[15m]) > {least.rail_warnings_per_second:g}",
         about="Counters with severity warn: packets that were lost, came twice or damaged.  A few of them happen.",
@@ -149,7 +149,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
     )
     yield Alert(
         Group.RAILS,
-        "RailCounterPinned",
+        "RailscopeRailCounterPinned",
         Severity.INFO,
         f"{catalogue.RAIL_COUNTER_PINNED} == 1",
         about="From now on no increase means nothing: errors on this port go unseen.",

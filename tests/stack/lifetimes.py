@@ -155,7 +155,7 @@ def _stall() -> Iterator[Life]:
     yield Life(
         "stalled",
         [*info, _only_fault("railscope_comm_stalled", {**ranks[1], **told}, 1)],
-        {"CollectiveStalled": [stalled]},
+        {"RailscopeCollectiveStalled": [stalled]},
     )
     entered = "railscope_comm_enqueued_total"
     yield Life(
@@ -166,7 +166,7 @@ def _stall() -> Iterator[Life]:
             Series(entered, ranks[0], Rate(10), Rate(0, jump=1), Rate(10)),
             Series(entered, ranks[1], Rate(10), STILL, Rate(10, jump=1)),
         ],
-        {"CollectiveStalled": [stalled], "RankBehindCommunicator": [{**ranks[1], **stalled}]},
+        {"RailscopeCollectiveStalled": [stalled], "RailscopeRankBehindCommunicator": [{**ranks[1], **stalled}]},
     )
 
 
@@ -176,7 +176,7 @@ def _jobs() -> Iterator[Life]:
     yield Life(
         "remote",
         [_gauge(start, HOST, 5, 5), Series("railscope_comm_errors_total", error, ABSENT, Rate(0.1), STILL)],
-        {"CommunicatorErrors": [{**error, **WARNING}]},
+        {"RailscopeCommunicatorErrors": [{**error, **WARNING}]},
     )
     size = {**HOST, "op": "AllReduce", "size": "16777216"}
     yield Life(
@@ -187,7 +187,7 @@ def _jobs() -> Iterator[Life]:
             _counter("railscope_collective_completed_bus_bytes_total", size, 1e11, 5e10),
             _counter("railscope_collective_completed_seconds_total", size, 0.5, 0.5),
         ],
-        {"BusBandwidthFell": [{**size, **WARNING}]},
+        {"RailscopeBusBandwidthFell": [{**size, **WARNING}]},
         begins_minutes=30,
     )
 
@@ -197,19 +197,19 @@ def _nvlinks() -> Iterator[Life]:
     yield Life(
         "nvlink",
         [UP, *(_gauge("railscope_nvlink_up", {**gpu, "link": str(link)}, 1, link) for link in (0, 1))],
-        {"NVLinksDown": [{**gpu, **WARNING}]},
+        {"RailscopeNVLinksDown": [{**gpu, **WARNING}]},
     )
     yield Life(
         "crc",
         [_counter("railscope_gpu_nvlink_errors_total", {**gpu, "kind": "crc"}, 0, 1)],
-        {"NVLinkErrors": [{**gpu, "kind": "crc", **WARNING}]},
+        {"RailscopeNVLinkErrors": [{**gpu, "kind": "crc", **WARNING}]},
         ends_minutes=20,
     )
     fabric = {**gpu, "reason": "degraded_bandwidth"}
     yield Life(
         "fabric",
         [_only_fault("railscope_gpu_fabric_unhealthy", fabric, 1)],
-        {"NVLinkFabricUnhealthy": [{**fabric, **WARNING}]},
+        {"RailscopeNVLinkFabricUnhealthy": [{**fabric, **WARNING}]},
     )
 
 
@@ -218,7 +218,7 @@ def _rails() -> Iterator[Life]:
     yield Life(
         "down",
         [UP, JOB, _gauge("railscope_rail_up", PORT, 1, 0), _counter(sent, PORT, 1e9, 0)],
-        {"RailDownUnderLoad": [{**PORT, **CRITICAL}]},
+        {"RailscopeRailDownUnderLoad": [{**PORT, **CRITICAL}]},
     )
     hosts = [{**PORT, "instance": f"host{number}:1"} for number in range(8)]
     yield Life(
@@ -229,19 +229,19 @@ def _rails() -> Iterator[Life]:
             *(_gauge("up", {name: port[name] for name in HOST}, 1, 1) for port in hosts),
             _gauge("railscope_processes_observed", {name: hosts[0][name] for name in HOST}, 8, 8),
         ],
-        {"RailPlaneDown": [{"rail": "0", **CRITICAL}]},
+        {"RailscopeRailPlaneDown": [{"rail": "0", **CRITICAL}]},
     )
     sibling = {**RAIL, "rail": "1", "device": "mlx5_1"}
     backlog = "railscope_rail_queue_backlog_bytes"
     yield Life(
         "slow",
         [_gauge(backlog, RAIL, 0, 2e5), _gauge(backlog, sibling, 0, 0)],
-        {"RailSlowerThanSiblings": [{**RAIL, **WARNING}]},
+        {"RailscopeRailSlowerThanSiblings": [{**RAIL, **WARNING}]},
     )
     yield Life(
         "speed",
         [UP, _gauge("railscope_rail_speed_bytes_per_second", PORT, 5e10, 2.5e10)],
-        {"RailLinkSlowerThanBefore": [{**PORT, **WARNING}]},
+        {"RailscopeRailLinkSlowerThanBefore": [{**PORT, **WARNING}]},
     )
     yield Life(
         "lossy",
@@ -249,19 +249,19 @@ def _rails() -> Iterator[Life]:
             _counter("railscope_rail_tcp_sent_bytes_total", RAIL, 1e7, 1e7),
             _counter("railscope_rail_tcp_retransmitted_bytes_total", RAIL, 0, 5e5),
         ],
-        {"RailLossy": [{**RAIL, **WARNING}]},
+        {"RailscopeRailLossy": [{**RAIL, **WARNING}]},
     )
     broken = {**PORT, "counter": "link_downed", "severity": "page"}
     yield Life(
         "errors",
         [_counter("railscope_rail_events_total", broken, 0, 0.1)],
-        {"RailErrors": [{**broken, **WARNING}]},
+        {"RailscopeRailErrors": [{**broken, **WARNING}]},
     )
     damaged = {**PORT, "counter": "rx_crc_errors", "severity": "warn"}
     yield Life(
         "damaged",
         [Series("railscope_rail_events_total", damaged, ABSENT, Rate(1), STILL)],
-        {"RailCounterRises": [{**damaged, **WARNING}]},
+        {"RailscopeRailCounterRises": [{**damaged, **WARNING}]},
         begins_minutes=40,
         ends_minutes=20,
     )
@@ -269,7 +269,7 @@ def _rails() -> Iterator[Life]:
     yield Life(
         "pinned",
         [_only_fault("railscope_rail_pinned", pinned, 1)],
-        {"RailCounterPinned": [{**pinned, **INFO}]},
+        {"RailscopeRailCounterPinned": [{**pinned, **INFO}]},
         begins_minutes=70,
     )
 
@@ -283,7 +283,7 @@ def _agents() -> Iterator[Life]:
             # Of another exporter on the same host.
             _gauge("up", {"job": "node", "instance": "a:9100"}, 1, 0),
         ],
-        {"AgentSilent": [{**HOST, **WARNING}]},
+        {"RailscopeAgentSilent": [{**HOST, **WARNING}]},
     )
     yield Life(
         "removed",
@@ -291,16 +291,20 @@ def _agents() -> Iterator[Life]:
             Series("up", HOST, Level(1), ABSENT, Level(1)),
             Series("railscope_processes_observed", HOST, Level(8), ABSENT, Level(8)),
         ],
-        {"HostNotScraped": [{**HOST, **WARNING}]},
+        {"RailscopeHostNotScraped": [{**HOST, **WARNING}]},
     )
     collector = {**HOST, "collector": "rdma"}
     yield Life(
         "collector",
         [_gauge("railscope_collector_success", collector, 1, 0)],
-        {"CollectorFailing": [{**collector, **WARNING}]},
+        {"RailscopeCollectorFailing": [{**collector, **WARNING}]},
     )
     probe = {**HOST, "library": "/x/libnccl.so.2", "nccl_version": "2.32.3", "program": "calls"}
-    yield Life("probe", [_gauge("railscope_probe_attached", probe, 1, 0)], {"ProbeNotAttached": [{**probe, **WARNING}]})
+    yield Life(
+        "probe",
+        [_gauge("railscope_probe_attached", probe, 1, 0)],
+        {"RailscopeProbeNotAttached": [{**probe, **WARNING}]},
+    )
     for name, alert, metric, more in (
         ("events", "RailscopeLosesEvents", "railscope_events_lost_total", {"reason": "ring"}),
         ("series", "RailscopeDropsSeries", "railscope_series_dropped_total", {"reason": "cap"}),

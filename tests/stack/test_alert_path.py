@@ -74,17 +74,17 @@ def test_a_stopped_rank_is_notified_once_with_what_is_known_of_it_and_so_is_its_
     load = Load(size_bytes=1 << 16, pace_us=300_000)
     with moving(stack, store, load, {"SLURM_JOB_ID": "4711"}) as (job, comm):
         assert not standing(stack, comm)
-        both = {"CollectiveStalled", "RankBehindCommunicator"}
+        both = {"RailscopeCollectiveStalled", "RailscopeRankBehindCommunicator"}
         with Stopped(job.pids[1]):
             until(lambda: standing(stack, comm).keys() == both, "notifications of the stall")
             alerts = standing(stack, comm)
         until(lambda: not standing(stack, comm), "notifications of its end")
         until(goes_on(store, comm), "the job to go on")
-    stalled, behind = alerts["CollectiveStalled"], alerts["RankBehindCommunicator"]
+    stalled, behind = alerts["RailscopeCollectiveStalled"], alerts["RailscopeRankBehindCommunicator"]
     known = {"comm": comm, "severity": "critical", "exported_job": "4711"}
-    assert stalled.labels == {"alertname": "CollectiveStalled", **known}
+    assert stalled.labels == {"alertname": "RailscopeCollectiveStalled", **known}
     rank = {"job": "railscope", "instance": "host1", "rank": "1"}
-    assert behind.labels == {"alertname": "RankBehindCommunicator", **rank, **known}
+    assert behind.labels == {"alertname": "RailscopeRankBehindCommunicator", **rank, **known}
     # One page for both, as for everything of that job.
     assert [(one.receiver, one.group) for one in alerts.values()] == [("on-call", {"exported_job": "4711"})] * 2
     assert stalled.annotations["summary"] == f"Communicator {comm} is stalled: process_stopped, rank 1 on host1"
@@ -108,22 +108,26 @@ def test_a_rail_that_goes_down_is_notified_by_name_and_the_stall_is_put_down_to_
         def named() -> bool:
             alerts = standing(stack, comm)
             # The page may be older than the best founded cause, and none follows for that alone.
-            told = alert_annotations(stack.prometheus_url, "CollectiveStalled", comm).get("summary", "")
-            return {"RailDownUnderLoad", "CollectiveStalled"} <= alerts.keys() and told.endswith(
+            told = alert_annotations(stack.prometheus_url, "RailscopeCollectiveStalled", comm).get("summary", "")
+            return {"RailscopeRailDownUnderLoad", "RailscopeCollectiveStalled"} <= alerts.keys() and told.endswith(
                 ": rail_down, rail 1 (rail1) of host1"
             )
 
         with LinkDown(stack.fabric, host=1, rail=1):
             until(named, "notifications of the rail and the stall")
             alerts = standing(stack, comm)
-            told = alert_annotations(stack.prometheus_url, "CollectiveStalled", comm)
-            paged = [one for one in stack.webhook.all if one.name == "CollectiveStalled" and one.labels["comm"] == comm]
+            told = alert_annotations(stack.prometheus_url, "RailscopeCollectiveStalled", comm)
+            paged = [
+                one
+                for one in stack.webhook.all
+                if one.name == "RailscopeCollectiveStalled" and one.labels["comm"] == comm
+            ]
             assert RESOLVED not in {one.status for one in paged}
-        # That the link went down stays visible for some minutes, as RailErrors: to the team, and nobody is woken.
-        until(lambda: standing(stack, comm).keys() <= {"RailErrors"}, "notifications of the end")
+        # That the link went down is told for some minutes more (RailscopeRailErrors), to the team: nobody is woken.
+        until(lambda: standing(stack, comm).keys() <= {"RailscopeRailErrors"}, "notifications of the end")
         until(goes_on(store, comm), "the job to go on")
         assert all(one.receiver == "team" for one in standing(stack, comm).values())
-    rail = alerts["RailDownUnderLoad"]
+    rail = alerts["RailscopeRailDownUnderLoad"]
     assert rail.receiver == "on-call"
     assert {name: rail.labels[name] for name in ("instance", "rail", "device", "severity")} == {
         "instance": "host1",
@@ -131,7 +135,7 @@ def test_a_rail_that_goes_down_is_notified_by_name_and_the_stall_is_put_down_to_
         "device": "rail1",
         "severity": "critical",
     }
-    stalled = alerts["CollectiveStalled"]
+    stalled = alerts["RailscopeCollectiveStalled"]
     assert "host1 says rail_down of rank 1, blaming rail1." in told["description"]
     # Nobody knows of a job: the communicator has a page of its own.
     assert (stalled.receiver, stalled.group) == ("on-call", {"comm": comm})

@@ -138,4 +138,4 @@ def test_stalls_are_marked_in_every_dashboard(store: PrometheusStore) -> None:
 
 def test_alert_rules_ask_what_prometheus_understands(store: PrometheusStore) -> None:
     fires = {one.name for one in rules_files.make_alerts() if store.query(one.expression)}
-    assert {"CollectiveStalled", "RailCounterPinned", "CollectorFailing"} <= fires
+    assert {"RailscopeCollectiveStalled", "RailscopeRailCounterPinned", "RailscopeCollectorFailing"} <= fires

@@ -121,15 +121,15 @@ def test_alerts_fire_and_clear_in_a_real_prometheus(tmp_path: Path) -> None:
         slow.slow.add((0, 1))
         lost.silent.add(1)
         expected = {
-            ("CollectiveStalled", stop.comm),
-            ("RankBehindCommunicator", "stop1:9779"),
-            ("RailDownUnderLoad", "down1:9779"),
-            ("RailSlowerThanSiblings", "slow0:9779"),
-            ("AgentSilent", "lost1:9779"),
+            ("RailscopeCollectiveStalled", stop.comm),
+            ("RailscopeRankBehindCommunicator", "stop1:9779"),
+            ("RailscopeRailDownUnderLoad", "down1:9779"),
+            ("RailscopeRailSlowerThanSiblings", "slow0:9779"),
+            ("RailscopeAgentSilent", "lost1:9779"),
         }
         until(lambda: firing() == expected, "five alerts and no other")
         assert len(store.query("comm:railscope_stalled_ranks:count")) == 2
-        told = alert_annotations(url, "CollectiveStalled", stop.comm)
+        told = alert_annotations(url, "RailscopeCollectiveStalled", stop.comm)
         assert told["summary"] == f"Communicator {stop.comm} is stalled: process_stopped, rank 1 on stop1:9779"
         assert told["description"].startswith("stop1:9779 says process_stopped of rank 1, blaming rank 1. For")
         for fleet in (stop, down, slow, save):

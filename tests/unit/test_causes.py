@@ -150,7 +150,7 @@ def test_steps_of_a_cause_stand_on_the_page_that_says_most_of_it_and_on_no_other
 
 
 def test_the_alert_on_a_stall_is_as_severe_as_its_causes() -> None:
-    (alert,) = (one for one in rules_files.make_alerts() if one.name == runbook.OF_ALL)
+    (alert,) = (one for one in rules_files.make_alerts() if one.page == runbook.OF_ALL)
     assert {CAUSES[cause].severity for cause in SAID} == {Severity(alert.severity)}
     assert CAUSES[Cause.WRITING].severity is Severity.NONE
 

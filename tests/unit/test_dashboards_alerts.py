@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from railscope.dashboards import alerts, rules_files
+from railscope.dashboards.alerting.alert import PREFIX
 
 
 def test_templates_of_alerts_are_said_in_grafanas_terms() -> None:
@@ -19,7 +20,7 @@ def test_templates_of_alerts_are_said_in_grafanas_terms() -> None:
 
 
 def test_what_grafana_cannot_ask_leaves_whole_sentences() -> None:
-    (stalled,) = [one for one in rules_files.make_alerts() if one.name == "CollectiveStalled"]
+    (stalled,) = [one for one in rules_files.make_alerts() if one.name == "RailscopeCollectiveStalled"]
     told = {name: alerts.to_grafana_template(text) for name, text in stalled.annotations("").items()}
     assert told == {
         "summary": "Communicator {{ $labels.comm }} is stalled",
@@ -29,10 +30,18 @@ def test_what_grafana_cannot_ask_leaves_whole_sentences() -> None:
     }
 
 
+def test_names_say_whose_alerts_they_are_and_fit_into_grafanas_identifiers() -> None:
+    names = [one.name for one in rules_files.make_alerts()]
+    assert [name for name in names if not name.startswith(PREFIX)] == []
+    assert len(set(names)) == len(names)
+    rules = alerts.make_alert_group("all", rules_files.make_alerts(), "folder", "source", None, "")["rules"]
+    assert max(len(rule["uid"]) for rule in rules) <= 40
+
+
 def test_nothing_that_grafana_is_given_asks_a_question() -> None:
     rules = alerts.make_alert_group("all", rules_files.make_alerts(), "folder", "source", None, "")["rules"]
     told = [text for rule in rules for name in ("labels", "annotations") for text in rule[name].values()]
     assert told
     assert not [text for text in told if re.search(r"\|\s*query\b", text)]
-    (stalled,) = [rule for rule in rules if rule["title"] == "CollectiveStalled"]
+    (stalled,) = [rule for rule in rules if rule["title"] == "RailscopeCollectiveStalled"]
     assert stalled["labels"] == {"severity": "critical"}
