@@ -132,11 +132,6 @@ class Config:
     """With `once`: where the metrics go; None: to standard output."""
     config_file: Path | None = None
 
-    @property
-    def sample_shift(self) -> int:
-        """Host time is measured for one call in 2^shift."""
-        return self.probe_sample_every.bit_length() - 1
-
 
 @dataclass(frozen=True, slots=True)
 class Option:

@@ -26,13 +26,11 @@ from railscope.agent.facts.snapshot import Histogram
 
 METRICS: Final = frozenset({catalogue.COLLECTIVE_SIZE_BYTES, catalogue.COLLECTIVE_BUS_BANDWIDTH})
 """Those that come as native histograms where these are asked for."""
-SCHEMA: Final = 0
-"""Each bound is twice the one before."""
 
 
 @dataclass(frozen=True, slots=True)
 class NativeHistogram:
-    """Buckets of schema 0: bucket k holds what lies above 2^(k-1), up to and including 2^k."""
+    """Buckets of schema 0, bounds powers of two: bucket k holds what lies above 2^(k-1), up to and including 2^k."""
 
     zero_threshold: float
     """What lies from 0 to here, this included, is not told apart."""

@@ -6,6 +6,7 @@ import argparse
 import errno
 import os
 import re
+import struct
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import NoReturn
@@ -25,8 +26,10 @@ from railscope.agent.config.options import (
     ListenAddress,
     add_arguments,
 )
+from railscope.agent.config.probe_settings import program_settings
 from railscope.agent.config.rail_patterns import RailPattern, parse_rail_pattern
 from railscope.agent.config.values import duration_ns, listen_address, size_bytes
+from railscope.probes.nccl.programs.calls import EnqueueTime, constants
 
 SAMPLE = Path(__file__).parents[2] / "deploy" / "railscope.yml"
 
@@ -144,7 +147,9 @@ def test_every_flag_reaches_its_field() -> None:
 
 @pytest.mark.parametrize(("every", "shift"), [(1, 0), (16, 4), (65536, 16)])
 def test_sampling_is_told_to_the_kernel_as_a_shift(every: int, shift: int) -> None:
-    assert config(f"--probe.sample-every={every}").sample_shift == shift
+    settings = program_settings(config(f"--probe.sample-every={every}"))
+    assert struct.unpack_from("<QQIII", constants(settings, EnqueueTime.PAIR))[4] == shift
+    assert struct.unpack_from("<QQIII", constants(settings, EnqueueTime.OFF))[4] > 16
 
 
 def test_the_file_goes_before_defaults_and_the_command_line_before_the_file(file: Path) -> None:
