@@ -9,6 +9,7 @@ on this host gives no sign of that kind, and is told of at once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -29,8 +30,8 @@ class Death:
     died_ns: int
     how: str
     """As `killed by signal 9`."""
-    companions: Collection[int]
-    """Pids of processes that lived then, and share a communicator with it."""
+    comms: Collection[str]
+    """Names of its communicators."""
     ranks: tuple[RankFacts, ...]
     """Where it left others alone, with what was in flight."""
 
@@ -46,13 +47,16 @@ class Settled:
 
 
 class Deaths:
-    """Processes that died a moment ago.  Not thread-safe: the daemon's lock guards it."""
+    """Processes that died a moment ago.  Not thread-safe: the daemon's lock guards it.
 
-    def __init__(self, lives: Callable[[int], bool], is_ending: Callable[[int], bool]) -> None:
-        """By pid: `lives`: it has not ended; `is_ending`: it is about to, whatever it does."""
-        self._lives = lives
-        self._is_ending = is_ending
+    A job may have many communicators and processes: what is true of a communicator is found out once for all deaths.
+    """
+
+    def __init__(self) -> None:
         self._open: dict[int, Death] = {}
+        """By pid."""
+        self._comms: Counter[str] = Counter()
+        """How many of those each communicator has."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -62,24 +66,39 @@ class Deaths:
         """Communicators of those of which nothing is said yet."""
         return (rank.instance for death in self._open.values() for rank in death.ranks)
 
-    def add(self, death: Death) -> bool:
-        """Keep a death until more is known; False: it has nobody to be held against, and nothing more will be."""
-        one_of_them = any(death.pid in other.companions for other in self._open.values())
-        if not death.companions and not one_of_them:
+    def add(self, death: Death, *, accompanied: bool) -> bool:
+        """Keep a death until more is known; False: it has nobody to be held against, and nothing more will be.
+
+        `accompanied`: another process of this host that was there until now shares a communicator with it.
+        """
+        if not accompanied and not any(comm in self._comms for comm in death.comms):
             return False
         self._open[death.pid] = death
+        self._comms.update(death.comms)
         return True
 
-    def settle(self, now_ns: int) -> Settled:
-        """Those of which it is known by now whether others go on; each is returned once."""
+    def settle(self, now_ns: int, living: Callable[[str], Iterable[int]], is_ending: Callable[[int], bool]) -> Settled:
+        """Those of which it is known by now whether others go on; each is returned once.
+
+        Args:
+            now_ns: the moment.
+            living: pids that have a communicator, by its name.
+            is_ending: by pid, whether a process is about to end, whatever it does.
+        """
+        left = {comm: frozenset(living(comm)) for comm in self._comms}
+        late = any(now_ns - death.died_ns >= TOGETHER_NS for death in self._open.values())
+        pids = frozenset[int]().union(*left.values()) if late else frozenset[int]()
+        stays = {pid for pid in pids if not is_ending(pid)}
+        held = {comm for comm, those in left.items() if not stays.isdisjoint(those)}
         alone, together = [], []
         for death in self._open.values():
-            left = [pid for pid in death.companions if self._lives(pid)]
             age_ns = now_ns - death.died_ns
-            if not left:
+            if not any(left[comm] for comm in death.comms):
                 together.append(death)
-            elif age_ns >= _LONGEST_END_NS or (age_ns >= TOGETHER_NS and not all(map(self._is_ending, left))):
+            elif age_ns >= _LONGEST_END_NS or (age_ns >= TOGETHER_NS and any(comm in held for comm in death.comms)):
                 alone.append(death)
         for death in (*alone, *together):
             del self._open[death.pid]
+            self._comms.subtract(death.comms)
+        self._comms = +self._comms
         return Settled(tuple(alone), tuple(together))

@@ -82,7 +82,7 @@ class Watchdog:
         if host_calls is not None:
             self._inside = InsideCalls(host_calls, known, procfs, self._realtime_offset_ns, self._reader.last_op)
         self._stragglers = Stragglers()
-        self._deaths = Deaths(self._lives, self._is_ending)
+        self._deaths = Deaths()
         self._checkpoints = Checkpoints(self._inspector.written_bytes, limits.suspicion_ns(), limits.after_ns)
         self._resting: frozenset[int] = frozenset()
         """Instances that were looked at closely last: suspected, or without a call for a second and more."""
@@ -223,19 +223,14 @@ class Watchdog:
                 rank = replace(rank, in_flight=InFlight(op, None, now_ns, "strong", "it was in use"))
             left.append(rank)
         if left:
-            death = Death(pid, now_ns, how, self._companions(ranks), tuple(left))
-            if not self._deaths.add(death):
+            death = Death(pid, now_ns, how, frozenset(rank.comm for rank in ranks) - {UNKNOWN}, tuple(left))
+            if not self._deaths.add(death, accompanied=self._is_accompanied(ranks)):
                 self._record_death(death)
 
-    def _companions(self, ranks: Sequence[RankFacts]) -> frozenset[int]:
-        """Processes of this host that live and share a communicator with one that has these ends."""
+    def _is_accompanied(self, ranks: Iterable[RankFacts]) -> bool:
+        """Whether another process of this host shares a communicator with one that has these ends."""
         by_comm = self._every().by_comm
-        pids = {peer.pid for rank in ranks for peer in by_comm.get(rank.comm, ())}
-        return frozenset(pid for pid in pids.difference(rank.pid for rank in ranks) if self._lives(pid))
-
-    def _lives(self, pid: int) -> bool:
-        process = self._known.process(pid)
-        return process is not None and process.ended_ns is None
+        return any(peer.pid != rank.pid for rank in ranks for peer in by_comm.get(rank.comm, ()))
 
     def _is_ending(self, pid: int) -> bool:
         process = self._known.process(pid)
@@ -251,7 +246,12 @@ class Watchdog:
                 self._log_changes((stall,), ())
 
     def _settle_deaths(self, now_ns: int) -> None:
-        settled = self._deaths.settle(now_ns)
+        if not self._deaths:
+            return
+        by_comm = self._every().by_comm
+        settled = self._deaths.settle(
+            now_ns, lambda comm: (rank.pid for rank in by_comm.get(comm, ())), self._is_ending
+        )
         for death in settled.alone:
             self._record_death(death)
         if settled.together:
