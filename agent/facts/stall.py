@@ -94,7 +94,9 @@ class Diagnosis:
     culprit: bool
     """Whether the culprit is on this host: such a finding needs less time than a mere wait."""
     excused: bool = False
-    """Whoever is waited for is seen at work that comes to an end, as a checkpoint does: no stall, however long."""
+    """Whoever is waited for is at work that comes to an end, as a checkpoint does: no stall, however long."""
+    writes: bool = False
+    """It is seen to write, and may pause in it now and then."""
     blamed_rank: int | None = None
     rail: str = ""
     device: str = ""

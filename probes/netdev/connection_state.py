@@ -5,14 +5,16 @@ wait for what: for an answer of the network (retransmissions without acknowledge
 or for nothing (all is acknowledged: this side waits to receive).
 
 Collectives connect ports that the kernel chose, at both ends.  A connection with a port of another kind leads to some
-service (storage, a web server, a job's rendezvous) and is left out: it may lie closed or unread for days.
+service (storage, a web server, a job's rendezvous) and is left out: it may lie closed or unread for days.  What is sent
+there is summed up, as a checkpoint may go to storage that way.
 
 Source: `struct tcp_info`, Linux include/uapi/linux/tcp.h; sock_diag(7); ip_local_port_range in ip(7).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,7 +25,7 @@ from railscope.probes.clock import Clock
 from railscope.probes.netdev.addresses import read_addresses
 from railscope.probes.netdev.links import read_links
 from railscope.probes.netdev.netlink import MalformedNetlink, NetlinkSocket
-from railscope.probes.netdev.tcp_info import NETLINK_SOCK_DIAG, local_addresses, read_table
+from railscope.probes.netdev.tcp_info import NETLINK_SOCK_DIAG, Rows, local_addresses, read_table
 from railscope.probes.processes.socket_owners import SocketOwners
 
 MOST_CONNECTIONS: Final = 4096
@@ -134,6 +136,12 @@ class ProcessConnections:
         """
         self._owners = SocketOwners(procfs, clock)
         self._lowest_port, self._highest_port = _chosen_ports(procfs)
+        self._acknowledged: dict[int, int] = {}
+        """By cookie, of connections to services, as read last."""
+        self._asked: frozenset[int] = frozenset()
+        """Pids at the last reading."""
+        self.sent_to_services: Counter[int] = Counter()
+        """By pid: bytes that services acknowledged since it was first asked about."""
         self._route = NetlinkSocket()
         try:
             self._diag = NetlinkSocket(protocol=NETLINK_SOCK_DIAG)
@@ -141,8 +149,12 @@ class ProcessConnections:
             self._route.close()
             raise
 
-    def read(self, pids: Collection[int]) -> tuple[ConnectionState, ...]:
+    def read(self, pids: Collection[int], parents: Mapping[int, int]) -> tuple[ConnectionState, ...]:
         """Connections of these processes, with ports that the kernel chose, on any device but the loopback.
+
+        Args:
+            pids: of processes.
+            parents: by pid of a descendant, which of them it belongs to: who is forked holds its parent's sockets.
 
         Raises:
             OSError: the kernel refuses.
@@ -155,9 +167,12 @@ class ProcessConnections:
         ports = table.rows["ports"]
         between = ((ports >= self._lowest_port) & (ports <= self._highest_port)).all(axis=1)
         chosen = np.flatnonzero(between)[:MOST_CONNECTIONS]
+        services = table.rows[np.flatnonzero(~between)[:MOST_CONNECTIONS]]
         rows = table.rows[chosen]
         inodes = rows["inode"].tolist()
-        owners = self._owners.owners(pids, inodes)
+        holders = self._owners.owners({*pids, *parents}, [*inodes, *services["inode"].tolist()])
+        owners = {inode: parents.get(pid, pid) for inode, pid in holders.items()}
+        self._sum_up_services(services, owners, frozenset(pids))
         found = []
         for place, (inode, interface, address) in enumerate(
             zip(inodes, rows["interface"].tolist(), local_addresses(rows), strict=True)
@@ -172,6 +187,19 @@ class ProcessConnections:
             elif isinstance(untold, MalformedNetlink):
                 raise untold  # otherwise the kernel told too little (before Linux 4.19)
         return tuple(found)
+
+    def _sum_up_services(self, rows: Rows, owners: Mapping[int, int], pids: frozenset[int]) -> None:
+        now = {}
+        columns = (rows[name].tolist() for name in ("inode", "cookie", "bytes_acked"))
+        for inode, cookie, acknowledged in zip(*columns, strict=True):
+            pid = owners.get(inode)
+            if pid is None:
+                continue
+            # What is new of a process that was asked about before was opened since.
+            before = self._acknowledged.get(cookie, 0 if pid in self._asked else acknowledged)
+            self.sent_to_services[pid] += max(0, acknowledged - before)
+            now[cookie] = acknowledged
+        self._acknowledged, self._asked = now, pids
 
     def close(self) -> None:
         self._route.close()

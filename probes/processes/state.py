@@ -77,8 +77,6 @@ class ProcessState:
     time_ns: int
     condition: Condition
     threads: tuple[ThreadTimes, ...]
-    written_bytes: int | None
-    """Given to the storage layer so far; None: not allowed to know."""
     freezer: str = ""
     """The file that thaws it where it is frozen; empty: it cannot be seen."""
 
@@ -97,7 +95,7 @@ def process_state(procfs: Path, identity: ProcessIdentity, clock: Clock, cgroups
     now_ns = clock.monotonic_ns()
     state = _main_state(folder, identity)
     if state is None:
-        return ProcessState(now_ns, "gone", (), None)
+        return ProcessState(now_ns, "gone", ())
     condition: Condition = "running"
     if state == _STOPPED:
         condition = "stopped"
@@ -106,9 +104,7 @@ def process_state(procfs: Path, identity: ProcessIdentity, clock: Clock, cgroups
     freezer = _freezer(folder, cgroups, state) if state in _SLEEPING else None
     if freezer is not None:
         condition = "frozen"
-    return ProcessState(
-        now_ns, condition, thread_times(procfs, identity.pid), written_bytes(procfs, identity.pid), freezer or ""
-    )
+    return ProcessState(now_ns, condition, thread_times(procfs, identity.pid), freezer or "")
 
 
 def is_ending(procfs: Path, identity: ProcessIdentity) -> bool:
@@ -193,16 +189,6 @@ def thread_times(procfs: Path, pid: int) -> tuple[ThreadTimes, ...]:
                     os.close(file)
                 found.append(ThreadTimes(int(task.name), busy, waited, runs))
     return tuple(found)
-
-
-def written_bytes(procfs: Path, pid: int) -> int | None:
-    """What a process gave to the storage layer so far; None: it has ended, or one is not allowed to know."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path(f"{procfs}/{pid}/io").read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name == "write_bytes":
-                return int(value)
-    return None
 
 
 def _freezer(folder: str, cgroups: Path, state: str) -> str | None:

@@ -6,10 +6,13 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -63,9 +66,21 @@ static void in_child(int64_t milliseconds) {
         ;
 }
 
-/* To a server on this host with a port of its own choice below those that the kernel gives, as storage has. */
+/* An address of this host that is not the loopback's. */
+static struct sockaddr_in own_address(void) {
+    struct sockaddr_in found = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct ifaddrs *all = NULL;
+    if (getifaddrs(&all) == 0)
+        for (const struct ifaddrs *one = all; one != NULL; one = one->ifa_next)
+            if (one->ifa_addr != NULL && one->ifa_addr->sa_family == AF_INET && !(one->ifa_flags & IFF_LOOPBACK))
+                memcpy(&found, one->ifa_addr, sizeof found);
+    freeifaddrs(all);
+    return found;
+}
+
+/* To a server on this host with a port below those that the kernel gives, as storage has. */
 static void upload(int64_t milliseconds) {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in address = own_address();
     int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), yes = 1;
     setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
     int port = 9000;

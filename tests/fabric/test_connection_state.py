@@ -50,7 +50,7 @@ class Pair:
                 self.near.send(bytes(1 << 16))
 
     def all(self) -> tuple[ConnectionState, ...]:
-        return self.connections.read([os.getpid()])
+        return self.connections.read([os.getpid()], {})
 
     def state(self) -> ConnectionState:
         (state,) = self.all()
@@ -78,7 +78,7 @@ def test_a_connection_is_told_with_its_rail_and_what_it_moved(pair: Pair) -> Non
     assert (state.pid, state.device, state.peer_closed) == (os.getpid(), "rail1", False)
     assert state.moved_bytes >= 1000
     assert not state.unanswered
-    assert pair.connections.read([1]) == ()
+    assert pair.connections.read([1], {}) == ()
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tests.faults.web import WebError
 Ranks = Mapping[tuple[str, str], str]
 """A job's own number, by communicator and rank in it."""
 _POLL_SECONDS: Final = 0.2
-_RAIL_CAUSES: Final = frozenset({"rail_down", "rail_slow", "rail_lossy", "rail_filtered"})
+_RAIL_CAUSES: Final = frozenset({"rail_down", "rail_slow", "rail_lossy", "rail_filtered", "rail_mtu"})
 _WAITING_CAUSES: Final = frozenset({"rank_behind", "unknown", "unseen"})
 
 

@@ -370,7 +370,9 @@ class World:
     def is_ending(self, process: ObservedProcess) -> bool:
         return self._of(process).ending
 
-    def written_bytes(self, pid: int) -> int | None:
+    def written_bytes(self, process: ObservedProcess, *, services: bool) -> int | None:
+        del services
+        pid = process.identity.pid
         return next((rank.written_bytes for rank in self.ranks if rank.pid == pid and not rank.gone), None)
 
     def waits_for_network(self, process: ObservedProcess) -> tuple[str, ...]:

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from railscope.agent.facts.snapshot import RankKey
-from railscope.agent.node.stalls.checkpoints import PERIOD_NS, Checkpoints
-from railscope.probes.processes.state import written_bytes
+from railscope.agent.node.stalls.checkpoints import PERIOD_NS, Checkpoints, LastCall
+from railscope.probes.processes.tree import written_bytes
 from tests.unit.stall_world import AFTER_S, COMM_HASH, LOOK_S, MIB, RUNNING, WRITING, Rank, World, steady
 
 WRITES = replace(RUNNING, written_bytes=3 * MIB // 2)
@@ -111,17 +111,17 @@ def test_a_checkpoint_that_lasts_minutes_is_told_to_its_end() -> None:
 
 
 def asked(writers: Checkpoints, at_s: float, calls: dict[int, int]) -> None:
-    writers.update(int(at_s * 1e9), calls)
+    writers.update(int(at_s * 1e9), {pid: LastCall(call_ns, 7) for pid, call_ns in calls.items()})
 
 
 def test_who_is_silent_is_asked_about_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     world, rank = writer()
     asked_ns: list[int] = []
-    written_bytes = world.written_bytes
 
-    def written(pid: int) -> int | None:
+    def written(pid: int, *, services: bool) -> int | None:
+        del pid, services
         asked_ns.append(world.clock.now_ns)
-        return written_bytes(pid)
+        return rank.written_bytes
 
     monkeypatch.setattr(world.watch._checkpoints, "_written", written)
     rank.begin()  # somebody to look at four times a second
@@ -140,7 +140,8 @@ def test_who_is_silent_is_asked_about_once_a_second(monkeypatch: pytest.MonkeyPa
 def test_an_idle_process_is_not_asked() -> None:
     questions: list[int] = []
 
-    def written(pid: int) -> int:
+    def written(pid: int, *, services: bool) -> int:
+        del services
         questions.append(pid)
         return 0
 
@@ -156,7 +157,7 @@ def test_an_idle_process_is_not_asked() -> None:
 
 def test_where_nobody_looks_any_more_nobody_is_said_to_write() -> None:
     total = iter(range(0, 100 * MIB, MIB))
-    writers = Checkpoints(lambda _pid: next(total), PERIOD_NS, 30 * PERIOD_NS)
+    writers = Checkpoints(lambda _pid, **_: next(total), PERIOD_NS, 30 * PERIOD_NS)
     for second in range(5):
         asked(writers, 1000 + second, {1: 990 * PERIOD_NS})
     assert writers.writing_pids(1005 * PERIOD_NS) == (1,)
@@ -164,7 +165,7 @@ def test_where_nobody_looks_any_more_nobody_is_said_to_write() -> None:
 
 
 def test_what_cannot_be_known_is_no_writing() -> None:
-    writers = Checkpoints(lambda _pid: None, PERIOD_NS, 30 * PERIOD_NS)
+    writers = Checkpoints(lambda _pid, **_: None, PERIOD_NS, 30 * PERIOD_NS)
     for second in range(5):
         asked(writers, 1000 + second, {1: 990 * PERIOD_NS})
     assert writers.writing_pids(1004 * PERIOD_NS) == ()
@@ -175,6 +176,8 @@ def test_what_a_process_gives_to_storage_is_read_from_the_kernel(tmp_path: Path)
     (tmp_path / "7").mkdir()
     (tmp_path / "7/io").write_text("rchar: 9\nwchar: 8\nread_bytes: 5\nwrite_bytes: 4096\ncancelled_write_bytes: 3\n")
     assert written_bytes(tmp_path, 7) == 4096
+    (tmp_path / "7/io").write_text("wchar: 8192\nwrite_bytes: 4096\n")
+    assert written_bytes(tmp_path, 7) == 8192, "as to a file in memory"
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         assert written_bytes(Path("/proc"), child.pid) is not None
         child.communicate(b"\n")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,15 +41,19 @@ class World:
         self.connections: list[ConnectionState] = []
         self.rails = [ETHERNET]
         self.opened = self.closed = self.asked = 0
+        self.sent_to_services: Counter[int] = Counter()
+        self.parents: dict[int, int] = {}
         self.refuses = False
         world = self
 
         class Connections:
             def __init__(self, _clock: Clock, _procfs: Path) -> None:
                 world.opened += 1
+                self.sent_to_services = world.sent_to_services
 
-            def read(self, pids: Collection[int]) -> tuple[ConnectionState, ...]:
+            def read(self, pids: Collection[int], parents: Mapping[int, int]) -> tuple[ConnectionState, ...]:
                 world.asked += 1
+                world.parents = dict(parents)
                 if world.refuses:
                     raise PermissionError(1, "simulated refusal")
                 return tuple(one for one in world.connections if one.pid in pids)
@@ -319,3 +324,27 @@ def test_connections_that_may_not_be_seen_are_said_to_be_hidden_until_they_can_b
 
 def test_connections_of_a_process_in_an_unknown_namespace_are_hidden(world: World) -> None:
     assert "unknown" in world.look.why_hidden(replace(world.process(), namespace=None))
+
+
+def test_what_descendants_write_and_what_goes_to_services_counts_for_a_process(world: World) -> None:
+    def writes(pid: int, size: int, *, children: str = "") -> ObservedProcess:
+        process = world.process(pid)
+        (world.procfs / str(pid) / "io").write_text(f"wchar: {size}\nwrite_bytes: 0\n")
+        (world.procfs / str(pid) / "task" / str(pid) / "children").write_text(children)
+        (world.procfs / str(pid) / "schedstat").write_text(f"{size} 0 1\n")
+        return process
+
+    rank = writes(5, 1000, children="6 ")
+    writes(6, 7000)
+    assert world.look.process(rank).written_bytes == 0
+    world.wait()
+    writes(6, 9000, children="7")
+    writes(7, 400)
+    world.sent_to_services[5] = 30
+    facts = world.look.process(rank)
+    assert facts.written_bytes == 2400 + 30
+    assert facts.descendants_busy_ratio == 2400 / 500_000_000
+    world.wait()
+    world.look.process(rank)
+    assert world.parents == {6: 5, 7: 5}, "who is forked holds its parent's sockets"
+    assert world.look.written_bytes(rank, services=False) == 1000 + 2400 + 30

@@ -101,9 +101,6 @@ def test_work_of_every_thread_and_what_is_written_are_counted(tmp_path: Path) ->
     assert after.time_ns > before.time_ns
     assert after.busy_ns > before.busy_ns
     assert {thread.tid for thread in after.threads} >= {threading.get_native_id()}
-    if after.written_bytes is not None and before.written_bytes is not None:
-        # Some file systems keep everything in memory.
-        assert after.written_bytes >= before.written_bytes
 
 
 @pytest.mark.root

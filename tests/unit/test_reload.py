@@ -13,7 +13,7 @@ from railscope.agent.config.options import OPTIONS, RELOADABLE, Config
 from railscope.agent.node.daemon.daemon import Daemon
 from railscope.agent.node.daemon.reload import Change, Reloader, take_over
 from railscope.agent.node.overhead.governor import Governor
-from railscope.agent.node.stalls.checkpoints import Checkpoints
+from railscope.agent.node.stalls.checkpoints import Checkpoints, LastCall
 from railscope.agent.node.stalls.evidence import LEAST_WRITTEN_BYTES
 from railscope.probes.clock import SystemClock
 from railscope.probes.loading.calibration import Calibration, Source
@@ -105,9 +105,9 @@ def test_a_governor_takes_another_budget_and_a_fixed_level_and_gives_it_back() -
 
 def test_checkpoints_take_other_times() -> None:
     written = [0]
-    checkpoints = Checkpoints(lambda _pid: written[0], 10, 1000)
+    checkpoints = Checkpoints(lambda _pid, **_: written[0], 10, 1000)
     checkpoints.set_times(100, 1000)
-    checkpoints.update(50, {7: 0})
+    checkpoints.update(50, {7: LastCall(0, 1)})
     written[0] = LEAST_WRITTEN_BYTES
-    checkpoints.update(150, {7: 0})
+    checkpoints.update(150, {7: LastCall(0, 1)})
     assert checkpoints.writing_pids(150) == ()

@@ -73,8 +73,9 @@ class Crowd(World):
     def _of(self, process: ObservedProcess) -> Rank:
         return self._first[process.identity.pid]
 
-    def written_bytes(self, pid: int) -> int | None:
-        return self._first[pid].written_bytes
+    def written_bytes(self, process: ObservedProcess, *, services: bool) -> int | None:
+        del services
+        return self._of(process).written_bytes
 
 
 def idle(size: int) -> Crowd:

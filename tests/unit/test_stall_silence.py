@@ -264,6 +264,41 @@ def test_an_idle_pipeline_whose_ranks_send_and_receive_differently_often_is_sile
     assert live(world, idle, 2400) == []
 
 
+def pauses(world: World, seconds: int) -> list[tuple[int, Stall]]:
+    """After ten seconds of work the first rank sleeps, and the other is in the next operation; who stalls then."""
+    world.train(10)
+    before = len(world.begun)
+    sleeper, waiter = world.ranks
+    waiter.begin()
+    world.step(int(seconds / LOOK_S))
+    waiter.complete()
+    sleeper.work(1, 0.005)
+    world.step()
+    return world.begun[before:]
+
+
+def test_who_sleeps_where_it_did_the_last_times_saves_something_that_cannot_be_seen() -> None:
+    world = World(ranks=2, nranks=2)
+    steady(world)
+    for _ in range(2):
+        assert pauses(world, 25), "it is not known yet that it goes on"
+    for _ in range(5):
+        assert pauses(world, 25) == []
+    assert pauses(world, 60), "not for ever"
+
+
+def test_who_sleeps_anywhere_else_is_named_within_seconds() -> None:
+    world = World(ranks=2, nranks=2)
+    steady(world)
+    for _ in range(3):
+        pauses(world, 25)
+    world.train(7)
+    began_ns = world.clock.now_ns
+    (flagged_ns, stall), *_ = pauses(world, 25)
+    assert flagged_ns - began_ns < 17e9
+    assert (stall.diagnosis.cause, stall.diagnosis.blamed_rank) == (Cause.RANK_BEHIND, 0)
+
+
 @pytest.mark.parametrize("seen", [True, False])
 @pytest.mark.parametrize("status", [0, 15, 143 << 8], ids=["fine", "SIGTERM", "shell's SIGTERM"])
 def test_a_job_that_ends_or_is_told_to_end_is_no_stall(seen: bool, status: int) -> None:

@@ -1,23 +1,45 @@
-"""Detects processes that write to storage while no communicator of theirs is called: probably a checkpoint.
+"""Detects processes that write while no communicator of theirs is called: probably a checkpoint.
 
 While one rank writes, the others wait in a collective on hosts that cannot know why.  So the writer's own host tells,
-and `railscope diagnose` then knows that they wait for no fault.  A process is read only while it makes no call,
-once a second, by one small file: `write_bytes` of /proc/PID/io (proc_pid_io(5)), which counts what it gives to the page
-cache for storage.  What a process hands to a file system that has no such cache (FUSE without write-back), or has
-another process write, is not seen.
+and `railscope diagnose` then knows that they wait for no fault.  A process is asked about only while it makes no call,
+once a second: what it and its descendants wrote to files, in memory ones too (probes/processes/tree.py), and, more
+seldom the longer it is silent, what they sent to services, as to storage (probes/netdev/connection_state.py).  Who
+wrote nothing that can be seen, and pauses where it did the last times, counts as writing if that takes long
+(agent/node/stalls/pauses.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 from railscope.agent.node.stalls.evidence import LEAST_WRITTEN_BYTES
+from railscope.agent.node.stalls.pauses import Pauses
 
 PERIOD_NS: Final = 1_000_000_000
 _IDLE_NS: Final = 600_000_000_000
 """Who has made no call for this long, and does not write, is idle and left alone."""
+
+
+_SERVICES_AFTER_NS: Final = 3_000_000_000
+"""Of silence: the kernel is asked for all connections of a network namespace."""
+_SERVICES_PART: Final = 10
+"""Of the silence so far, until they are asked for again."""
+
+
+class LastCall(NamedTuple):
+    """The last call of a process on any communicator."""
+
+    time_ns: int
+    calls: int
+    """That it has made on all those that live."""
+
+
+class Written(Protocol):
+    """What a process, by pid, wrote so far; None: this cannot be known.  `services`: ask for what it sent to them."""
+
+    def __call__(self, pid: int, /, *, services: bool) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +49,8 @@ class _Silence:
     call_ns: int
     written_bytes: int
     """Since it began, when it was asked last."""
+    services_ns: int
+    """When it was last asked for what it sent to services, or when its silence began."""
     wrote_ns: int | None = None
     """When it was last seen to have written; None: not since that call."""
 
@@ -34,30 +58,27 @@ class _Silence:
 class Checkpoints:
     """Not thread-safe: the daemon's lock guards it."""
 
-    def __init__(self, written: Callable[[int], int | None], silence_ns: int, excuse_ns: int) -> None:
-        """`written`: bytes that a process, by pid, gave to storage so far; None: this cannot be known.
-
-        A process is silent when it has made no call for `silence_ns`; who wrote counts as writing for `excuse_ns`.
-        """
+    def __init__(self, written: Written, silence_ns: int, excuse_ns: int) -> None:
+        """A process is silent after `silence_ns` without a call; who wrote counts as writing for `excuse_ns`."""
         self._written = written
         self._silence_ns = silence_ns
         self._excuse_ns = excuse_ns
         self._looked_ns = 0
         self._silent: dict[int, _Silence] = {}
+        self._pauses = Pauses()
 
     def set_times(self, silence_ns: int, excuse_ns: int) -> None:
         """Take other times, as the constructor does."""
         self._silence_ns = silence_ns
         self._excuse_ns = excuse_ns
 
-    def update(self, now_ns: int, last_calls: Mapping[int, int]) -> None:
-        """Ask those that are silent, about once a second.
-
-        `last_calls`: of every living process, by pid, the last on any communicator, ns.
-        """
+    def update(self, now_ns: int, last_calls: Mapping[int, LastCall]) -> None:
+        """Ask those that are silent, about once a second; `last_calls`: of every living process, by pid."""
         self._looked_ns = now_ns
+        self._pauses.keep(last_calls.keys())
         silent = {}
-        for pid, call_ns in last_calls.items():
+        for pid, (call_ns, calls) in last_calls.items():
+            self._pauses.update(now_ns, pid, call_ns, calls)
             before = self._silent.get(pid)
             if before is not None and before.call_ns != call_ns:
                 before = None
@@ -65,12 +86,14 @@ class Checkpoints:
             quiet_ns = now_ns - call_ns
             if quiet_ns < self._silence_ns or (quiet_ns > _IDLE_NS and wrote_ns is None):
                 continue
-            written_bytes = self._written(pid)
+            services_ns = call_ns if before is None else before.services_ns
+            services = quiet_ns >= _SERVICES_AFTER_NS and now_ns - services_ns >= quiet_ns // _SERVICES_PART
+            written_bytes = self._written(pid, services=services)
             if written_bytes is None:
                 continue
             if before is not None and written_bytes - before.written_bytes >= LEAST_WRITTEN_BYTES:
                 wrote_ns = now_ns
-            silent[pid] = _Silence(call_ns, written_bytes, wrote_ns)
+            silent[pid] = _Silence(call_ns, written_bytes, now_ns if services else services_ns, wrote_ns)
         self._silent = silent
 
     def forget(self, pid: int) -> None:
@@ -84,5 +107,10 @@ class Checkpoints:
         return tuple(
             pid
             for pid, one in self._silent.items()
-            if one.wrote_ns is not None and now_ns - one.wrote_ns < self._excuse_ns
+            if (one.wrote_ns is not None and now_ns - one.wrote_ns < self._excuse_ns)
+            or (self._pauses.usual_ns(now_ns, pid) or 0) >= self._excuse_ns // 2
         )
+
+    def pauses_as_usual(self, now_ns: int, pid: int) -> bool:
+        """Whether a process pauses where it did the last times, and not for much longer."""
+        return self._pauses.usual_ns(now_ns, pid) is not None

@@ -208,7 +208,8 @@ class Detector:
     def _late(self, now_ns: int, instance: int, flight: InFlight, diagnosis: Diagnosis) -> bool:
         """Whether an operation takes longer than it may."""
         if diagnosis.excused:
-            self._excused[instance] = flight.since_ns, now_ns
+            if diagnosis.writes:
+                self._excused[instance] = flight.since_ns, now_ns
             return False
         limit_ns = self.limits.limit_ns(flight, diagnosis)
         since_ns, excused_ns = self._excused.get(instance, (0, 0))

@@ -13,7 +13,7 @@ from railscope.agent.facts.stall import InFlight, OwnHistory
 from railscope.probes.processes.state import Condition
 
 LEAST_WRITTEN_BYTES: Final = 1 << 20
-"""To storage, within about a second: less is a log, and no checkpoint."""
+"""Within about a second: less is a log, and no checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +65,30 @@ class ProcessFacts:
     waited_ratio: float
     """Threads that were ready to run and had no processor, on average."""
     written_bytes: int
-    """To storage, within the window."""
+    """To files, and to services through the network, by it and its descendants, within the window."""
     moved_bytes: int | None
     """Acknowledged and received by its connections within the window; None: not known."""
     freezer: str = ""
     """The file that thaws it where it is frozen; empty: it cannot be seen."""
+    descendants_busy_ratio: float = 0.0
+    """Processors that its descendants kept busy."""
+    usual_pause: bool = False
+    """It pauses where it did the last times, after which it went on, and no longer than twice as long."""
 
     @property
     def writing(self) -> bool:
-        """To storage, and not a little: a checkpoint."""
+        """Not a little: a checkpoint."""
         return self.window_ns > 0 and self.written_bytes >= LEAST_WRITTEN_BYTES
+
+    @property
+    def excused(self) -> bool:
+        """At work that comes to an end: whoever waits for it waits for no fault."""
+        return self.writing or self.usual_pause
 
     @property
     def computing(self) -> bool:
         """Doing something of its own: a long computation, a checkpoint."""
-        return self.writing or (self.window_ns > 0 and self.busy_ratio >= 0.5)
+        return self.excused or (self.window_ns > 0 and self.busy_ratio + self.descendants_busy_ratio >= 0.5)
 
     @property
     def starved(self) -> bool:

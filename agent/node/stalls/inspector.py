@@ -28,8 +28,8 @@ from railscope.probes.processes.state import (
     process_state,
     thread_times,
     threads_waiting_for_network,
-    written_bytes,
 )
+from railscope.probes.processes.tree import ProcessTrees
 
 _log = logging.getLogger("railscope.stalls")
 
@@ -65,6 +65,15 @@ class _Latest:
     """By pid and devices, as far as inspected."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One process at one moment; sums since it was first looked at."""
+
+    state: ProcessState
+    written_bytes: int
+    descendants_busy_ns: int
+
+
 class Inspector:
     """Not thread-safe: the daemon's lock guards it."""
 
@@ -72,7 +81,8 @@ class Inspector:
         self._clock = clock
         self._procfs = procfs
         self._rails_of = rails_of
-        self._states: dict[int, deque[ProcessState]] = {}
+        self._states: dict[int, deque[_Look]] = {}
+        self._trees = ProcessTrees(procfs)
         self._connections: dict[int, deque[tuple[int, tuple[ConnectionState, ...]]]] = {}
         """By network namespace: readings of all suspected processes in it."""
         self._suspects: defaultdict[int, set[int]] = defaultdict(set)
@@ -96,34 +106,54 @@ class Inspector:
         """What a process did over the last moments."""
         readings = self._states.get(process.identity.pid, deque())
         now_ns = self._clock.monotonic_ns()
-        _drop_if_old(readings, now_ns - _WINDOW_NS, lambda state: state.time_ns)
-        if not readings or now_ns - readings[-1].time_ns >= READ_PERIOD_NS:
+        _drop_if_old(readings, now_ns - _WINDOW_NS, lambda look: look.state.time_ns)
+        if not readings or now_ns - readings[-1].state.time_ns >= READ_PERIOD_NS:
             try:
-                readings.append(process_state(self._procfs, process.identity, self._clock))
+                readings.append(self._look_at(process))
             except OSError as error:
                 _log.debug("process %d cannot be inspected: %s", process.identity.pid, error)
                 return _UNKNOWN_PROCESS
             self._states[process.identity.pid] = readings
-            _drop_old(readings, now_ns - _WINDOW_NS, lambda state: state.time_ns)
-        first, last = readings[0], readings[-1]
+            _drop_old(readings, now_ns - _WINDOW_NS, lambda look: look.state.time_ns)
+        moved_bytes = self._moved(process)
+        begin, end = readings[0], readings[-1]
+        first, last = begin.state, end.state
         window_ns = last.time_ns - first.time_ns
         return ProcessFacts(
             condition=last.condition,
             window_ns=window_ns,
             busy_ratio=max(0, last.busy_ns - first.busy_ns) / max(window_ns, 1),
             waited_ratio=max(0, last.waited_ns - first.waited_ns) / max(window_ns, 1),
-            written_bytes=max(0, (last.written_bytes or 0) - (first.written_bytes or 0)),
-            moved_bytes=self._moved(process),
+            written_bytes=max(0, end.written_bytes - begin.written_bytes),
+            moved_bytes=moved_bytes,
             freezer=printable(last.freezer),
+            descendants_busy_ratio=max(0, end.descendants_busy_ns - begin.descendants_busy_ns) / max(window_ns, 1),
         )
 
     def is_ending(self, process: ObservedProcess) -> bool:
         """Whether a process is about to end, whatever it does."""
         return is_ending(self._procfs, process.identity)
 
-    def written_bytes(self, pid: int) -> int | None:
-        """What a process gave to the storage layer so far; None: this cannot be known."""
-        return written_bytes(self._procfs, pid)
+    def _look_at(self, process: ObservedProcess) -> _Look:
+        state = process_state(self._procfs, process.identity, self._clock)
+        totals = self._trees.totals(process.identity.pid)
+        written_bytes, busy_ns = (totals.written_bytes, totals.descendants_busy_ns) if totals else (0, 0)
+        return _Look(state, written_bytes + self._sent_to_services(process), busy_ns)
+
+    def written_bytes(self, process: ObservedProcess, *, services: bool) -> int | None:
+        """What a process and its descendants wrote so far; None: this cannot be known.
+
+        `services`: ask the kernel, too, for what they sent to services, of which else only is known what is asked for
+        suspects.
+        """
+        if services and process.namespace is not None:
+            self._read(process.namespace, process.identity.pid)
+        totals = self._trees.totals(process.identity.pid)
+        return totals.written_bytes + self._sent_to_services(process) if totals is not None else None
+
+    def _sent_to_services(self, process: ObservedProcess) -> int:
+        opened = self._opened.get(process.namespace.inode) if process.namespace is not None else None
+        return opened.sent_to_services[process.identity.pid] if opened is not None else 0
 
     def waits_for_network(self, process: ObservedProcess) -> tuple[str, ...]:
         """System calls in which threads that took part in collectives wait for the network, without a time limit.
@@ -158,6 +188,7 @@ class Inspector:
         self._active.pop(pid, None)
         self._states.pop(pid, None)
         self._waiting.pop(pid, None)
+        self._trees.forget(pid)
         for pids in self._suspects.values():
             pids.discard(pid)
 
@@ -200,7 +231,7 @@ class Inspector:
         for netns, asked_ns in list(self._asked_ns.items()):
             if now_ns - asked_ns > _KEPT_NS:
                 self._close(netns)
-        for pid in [pid for pid, states in self._states.items() if now_ns - states[-1].time_ns > _KEPT_NS]:
+        for pid in [pid for pid, states in self._states.items() if now_ns - states[-1].state.time_ns > _KEPT_NS]:
             del self._states[pid]
 
     def close(self) -> None:
@@ -243,7 +274,7 @@ class Inspector:
             if opened is None:
                 opened = run_inside(namespace, lambda: ProcessConnections(self._clock, self._procfs))
                 self._opened[namespace.inode] = opened
-            states = opened.read(pids)
+            states = opened.read(pids, {child: pid for pid in pids for child in self._trees.descendants(pid)})
             self._hidden.pop(namespace.inode, None)
             return states
         except (OSError, NamespaceError, MalformedNetlink) as error:

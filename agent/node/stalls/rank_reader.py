@@ -20,6 +20,7 @@ from railscope.agent.node.collectives.communicators import Communicator
 from railscope.agent.node.collectives.operation_times import OperationTimes
 from railscope.agent.node.collectives.stragglers import NOT_BY_ALL
 from railscope.agent.node.stalls.baseline import Baselines
+from railscope.agent.node.stalls.checkpoints import LastCall
 from railscope.agent.node.stalls.evidence import RankFacts
 from railscope.agent.node.stalls.inferred_flight import Described, InferredFlights, Place
 from railscope.agent.node.stalls.sources import InFlightTables, Inspection, Known
@@ -236,12 +237,13 @@ class RankReader:
                 found[row.communicator.tgid].append(self._fact(instance))
         return found
 
-    def last_calls(self) -> dict[int, int]:
-        """When each process made its last call on any of its communicators, by pid."""
-        found: dict[int, int] = {}
+    def last_calls(self) -> dict[int, LastCall]:
+        """The last call of each process on any of its communicators, by pid."""
+        found: dict[int, LastCall] = {}
         for row in self._rows.values():
             pid = row.communicator.tgid
-            found[pid] = max(row.last_call_ns, found.get(pid, 0))
+            time_ns, calls = found.get(pid, (0, 0))
+            found[pid] = LastCall(max(row.last_call_ns, time_ns), calls + row.enqueued)
         return found
 
     def _is_well(self, now_ns: int, row: _Row) -> bool:

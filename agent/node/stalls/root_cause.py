@@ -319,18 +319,25 @@ def _behind(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
         return _stopped_peer(rank, evidence) or Diagnosis(
             Cause.RANK_BEHIND, (*sentences, waits[last.pid].sentence), culprit=False
         )
-    culprit, excused = True, False
+    culprit, excused, writes = True, False, False
     if process is not None:
         if process.condition != "running":
             sentences.insert(0, f"process {last.pid} of rank {last.name} is {process.condition}")
         elif process.starved:
             sentences.append(f"its threads {_starving(process)}")
         elif process.computing:
-            culprit, excused = False, process.writing
+            culprit, excused, writes = False, process.excused, process.writing
             sentences.append(_busy_with(process))
         else:
             sentences.append("it sleeps")
-    return Diagnosis(Cause.RANK_BEHIND, tuple(sentences), culprit=culprit, blamed_rank=last.rank, excused=excused)
+    return Diagnosis(
+        Cause.RANK_BEHIND,
+        tuple(sentences),
+        culprit=culprit,
+        blamed_rank=last.rank,
+        excused=excused,
+        writes=writes,
+    )
 
 
 def _missing(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
@@ -408,7 +415,8 @@ def _waiting(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
             tuple(sentences),
             culprit=not process.computing,
             blamed_rank=rank.rank,
-            excused=process.writing,
+            excused=process.excused,
+            writes=process.writing,
         )
     if rank.completed is not None and rank.completed >= rank.enqueued:
         return Diagnosis(
@@ -417,10 +425,15 @@ def _waiting(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
     unseen = _not_seen_to_enter(rank, evidence)
     for peer in unseen:
         writer = evidence.process_of_peer(peer.pid)
-        if writer is not None and writer.writing:
+        if writer is not None and writer.excused:
             sentence = f"rank {peer.name} of this host was not observed making this call"
             return Diagnosis(
-                Cause.RANK_BEHIND, (sentence, _busy_with(writer)), culprit=False, blamed_rank=peer.rank, excused=True
+                Cause.RANK_BEHIND,
+                (sentence, _busy_with(writer)),
+                culprit=False,
+                blamed_rank=peer.rank,
+                excused=True,
+                writes=writer.writing,
             )
     whom = "ranks on other hosts"
     if _all_here(rank, evidence):
@@ -473,7 +486,10 @@ def _not_seen_to_enter(rank: RankFacts, evidence: Evidence) -> tuple[RankFacts, 
 
 
 def _busy_with(process: ProcessFacts) -> str:
-    return f"it is busy: {process.busy_ratio:.1f} processors, {process.written_bytes} bytes written"
+    if process.usual_pause and not process.writing:
+        return "it pauses where it did the last times, after which it went on"
+    busy = process.busy_ratio + process.descendants_busy_ratio
+    return f"it is busy: {busy:.1f} processors, {process.written_bytes} bytes written"
 
 
 def _all_here(rank: RankFacts, evidence: Evidence) -> bool:

@@ -83,7 +83,7 @@ class Watchdog:
             self._inside = InsideCalls(host_calls, known, procfs, self._realtime_offset_ns, self._reader.last_op)
         self._stragglers = Stragglers()
         self._deaths = Deaths()
-        self._checkpoints = Checkpoints(self._inspector.written_bytes, limits.suspicion_ns(), limits.after_ns)
+        self._checkpoints = Checkpoints(self._written_bytes, limits.suspicion_ns(), limits.after_ns)
         self._resting: frozenset[int] = frozenset()
         """Instances that were looked at closely last: suspected, or without a call for a second and more."""
         self._come_to_rest = False
@@ -408,10 +408,16 @@ class Watchdog:
             self._ranks = Ranks(dict(by_comm), dict(by_process), self._facts_of, self._gone_of, self._lost_a_peer)
         return self._ranks
 
+    def _written_bytes(self, pid: int, *, services: bool) -> int | None:
+        process = self._known.process(pid)
+        return self._inspector.written_bytes(process, services=services) if process is not None else None
+
     def _process(self, process: ObservedProcess) -> ProcessFacts:
         pid = process.identity.pid
         if pid not in self._processes:
-            self._processes[pid] = self._inspector.process(process)
+            facts = self._inspector.process(process)
+            usual = self._checkpoints.pauses_as_usual(self._clock.monotonic_ns(), pid)
+            self._processes[pid] = replace(facts, usual_pause=usual)
         return self._processes[pid]
 
 
