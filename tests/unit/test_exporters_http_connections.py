@@ -39,7 +39,7 @@ def agent() -> Iterator[Agent]:
 
 
 def until_idle(server: MetricsServer, count: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while server.idle_connections != count:
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -364,7 +364,7 @@ def test_a_client_that_does_not_take_its_answer_is_closed_at_the_deadline(agent:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
         client.connect(("127.0.0.1", server.port))
         client.sendall(SCRAPE)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not server.refusals()["timeout"]:
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -25,6 +25,7 @@ _COMMUNICATORS: Final = GPUS * COMMUNICATORS_OF_A_GPU
 _RIGHT: Final = "Basic " + base64.b64encode(b"ada:correct horse").decode()
 _SCRAPE_SECONDS: Final = 1.0
 _HEALTH_SECONDS: Final = 0.2
+_WORK_SECONDS: Final = 0.02
 _MOST_GROWTH_BYTES: Final = 64 * 1024 * 1024
 
 
@@ -46,7 +47,7 @@ class Victim:
         """How long an answer took, on a connection of its own; no answer, and one that is not good, is an error."""
         headers = {"Accept-Encoding": "gzip"} | ({"Authorization": self.authorization} if self.authorization else {})
         before = time.monotonic()
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)) as client:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as client:
             client.request("GET", path, headers=headers)
             answer = client.getresponse()
             answer.read()
@@ -95,15 +96,24 @@ def passwords(tmp_path: Path) -> Path:
     return web
 
 
+def slack() -> float:
+    """By how much longer answers may take: attackers may take one of two processors, others of this machine none."""
+    began, own = time.monotonic(), time.thread_time()
+    while time.thread_time() - own < _WORK_SECONDS:
+        pass
+    return max(1.0, (time.monotonic() - began) / _WORK_SECONDS / 2)
+
+
 def scrape_ten_times(victim: Victim) -> None:
-    scrapes, healths = [], []
+    scrapes, healths, slacks = [], [], []
     for _ in range(10):
         scrapes.append(victim.seconds("/metrics"))
         healths.append(victim.seconds("/healthz"))
+        slacks.append(slack())
         time.sleep(0.05)
     # Each was answered; in one of them this process may have waited for a processor, which the attackers want as well.
-    assert sorted(scrapes)[-2] < _SCRAPE_SECONDS, scrapes
-    assert statistics.median(healths) < _HEALTH_SECONDS, healths
+    assert sorted(scrapes)[-2] < _SCRAPE_SECONDS * statistics.median(slacks), (scrapes, slacks)
+    assert statistics.median(healths) < _HEALTH_SECONDS * statistics.median(slacks), (healths, slacks)
 
 
 def test_ten_of_ten_scrapes_beside_half_open_and_unread_clients_and_wrong_passwords() -> None:
@@ -133,8 +143,10 @@ def test_ten_of_ten_scrapes_with_a_password_beside_the_same(passwords: Path) -> 
 
 def test_a_first_right_password_beside_those_who_guess_another_of_the_same_user(passwords: Path) -> None:
     with served(passwords) as victim, attacked(victim, ada=24):
-        assert victim.seconds("/metrics") < _SCRAPE_SECONDS
-        assert victim.seconds("/healthz") < _HEALTH_SECONDS
+        seconds = victim.seconds("/metrics")
+        assert seconds < _SCRAPE_SECONDS * statistics.median(slack() for _ in range(5))
+        healths, slacks = zip(*((victim.seconds("/healthz"), slack()) for _ in range(5)), strict=True)
+        assert statistics.median(healths) < _HEALTH_SECONDS * statistics.median(slacks)
 
 
 def test_a_thousand_who_say_nothing_keep_nobody_out() -> None:

