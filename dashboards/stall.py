@@ -152,6 +152,24 @@ def _summary() -> list[AnyPanel]:
             links={"instance": page.TO_HOST},
             width=12,
         ),
+        timeseries(
+            "Ranks disagree",
+            "1 while ranks of the communicator tell different signatures of one block of collectives: they do not "
+            "make the same ones.",
+            "short",
+            query(recorded.RANKS_DISAGREE.where(COMM), "{{comm}}"),
+            whole=True,
+        ),
+        table(
+            "Last collectives",
+            "What each stalled rank called last, the latest last, with the number of the latest. All ranks of a "
+            "communicator make the same collectives in the same order.",
+            "rank instance last",
+            catalogue.COMM_STALL_COLLECTIVES.where(COMM),
+            value="number",
+            links={"instance": page.TO_HOST},
+            width=12,
+        ),
     ]
 
 

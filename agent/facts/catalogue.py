@@ -214,6 +214,12 @@ CALL_INSIDE_SECONDS: Final = _gauge(
     "and has not returned; absent otherwise. Its communicator may not exist yet; comm is then the name that it will "
     "have. The oldest 16 of a process and 128 of a user.",
 )
+COMM_STALL_COLLECTIVES: Final = _gauge(
+    "comm_stall_collectives",
+    "comm rank last",
+    "While stalled: number of the last collective of this rank. last describes the last ones, the latest last, to be "
+    "compared with those of other ranks. Absent if unknown.",
+)
 COMM_STALL_SECONDS: Final = _counter(
     "comm_stall_seconds",
     "comm rank cause",

@@ -12,11 +12,11 @@ the others wait in shows where the sequences of all ranks are compared, in `rail
 rules, and is better evidence than a GPU that does not progress.
 
 Placeholders of clauses: `{who}` the blamed ranks with their hosts, `{is}` is or are, `{s}` a verb's ending after one
-rank, `{rail}` the blamed rail with its host, `{unnamed}` that the host does not name it, `{ops}` which of the blamed
-ranks is in which operation, `{missing}` ranks that nobody sees, `{last_seen}` where they were, `{within}` the ranks
-inside a call with their hosts.  Placeholders of steps: of a rank `{rank}` as the job's log numbers it, `{pid}`,
-`{gpu}`; of a rail `{device}`, `{inside}` what enters its network namespace; of a host `{host}`; of a stall that is over
-`{window}` journalctl's options for its time, `{period}` from when to when.
+rank, `{rail}` the blamed rail with its host, `{unnamed}` that the host does not name it, `{differ}` in which collective
+ranks differ, `{ops}` which of the blamed ranks is in which operation, `{missing}` ranks that nobody sees, `{last_seen}`
+where they were, `{within}` the ranks inside a call with their hosts.  Placeholders of steps: of a rank `{rank}` as the
+job's log numbers it, `{pid}`, `{gpu}`; of a rail `{device}`, `{inside}` what enters its network namespace; of a host
+`{host}`; of a stall that is over `{window}` journalctl's options for its time, `{period}` from when to when.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ class Cause(StrEnum):
     PROCESS_STOPPED = "process_stopped"
     PROCESS_FROZEN = "process_frozen"
     RAIL_DOWN = "rail_down"
+    RANKS_DISAGREE = "ranks_disagree"
     RAIL_MTU = "rail_mtu"
     RAIL_FILTERED = "rail_filtered"
     RAIL_LOSSY = "rail_lossy"
@@ -41,7 +42,6 @@ class Cause(StrEnum):
     WRITING = "writing"
     PEER_LEFT = "peer_left"
     DEADLOCK = "deadlock"
-    RANKS_DISAGREE = "ranks_disagree"
     GPU_NOT_PROGRESSING = "gpu_not_progressing"
     INSIDE_CALL = "inside_call"
     RANK_BEHIND = "rank_behind"
@@ -55,18 +55,20 @@ class Tier(IntEnum):
 
     PLAIN = 0
     """A process or a link is seen to be as it is."""
-    RAIL = 1
-    WRITING = 2
-    SEQUENCE = 3
+    SHAPES = 1
+    """The calls of ranks are seen to differ where they must be the same."""
+    RAIL = 2
+    WRITING = 3
+    SEQUENCE = 4
     """The sequences of all ranks show who did not enter the operation that the others wait in."""
-    GPU = 4
-    CALL = 5
+    GPU = 5
+    CALL = 6
     """A call of NCCL is seen not to return."""
-    HINT = 6
+    HINT = 7
     """A host says that its rank waits for another."""
-    MISSING = 7
-    UNSEEN = 8
-    UNKNOWN = 9
+    MISSING = 8
+    UNSEEN = 9
+    UNKNOWN = 10
 
 
 class Severity(StrEnum):
@@ -231,6 +233,29 @@ CAUSES: Final[Mapping[Cause, CauseFacts]] = {
         remedy="mend the link; NCCL does not go on by itself on every transport",
         runbook="RailDownUnderLoad",
     ),
+    Cause.RANKS_DISAGREE: CauseFacts(
+        Tier.SHAPES,
+        Severity.CRITICAL,
+        by_host=True,
+        about=About.RANK,
+        meaning="Ranks of a communicator did not make the same collective at the same place of its sequence.",
+        words="ranks do not make the same collectives{differ}",
+        words_by={"sequence": "ranks are in different operations at the same place of the sequence: {ops}"},
+        now=(
+            StepFacts("py-spy dump --pid {pid}", "from where in the program it calls this collective"),
+            _anywhere(
+                "the program there: a branch that not all ranks take, a count that follows from the data of one rank, "
+                "parameters in another order"
+            ),
+            _anywhere("the job's log of rank {rank}: whether it runs the same program as the others, as configured"),
+        ),
+        after=(
+            _anywhere("the job's log of rank {rank}, {period}: a branch of the program that not all ranks take"),
+            _anywhere("whether what was computed since then can be trusted: ranks that differ need not hang"),
+        ),
+        remedy="let all ranks make the same collectives in the same order, and go back to a checkpoint from before",
+        runbook="RanksDisagree",
+    ),
     Cause.RAIL_MTU: CauseFacts(
         Tier.RAIL,
         Severity.CRITICAL,
@@ -370,20 +395,6 @@ CAUSES: Final[Mapping[Cause, CauseFacts]] = {
             _anywhere("the order of Send and Recv in the program: one of them has to send first, or both in a group"),
         ),
         remedy="let one rank of the circle send first, or put Send and Recv in one group",
-    ),
-    Cause.RANKS_DISAGREE: CauseFacts(
-        Tier.SEQUENCE,
-        Severity.CRITICAL,
-        by_host=False,
-        about=About.RANK,
-        meaning="Ranks wait in different operations at the same place of their communicator's sequence.",
-        words="ranks are in different operations at the same place of the sequence: {ops}",
-        now=(
-            _anywhere("the job's log of rank {rank}: a branch of the program that not all ranks take"),
-            StepFacts("py-spy dump --pid {pid}", "from where in the program it calls this operation"),
-        ),
-        after=(_anywhere("the job's log of rank {rank}, {period}: a branch of the program that not all ranks take"),),
-        remedy="let all ranks call the same operations in the same order",
     ),
     Cause.GPU_NOT_PROGRESSING: CauseFacts(
         Tier.GPU,
@@ -525,6 +536,6 @@ def tier_of(cause: str, *, by_sequence: bool = False) -> Tier:
         cause: a value of `Cause`.
         by_sequence: the sequences of all ranks show it.
     """
-    if by_sequence and cause == Cause.RANK_BEHIND:
+    if by_sequence and cause in (Cause.RANK_BEHIND, Cause.RANKS_DISAGREE):
         return Tier.SEQUENCE
     return facts_of(cause).tier

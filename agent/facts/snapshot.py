@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from railscope.agent.facts.label_numbers import parse_number
-from railscope.agent.facts.stall import Stall
+from railscope.agent.facts.stall import LastCollectives, Stall
 
 UNKNOWN: Final = "unknown"
 
@@ -540,6 +540,8 @@ class NodeStalls:
     """The last ones, oldest first."""
     writing: tuple[RankKey, ...] = ()
     """Ranks whose processes write to storage while none of their communicators is called."""
+    last: tuple[tuple[RankKey, LastCollectives[str]], ...] = ()
+    """The last collectives of ranks that stall now, as far as they are known."""
 
     @property
     def current(self) -> tuple[Stall, ...]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Generic, Literal, TypeVar
 
 from railscope.agent.facts.causes import Cause
 from railscope.probes.processes.owner import ProcessOwner
 
+Shape = TypeVar("Shape")
 Strength = Literal["strong", "weak"]
 """`weak`: nothing saw the operation itself; that one is in flight follows from other signs."""
 
@@ -82,6 +85,53 @@ class Disagreement:
             for ranks, what in self.made
         ]
         return f"collective {self.number} is {', but '.join(parts)}"
+
+
+@dataclass(frozen=True, slots=True)
+class LastCollectives(Generic[Shape]):
+    """The last collectives of one rank's end of a communicator, the latest last."""
+
+    last: int
+    """Number of the latest."""
+    shapes: tuple[Shape, ...]
+
+    @property
+    def first(self) -> int:
+        """Number of the earliest."""
+        return self.last - len(self.shapes) + 1
+
+
+_BETWEEN: Final = "; "
+"""In a label that tells several shapes."""
+
+
+def format_shapes(shapes: Iterable[str]) -> str:
+    """As a label has them."""
+    return _BETWEEN.join(shapes)
+
+
+def parse_shapes(label: str) -> tuple[str, ...]:
+    """The inverse of `format_shapes`."""
+    return tuple(label.split(_BETWEEN)) if label else ()
+
+
+def find_disagreement(
+    ranks: Mapping[int, LastCollectives[Shape]], describe: Callable[[Shape], str]
+) -> Disagreement | None:
+    """The first collective, of those that are known of all of these ranks, that they did not make alike.
+
+    None: there is none.  A rank that is behind has made fewer; those that it made are compared.
+    """
+    if len(ranks) < 2:
+        return None
+    for number in range(max(one.first for one in ranks.values()), min(one.last for one in ranks.values()) + 1):
+        made: defaultdict[Shape, list[int]] = defaultdict(list)
+        for rank, one in ranks.items():
+            made[one.shapes[number - one.first]].append(rank)
+        if len(made) > 1:
+            groups = sorted((tuple(sorted(them)), describe(shape)) for shape, them in made.items())
+            return Disagreement(number, tuple(groups))
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,3 +144,18 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         "hour.",
         page="BusBandwidthFell",
     )
+    yield Alert(
+        Group.STALLS,
+        "RailscopeRanksDisagree",
+        Severity.CRITICAL,
+        f"max_over_time({recorded.RANKS_DISAGREE}[1h]) > 0",
+        about="Ranks of a communicator told different signatures of the same block of collectives. The event is the "
+        "fault, and what was computed with it stays wrong: it is told for an hour.",
+        holds_for="0s",
+        because="Two signatures of one block are no accident of measurement.",
+        more_labels={"exported_job": _JOB},
+        summary="Ranks of communicator {{ $labels.comm }} do not make the same collectives",
+        description="Operation, data type, bytes, root or order of collectives differ between ranks. NCCL may hang "
+        "in it, or go on with wrong data. Where two of the ranks are on one host, the log of its agent names them.",
+        page="RanksDisagree",
+    )

@@ -30,6 +30,7 @@ from railscope.agent.facts.snapshot import (
     RankIdentity,
     Snapshot,
 )
+from railscope.agent.facts.stall import format_shapes
 from railscope.exporters.series import buckets
 from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.earlier import EarlierTotals, rank_pids
@@ -326,6 +327,10 @@ def _stalls(stalls: NodeStalls, now_ns: int) -> Iterator[Draft]:
             for stall in current
             if stall.diagnosis.cause is Cause.INSIDE_CALL
         ],
+    )
+    yield Draft(
+        catalogue.COMM_STALL_COLLECTIVES,
+        [((*key, format_shapes(last.shapes)), last.last) for key, last in stalls.last],
     )
     yield Draft(
         catalogue.COMM_STALL_SECONDS, [((one.comm, one.rank, one.cause), one.seconds) for one in stalls.lengths]

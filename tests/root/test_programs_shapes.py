@@ -52,7 +52,7 @@ def blocks(programs: NcclPrograms, comm: int) -> list[Block | None]:
 def recent(programs: NcclPrograms, comm: int) -> tuple[int, list[Shape]] | None:
     entry = communicators(programs)[comm]
     found = programs.shapes.recent(int(entry["instance"]), int(entry["sequence"]))
-    return None if found is None else (found.last, [Shape.from_word(word) for word in found.words])
+    return None if found is None else (found[0], [Shape.from_word(word) for word in found[1]])
 
 
 def signatures(programs: NcclPrograms, comms: Sequence[int]) -> list[list[int | None]]:

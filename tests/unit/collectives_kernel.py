@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.maps import Records
-from railscope.probes.nccl.programs.shapes import WINDOW, RecentShapes
+from railscope.probes.nccl.programs.shapes import WINDOW
 from railscope.probes.nccl.records import calls as records
 from railscope.probes.nccl.records.calls import LifecycleKind, Stat
 
@@ -124,9 +124,9 @@ class SimulatedShapes:
                     found[at, level] = signature << 32 | last // WINDOW
         return found
 
-    def recent(self, instance: int, calls: int) -> RecentShapes | None:
+    def recent(self, instance: int, calls: int) -> tuple[int, tuple[int, ...]] | None:
         made = self.made.get(instance)
-        return None if made is None or calls < len(made) else RecentShapes(len(made), tuple(made[-WINDOW:]))
+        return None if made is None or calls < len(made) else (len(made), tuple(made[-WINDOW:]))
 
 
 class SimulatedPrograms:

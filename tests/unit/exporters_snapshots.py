@@ -43,7 +43,7 @@ from railscope.agent.facts.snapshot import (
     Snapshot,
     StallTotal,
 )
-from railscope.agent.facts.stall import Diagnosis, Stall
+from railscope.agent.facts.stall import Diagnosis, LastCollectives, Stall
 from tests.unit.identities import named
 
 RATES = Histogram(bounds=(1e6, 1e9, 2.5e10), counts=(7, 2, 1, 0), sum=2.25e9)
@@ -219,6 +219,12 @@ def full_snapshot() -> Snapshot:
             totals=(StallTotal("AllReduce", "rail_down", 1),),
             ended=(stall(ended_ns=7_000_000_000),),
             writing=(("00c0ffee00c0ffee", "0"),),
+            last=(
+                (
+                    ("00c0ffee00c0ffee", "1"),
+                    LastCollectives(1200, ("AllGather of 8 bytes", "AllReduce of 1048576 bytes float32")),
+                ),
+            ),
         ),
         health=AgentHealth(
             started_realtime_ns=1_749_999_000_500_000_000,

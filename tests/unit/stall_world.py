@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from railscope.agent.facts.stall import Stall
+from railscope.agent.facts.stall import Disagreement, LastCollectives, Stall
 from railscope.agent.node.collectives.communicators import Communicator
 from railscope.agent.node.inspection.inspection import InProcess
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT
@@ -172,6 +172,12 @@ class WorldFacts:
             if f"{rank.comm_hash:016x}" == comm and (rank.ended or rank.gone)
         }
 
+    def disagreement(self, comm: str) -> Disagreement | None:
+        return self._world.disagreements.get(comm)
+
+    def last_collectives(self, instance: int) -> LastCollectives[str] | None:
+        return self._world.last_collectives.get(instance)
+
     def position(self, instance: int, calls: int) -> int | None:
         before = self._world.calls_before.get(instance)
         return None if before is None else before + calls
@@ -209,6 +215,9 @@ class World:
         self.calls_before: dict[int, int] = {}
         """By instance: calls before the agent came, of ranks for which NCCL's own numbers tell them."""
         self.owners: dict[int, ProcessOwner] = {}
+        self.disagreements: dict[str, Disagreement] = {}
+        """By communicator: where ranks of this host did not make the same collectives."""
+        self.last_collectives: dict[int, LastCollectives[str]] = {}
         self.graph_in_flight = False
         """What is in flight is of a graph: no call was made for it."""
         self.begun: list[tuple[int, Stall]] = []

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from railscope.agent.facts.causes import CAUSES, Cause
-from railscope.agent.facts.stall import Diagnosis
+from railscope.agent.facts.stall import Diagnosis, Disagreement
 from railscope.agent.node.stalls.evidence import Elsewhere, Evidence, GonePeer, ProcessFacts, RailSigns, RankFacts
 from railscope.agent.node.stalls.root_cause import find_root_cause
 from tests.unit.stall_facts import (
@@ -54,6 +54,7 @@ UNANSWERED: Final = {"unanswered": 2, "unanswered_ns": 3_000_000_000}
 BRIEFLY: Final = {"unanswered": 1, "unanswered_ns": 1_000_000_000}
 UNREAD: Final = with_rails({"unread_bytes": 262160}, {"unread_bytes": 262160})
 CLOSED_BESIDE_PEER: Final = with_peers((PEER, PROCESS), evidence=with_rail1(peer_closed=2))
+ODD: Final = Disagreement(101, (((0, 1), "AllReduce of 8 bytes"), ((2,), "AllReduce of 16 bytes")))
 RDMA: Final = {"connections": 0, "port_bytes": 10**9}
 NOBODY: Final = {"blamed_rank": None, "culprit": False}
 RUNS: Final = "=this rank's process runs and its rails work: it waits for "
@@ -263,6 +264,27 @@ CASES: Final[dict[Cause, list[Case]]] = {
             found={"device": "rail1"},
         ),
     ],
+    Cause.RANKS_DISAGREE: [
+        Case(
+            "two ranks, and neither is the odd one",
+            replace(
+                CALM, disagreement=Disagreement(101, (((0,), "AllReduce of 8 bytes"), ((1,), "AllGather of 8 bytes")))
+            ),
+            first="=collective 101 is AllReduce of 8 bytes on rank 0, but AllGather of 8 bytes on rank 1",
+            found={"blamed_rank": None, "culprit": True},
+        ),
+        Case(
+            "one against two, though a rail has packets without an answer and its own count is behind",
+            replace(with_rail1(**UNANSWERED), disagreement=ODD),
+            replace(RANK, enqueued=99),
+            found={"blamed_rank": 2, "culprit": True},
+        ),
+        Case(
+            "where calls are not collectives alone their numbers are not compared",
+            replace(CALM, disagreement=ODD),
+            replace(RANK, comparable=False, in_flight=replace(FLIGHT, calls_before=500)),
+        ),
+    ],
     Cause.PEER_LEFT: [
         Case(
             "a peer closed connections, whichever of eight it is",
@@ -306,6 +328,11 @@ CASES: Final[dict[Cause, list[Case]]] = {
         ),
     ],
     Cause.RANK_BEHIND: [
+        Case(
+            "ranks made different collectives before the one in flight, which are complete",
+            replace(CALM, disagreement=replace(ODD, number=99)),
+            found=NOBODY,
+        ),
         *(
             Case(
                 f"a rank of this host: {does}",

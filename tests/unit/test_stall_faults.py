@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 
 from railscope.agent.facts.causes import CAUSES, Cause
+from railscope.agent.facts.stall import Disagreement
 from railscope.agent.node.stalls.watchdog import EVALUATION_NS
 from railscope.probes.nccl.abi import Op
 from tests.unit.stall_world import (
@@ -82,6 +83,12 @@ def graph_hangs(world: World) -> None:
     world.ranks[0].sequence -= 1
 
 
+def disagrees(world: World) -> None:
+    world.ranks[0].begin()
+    made = ((0,), "AllReduce of 8 bytes float32"), ((1, 2), "AllGather of 8 bytes")
+    world.disagreements[f"{COMM_HASH:016x}"] = Disagreement(world.ranks[0].sequence, made)
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """What goes wrong with the only rank of a host."""
@@ -138,6 +145,7 @@ FAULTS: Final[dict[Cause, list[Fault]]] = {
         )
     ],
     Cause.RAIL_DOWN: [Fault("no carrier", on_rail1(up=False)), Fault("carrier back a second ago", carrier_back)],
+    Cause.RANKS_DISAGREE: [Fault("two of this host made different ones", disagrees, blamed=0)],
     Cause.RAIL_MTU: [
         Fault("only small ones pass", on_rail1(unanswered=2, unanswered_ns=1_500_000_000, only_small_arrive=2))
     ],

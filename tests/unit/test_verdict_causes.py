@@ -13,6 +13,7 @@ import pytest
 from railscope.agent.cluster.fleet.facts import Moving, Rank
 from railscope.agent.cluster.fleet.sequences import Position
 from railscope.agent.facts.causes import RAIL_CAUSES, Cause
+from railscope.agent.facts.stall import LastCollectives
 from tests.unit.fleets import (
     NOW,
     SIZES,
@@ -46,6 +47,16 @@ def vague() -> Fleets:
 def lost_host() -> Fleets:
     """A peer closed its connections, and of two ranks nobody sees anything."""
     return Fleets(3, 2).communicator().all_say("rank_behind").lose_host(2).rank(0, stall=stall("peer_left"))
+
+
+SAME: Final = ("AllReduce of 8 bytes float32",) * 3
+
+
+def made(fleets: Fleets, *last: LastCollectives[str]) -> Fleets:
+    """What each of its ranks made last."""
+    for rank, one in enumerate(last):
+        fleets.rank(rank, last=one)
+    return fleets
 
 
 def beside_a_healthy_job(fleets: Fleets) -> Fleets:
@@ -233,6 +244,49 @@ CASES: Final[dict[str, list[Case]]] = {
     ],
     Cause.RANKS_DISAGREE: [
         Case(
+            "on two hosts, another count, with its number and both shapes",
+            made(
+                waits(2),
+                LastCollectives(1205, (*SAME, "AllReduce of 16 bytes float32")),
+                LastCollectives(1205, (*SAME, "AllReduce of 32 bytes float32")),
+            ),
+            says=(
+                (
+                    "headline",
+                    "ranks do not make the same collectives: collective 1205 is AllReduce of 16 bytes float32 on rank "
+                    "0, but AllReduce of 32 bytes float32 on rank 1",
+                ),
+            ),
+            found={"ranks": ("0", "1"), "strength": "strong"},
+        ),
+        Case(
+            "one rank of four is the odd one, and calls were handed over ahead of time",
+            made(
+                waits(4),
+                *(
+                    LastCollectives(
+                        1205, ("Broadcast of 8 bytes with root 1" if rank == 2 else SAME[0], *SAME[: rank % 2])
+                    )
+                    if rank % 2 == 0
+                    else LastCollectives(1206, SAME[:2])
+                    for rank in range(4)
+                ),
+            ),
+            says=(
+                (
+                    "headline",
+                    "collective 1205 is AllReduce of 8 bytes float32 on ranks 0, 1, 3, but Broadcast of 8 bytes with "
+                    "root 1 on rank 2",
+                ),
+            ),
+            found={"ranks": ("2",), "hosts": ("host2",)},
+        ),
+        Case(
+            "its host says so, and which collective is not told",
+            waits(2).rank(1, stall=stall("ranks_disagree", blamed_rank="")),
+            says=(("headline", "ranks do not make the same collectives."),),
+        ),
+        Case(
             "the fewest first, and nobody is said to keep the others waiting",
             waits(4).rank(2, stall=stall("rank_behind", op="Broadcast")),
             says=(
@@ -388,6 +442,22 @@ CASES: Final[dict[str, list[Case]]] = {
         ),
     ],
     Cause.RANK_BEHIND: [
+        Case(
+            "what it made is the same as what the others made",
+            made(waits(2), LastCollectives(1205, SAME), LastCollectives(1204, SAME[:2])).behind(1),
+            never=(("headline", "do not make the same"),),
+            found={"ranks": ("1",)},
+        ),
+        Case(
+            "ranks differed before, in what all of them completed",
+            made(
+                waits(2),
+                LastCollectives(1205, ("AllReduce of 16 bytes float32", *SAME)),
+                LastCollectives(1204, ("AllReduce of 32 bytes float32", *SAME[:2])),
+            ).behind(1),
+            never=(("headline", "do not make the same"),),
+            found={"ranks": ("1",)},
+        ),
         *(
             Case(
                 f"did not enter what the others wait in, of {hosts} hosts",

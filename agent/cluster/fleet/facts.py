@@ -11,6 +11,7 @@ from typing import Final
 
 from railscope.agent.cluster.fleet.sequences import Position
 from railscope.agent.facts.snapshot import RankIdentity
+from railscope.agent.facts.stall import LastCollectives
 
 RECENT_SECONDS: Final = 60.0
 """What is a moment ago, where hosts are scraped often."""
@@ -75,6 +76,8 @@ class Rank:
     on."""
     mean_calls_per_second: float | None = None
     stall: Stall | None = None
+    last: LastCollectives[str] | None = None
+    """Its last collectives, of one that stalls; None: unknown."""
     writing: bool = False
     """Its process makes no call and writes to storage, or did so a moment ago."""
     last_said: Stall | None = None

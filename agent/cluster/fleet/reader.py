@@ -37,6 +37,7 @@ from railscope.agent.facts import catalogue
 from railscope.agent.facts.communicator_names import HASH_DIGITS, describe_ambiguity
 from railscope.agent.facts.label_numbers import parse_number
 from railscope.agent.facts.snapshot import identity_of
+from railscope.agent.facts.stall import LastCollectives, parse_shapes
 
 _LABELS_OF_JOB: Final = {"job": "exported_job", "world_rank": "world_rank", "user": "user"}
 """The store's own label `job` is that of the scrape."""
@@ -197,6 +198,7 @@ def _ranks(
         resets=f"resets({enqueued}[{window_seconds:.0f}s])",
         rate=f"rate({enqueued}[{rate_seconds:.0f}s])",
         writing=_writing(f"{{{of}}}", scrapes),
+        last=catalogue.COMM_STALL_COLLECTIVES.where(of),
         moves=_moves(enqueued, scrapes),
     )
     numbers = {name: _by_rank(samples) for name, samples in found.items()}
@@ -218,6 +220,11 @@ def _ranks(
     inside = {stored_rank_key(sample): sample for sample in said["inside"]}
     infos = {key: sample.labels for key, sample in inside.items() if key in stalls}
     infos |= {stored_rank_key(sample): sample.labels for sample in found["info"]}
+
+    last = {
+        stored_rank_key(sample): LastCollectives(int(sample.value), parse_shapes(sample.labels.get("last", "")))
+        for sample in found["last"]
+    }
 
     def whole(name: str, key: StoredRankKey) -> int | None:
         value = numbers[name].get(key)
@@ -250,6 +257,7 @@ def _ranks(
                     mean_rate(points.get(key, ())) if present and numbers["from_start"].get(key) != 0 else None
                 ),
                 stall=stalls.get(key),
+                last=last.get(key),
                 writing=present and bool(numbers["writing"].get(key)),
                 stalled_seconds=lengths.get(key) if present else None,
                 scraped=scrapes.scraped.get(instance) if present else None,

@@ -22,6 +22,7 @@ from railscope.agent.facts.causes import HELD, OF_A_PROCESS, ONLY_WAITS, RAIL_CA
 from railscope.agent.facts.host_calls import MAKES_FIRST, OF_SOME
 from railscope.agent.facts.label_numbers import parse_number
 from railscope.agent.facts.snapshot import UNKNOWN, identity_of
+from railscope.agent.facts.stall import Disagreement, find_disagreement
 
 _SETTLED_SECONDS: Final = 1.0
 """A rank scraped sooner after the stall began may only be a moment late."""
@@ -57,6 +58,8 @@ class Culprit:
     strength: str = "unknown"
     within: tuple[Rank, ...] = ()
     """The ranks inside a call that does not return."""
+    disagreement: Disagreement | None = None
+    """Which collective the ranks did not make alike; None: they did, or it is not known which."""
 
     @property
     def tier(self) -> Tier:
@@ -78,6 +81,7 @@ def find_culprits(ranks: Sequence[Rank], fleet: Fleet) -> tuple[Culprit, ...]:
     by_sequence = tuple(_by_sequence(settled))
     found = [
         *_process_culprits(ranks),
+        *_disagreeing(present),
         *_rail_culprits(present, fleet.rails),
         *_writing(present, early, by_sequence, foremost),
         *_in_a_circle(present),
@@ -247,6 +251,39 @@ def _blamed_by(rank: Rank, by_number: Mapping[str, Rank]) -> Rank | None:
 def is_identified(rank: Rank) -> bool:
     """Whether its number tells it apart: not where ranks have none, or all that have no name pass for one."""
     return "unknown" not in (rank.comm, rank.rank)
+
+
+def _disagreeing(present: Sequence[Rank]) -> Iterable[Culprit]:
+    """Ranks that did not make the same collectives, of one host or of several."""
+    placed = {
+        number: rank
+        for rank in present
+        if rank.last is not None and is_identified(rank) and (number := parse_number(rank.rank)) is not None
+    }
+    found = find_disagreement({number: rank.last for number, rank in placed.items() if rank.last is not None}, str)
+    if found is not None and not _completed_by_all(found.number, placed.values()):
+        ranks = tuple(placed.values()) if found.odd_rank is None else (placed[found.odd_rank],)
+        yield Culprit(Cause.RANKS_DISAGREE, ranks, basis="host", strength="strong", disagreement=found)
+        return
+    said = [rank for rank in present if rank.stall and rank.stall.cause == Cause.RANKS_DISAGREE]
+    if said:
+        numbers = {rank.stall.blamed_rank for rank in said if rank.stall}
+        named = tuple(rank for rank in present if rank.rank in numbers and is_identified(rank))
+        yield Culprit(Cause.RANKS_DISAGREE, named or tuple(said), basis="host", strength=_strength(said))
+
+
+def _completed_by_all(number: int, ranks: Iterable[Rank]) -> bool:
+    """Whether all ranks are through with a collective, so that nothing waits in it.
+
+    That is known where collectives are all that they called since the communicator was made.
+    """
+    return all(
+        rank.completed is not None
+        and rank.last is not None
+        and rank.last.last == rank.enqueued
+        and number <= rank.completed
+        for rank in ranks
+    )
 
 
 def _rail_culprits(present: Sequence[Rank], rails: Sequence[Rail]) -> Iterable[Culprit]:

@@ -25,6 +25,7 @@ _MOST_LINES: Final = 4
 _PAST: Final = {
     "is": "was",
     "are": "were",
+    "do": "did",
     "does": "did",
     "keep": "kept",
     "keeps": "kept",

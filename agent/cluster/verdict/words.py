@@ -263,6 +263,7 @@ def _blame(culprit: Culprit) -> str:
         "missing": format_rank_numbers(culprit.missing),
         "ops": _who_is_in_what(ranks),
         "last_seen": format_last_hosts(ranks),
+        "differ": f": {culprit.disagreement.sentence}" if culprit.disagreement is not None else "",
         "within": format_ranks(culprit.within) or "its ranks",
     }
     is_back = bool(rails and rails[0].up)

@@ -16,7 +16,6 @@ compared, and none for which the arguments of a call may have been lost: what is
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
@@ -24,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from railscope.agent.facts.snapshot import UNKNOWN
-from railscope.agent.facts.stall import Disagreement
+from railscope.agent.facts.stall import Disagreement, LastCollectives, find_disagreement
 from railscope.agent.node.collectives.communicators import Communicator
 from railscope.probes.loading.bpf_syscall import KernelRefusal
-from railscope.probes.nccl.programs.shapes import WINDOW, Block, RecentShapes, Shape, block_from_word
+from railscope.probes.nccl.programs.shapes import WINDOW, Block, Shape, block_from_word
 from railscope.probes.nccl.records.calls import BLOCK_LEVELS
 
 _log = logging.getLogger("railscope.agreement")
@@ -36,6 +35,8 @@ _LASTS_SECONDS: Final = 60
 """So long a checkpoint stands at least, so that all hosts are scraped within it."""
 _PLACE_BITS: Final = 17
 """Of a block's number, told beside 4 bits of its length and 32 of its signature: a float64 holds 53 exactly."""
+_TOLD: Final = 16
+"""Collectives of a rank that is stalled, for hosts that cannot see each other's: a label of half a kilobyte."""
 _NUMBERS: Final = np.uint64((1 << 32) - 1)
 
 
@@ -43,7 +44,7 @@ class Shapes(Protocol):
     """What the programs keep of collectives (probes/nccl/programs/shapes.py)."""
 
     def blocks(self, instances: Sequence[int]) -> npt.NDArray[np.uint64]: ...
-    def recent(self, instance: int, calls: int) -> RecentShapes | None: ...
+    def recent(self, instance: int, calls: int) -> tuple[int, tuple[int, ...]] | None: ...
 
 
 class Agreement:
@@ -95,24 +96,17 @@ class Agreement:
 
         None: they do not differ, or that is unknown.
         """
-        words: dict[int, RecentShapes] = {}
+        known: dict[int, LastCollectives[int]] = {}
         for one in ranks:
-            if one.rank is not None and self._is_comparable(one):
-                recent = self._recent(one.instance)
-                if recent is not None:
-                    words[one.rank] = recent
-        if len(words) < 2:
-            return None
-        first = max(recent.first for recent in words.values())
-        last = min(recent.last for recent in words.values())
-        for number in range(first, last + 1):
-            made: defaultdict[int, list[int]] = defaultdict(list)
-            for rank, recent in words.items():
-                made[recent.words[number - recent.first]].append(rank)
-            if len(made) > 1:
-                groups = sorted((tuple(sorted(them)), str(Shape.from_word(word))) for word, them in made.items())
-                return Disagreement(number, tuple(groups))
-        return None
+            last = self._last(one)
+            if last is not None and one.rank is not None:
+                known[one.rank] = last
+        return find_disagreement(known, _describe)
+
+    def last(self, one: Communicator) -> LastCollectives[str] | None:
+        """The last few collectives of a communicator that makes no call now; None: they are unknown."""
+        found = self._last(one)
+        return None if found is None else LastCollectives(found.last, tuple(map(_describe, found.shapes[-_TOLD:])))
 
     def _is_comparable(self, one: Communicator) -> bool:
         return (
@@ -124,14 +118,16 @@ class Agreement:
             and one.instance not in self._doubtful
         )
 
-    def _recent(self, instance: int) -> RecentShapes | None:
+    def _last(self, one: Communicator) -> LastCollectives[int] | None:
         """The last collectives of a communicator; None: it makes calls just now, or they are unknown."""
+        if not self._is_comparable(one):
+            return None
         try:
-            before = self._calls_of(instance)
-            recent = None if before is None else self._shapes.recent(instance, before)
-            return recent if self._calls_of(instance) == before else None
+            before = self._calls_of(one.instance)
+            recent = None if before is None else self._shapes.recent(one.instance, before)
+            return LastCollectives(*recent) if recent is not None and self._calls_of(one.instance) == before else None
         except KernelRefusal as refusal:
-            _log.debug("the calls of communicator %d cannot be read: %s", instance, refusal.strerror)
+            _log.debug("the calls of communicator %s cannot be read: %s", one.name, refusal.strerror)
             return None
 
     def _compare(self, compared: Sequence[Communicator], words: npt.NDArray[np.uint64]) -> None:
@@ -170,3 +166,7 @@ def _checkpoint(row: npt.NDArray[np.uint64], life_ns: int) -> Block | None:
     wanted = shortest.last * _LASTS_SECONDS * 1_000_000_000 // max(life_ns, 1)
     level = min((max(wanted - 1, 0) // WINDOW).bit_length(), BLOCK_LEVELS - 1)
     return block_from_word(level, int(row[level]))
+
+
+def _describe(word: int) -> str:
+    return str(Shape.from_word(word))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from railscope.agent.facts.snapshot import UNKNOWN, NodeCollectives, NodeCompletion, NodeTimes, RankKey
-from railscope.agent.facts.stall import Disagreement
+from railscope.agent.facts.stall import Disagreement, LastCollectives
 from railscope.agent.model.expected import ExpectedBytes
 from railscope.agent.node.collectives.agreement import Agreement
 from railscope.agent.node.collectives.call_counts import CallCount
@@ -152,6 +152,11 @@ class Collectives:
         None: nowhere in the last ones, or that is unknown.
         """
         return self._agreement.find(self._communicators.living_ranks(comm))
+
+    def last_collectives(self, instance: int) -> LastCollectives[str] | None:
+        """The last few collectives of a communicator that makes no call now; None: they are unknown."""
+        communicator = self._communicators.get(instance)
+        return None if communicator is None else self._agreement.last(communicator)
 
     def _calls_now(self, instance: int) -> int | None:
         key = self._communicators.key_of(instance)

@@ -124,6 +124,8 @@ class _KnownToStalls:
         self.unmade = collectives.unmade
         self.ended = collectives.ended_ranks
         self.position = collectives.position
+        self.disagreement = collectives.disagreement
+        self.last_collectives = collectives.last_collectives
 
     def process(self, pid: int) -> ObservedProcess | None:
         return self._processes.get(pid)

@@ -30,7 +30,15 @@ from railscope.probes.processes.owner import ProcessOwner
 
 _SLOW_CAUSES: Final = frozenset(RAIL_CAUSES)
 _BROKEN: Final = frozenset(
-    {Cause.PROCESS_GONE, *HELD, Cause.PEER_LEFT, Cause.RAIL_DOWN, Cause.RAIL_MTU, Cause.RAIL_FILTERED}
+    {
+        Cause.PROCESS_GONE,
+        *HELD,
+        Cause.PEER_LEFT,
+        Cause.RAIL_DOWN,
+        Cause.RANKS_DISAGREE,
+        Cause.RAIL_MTU,
+        Cause.RAIL_FILTERED,
+    }
 )
 _LOOKS_IN_A_ROW: Final = 8
 """Two seconds: queues are read once a second."""

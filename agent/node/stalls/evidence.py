@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from railscope.agent.facts.stall import InFlight, OwnHistory
+from railscope.agent.facts.stall import Disagreement, InFlight, OwnHistory
 from railscope.probes.processes.state import Condition
 
 LEAST_WRITTEN_BYTES: Final = 1 << 20
@@ -208,6 +208,8 @@ class Evidence:
     """The first peer of this host whose process ended while it was in use."""
     elsewhere: tuple[Elsewhere, ...] = ()
     """Peers that are not in this communicator's operation, as far as one sees, because another one holds them up."""
+    disagreement: Disagreement | None = None
+    """The first of the last collectives that ranks of this host did not make alike; None: none, or unknown."""
     sends: bool | None = None
     """Whether the process handed anything to a network device within the last moments; None: not observed."""
 

@@ -2,9 +2,9 @@
 
 A ring is lock-step: with one sick rail, or one stopped rank, everything stands everywhere, and bytes fall on all rails
 alike.  What separates them is what is asked here, in this order: is the process itself stopped or gone; has a rail no
-carrier; do connections on a rail send again and again without an answer; does a rail lose, or is it slow beside its
-siblings; is a rank of this host behind; did the GPU never begin.  What is left waits for a rank on another host, which
-that host's own agent, or `railscope diagnose`, can name.
+carrier; did ranks of this host make different collectives at one place; do connections on a rail send again and again
+without an answer; does a rail lose, or is it slow beside its siblings; is a rank of this host behind; did the GPU never
+begin.  What is left waits for a rank on another host, which that host's own agent, or `railscope diagnose`, can name.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def find_root_cause(rank: RankFacts, evidence: Evidence, now_ns: int) -> Diagnos
     """The best founded explanation of a stall; `unknown` where nothing on this host speaks for any."""
     found = (
         _process(rank, evidence.process)
-        or _rail(evidence, now_ns)
+        or _down(evidence, now_ns)
+        or _disagrees(rank, evidence)
+        or _rail(evidence)
         or _peer_gone(evidence)
         or _peer_left(rank, evidence)
         or _behind(rank, evidence)
@@ -88,7 +90,7 @@ def _thaw(process: ProcessFacts) -> str:
     return f"`echo {thawed} > {process.freezer}` thaws it"
 
 
-def _rail(evidence: Evidence, now_ns: int) -> Diagnosis | None:
+def _down(evidence: Evidence, now_ns: int) -> Diagnosis | None:
     rails = evidence.rails
     for rail in rails:
         if rail.up is False and _matters(rail):
@@ -98,6 +100,23 @@ def _rail(evidence: Evidence, now_ns: int) -> Diagnosis | None:
         if lost is not None and now_ns - lost < _CARRIER_NS and _waits_in_vain(rail):
             age = (now_ns - lost) / 1e9
             return _of_rail(Cause.RAIL_DOWN, rail, f"{_name(rail)} lost its carrier, or got it back, {age:.1f} s ago")
+    return None
+
+
+def _disagrees(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
+    """Ranks of this host made different collectives at the same place, and not before what is in flight."""
+    found, flight = evidence.disagreement, rank.in_flight
+    if found is None:
+        return None
+    # Calls are numbered as collectives are where there is nothing else among them.
+    before = flight.calls_before if rank.comparable and flight is not None else None
+    if before is not None and found.number <= before:
+        return None
+    return Diagnosis(Cause.RANKS_DISAGREE, (found.sentence,), culprit=True, blamed_rank=found.odd_rank)
+
+
+def _rail(evidence: Evidence) -> Diagnosis | None:
+    rails = evidence.rails
     unanswered = [rail for rail in rails if _waits_in_vain(rail)]
     if unanswered:
         small = max(unanswered, key=lambda rail: rail.only_small_arrive)

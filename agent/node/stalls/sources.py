@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
+from railscope.agent.facts.stall import Disagreement, LastCollectives
 from railscope.agent.node.collectives.communicators import Communicator
 from railscope.agent.node.stalls.evidence import ProcessFacts, RailSigns
 from railscope.agent.node.targets.processes import ObservedProcess
@@ -65,6 +66,15 @@ class Known(Protocol):
 
         None: unknown.
         """
+
+    def disagreement(self, comm: str) -> Disagreement | None:
+        """The first of the last collectives that ranks of a communicator on this host did not make alike.
+
+        None: they made all of them alike, they make calls just now, or it is unknown.
+        """
+
+    def last_collectives(self, instance: int) -> LastCollectives[str] | None:
+        """The last few collectives of a communicator that makes no call now; None: they are unknown."""
 
     def proxy_layout(self, library: int) -> ProxyWorkLayout | None:
         """By number of the library."""

@@ -20,7 +20,7 @@ from railscope.agent.facts.clocks import read_clocks
 from railscope.agent.facts.label_numbers import parse_number
 from railscope.agent.facts.rank_process import describe_process
 from railscope.agent.facts.snapshot import UNKNOWN, CommunicatorStall, NodeStalls, NodeTimes, RankKey, StallTotal
-from railscope.agent.facts.stall import InFlight, Stall, rail_name
+from railscope.agent.facts.stall import Disagreement, InFlight, Stall, rail_name
 from railscope.agent.node.collectives.call_counts import Table
 from railscope.agent.node.collectives.stragglers import Stragglers
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
@@ -94,6 +94,10 @@ class Watchdog:
         """Of those."""
         self._processes: dict[int, ProcessFacts] = {}
         """By pid, those that this look has asked about: suspects of one communicator share their peers."""
+        self._disagreements: dict[str, tuple[tuple[tuple[int, int], ...], Disagreement | None]] = {}
+        """By communicator: by which calls of its ranks here, and what was found of those, in this look."""
+        self._disagreements_before = self._disagreements
+        """The same of the look before."""
         self._totals: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._lengths: defaultdict[int, defaultdict[tuple[str, str, str], int]] = defaultdict(lambda: defaultdict(int))
         """Sum of all stalls, ns, by instance; then by communicator, rank and cause."""
@@ -158,6 +162,7 @@ class Watchdog:
             _log.error("stalls cannot be checked: %s", refusal.strerror)
             return EVALUATION_NS
         self._processes.clear()
+        self._disagreements_before, self._disagreements = self._disagreements, {}
         self._ranks = self._dependencies = None
         self._settle_deaths(now_ns)
         resting = frozenset(rank.instance for rank in ranks)
@@ -306,6 +311,11 @@ class Watchdog:
             totals=tuple(StallTotal(op, cause, count) for (op, cause), count in self._totals.items()),
             ended=tuple(self._ended),
             writing=self._writing(),
+            last=tuple(
+                ((stall.comm, stall.rank), last)
+                for stall in self.current
+                if stall.comm != UNKNOWN and (last := self._known.last_collectives(stall.instance)) is not None
+            ),
         )
 
     def times(self) -> NodeTimes:
@@ -377,7 +387,17 @@ class Watchdog:
             others=len(ranks.by_process.get(rank.pid, ())) - 1,
             elsewhere=self._dependencies.waiting_elsewhere(peers),
             sends=sends,
+            disagreement=self._disagreement(rank, peers),
         )
+
+    def _disagreement(self, rank: RankFacts, peers: tuple[RankFacts, ...]) -> Disagreement | None:
+        """Read once for all ranks of a communicator, and not again while none of them makes a call."""
+        calls = tuple(sorted((one.instance, one.enqueued) for one in (rank, *peers)))
+        known = self._disagreements.get(rank.comm) or self._disagreements_before.get(rank.comm)
+        if known is None or known[0] != calls:
+            known = calls, self._known.disagreement(rank.comm)
+        self._disagreements[rank.comm] = known
+        return known[1]
 
     def _gone_of(self, comm: str) -> GonePeer | None:
         first = self._detector.stall_of_first_gone(comm)

@@ -61,19 +61,6 @@ class Block:
     """32 bits of what its collectives were."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecentShapes:
-    """The last collectives of one communicator, the latest last: words as `Shape.from_word` takes them."""
-
-    last: int
-    """Number of the latest, modulo 2^32."""
-    words: tuple[int, ...]
-
-    @property
-    def first(self) -> int:
-        return self.last - len(self.words) + 1
-
-
 class ShapeTable:
     """Reads the programs' map `call_shapes`."""
 
@@ -90,8 +77,10 @@ class ShapeTable:
         closed: npt.NDArray[np.uint64] = np.where((found["instance"] == numbers)[:, None], found["closed"], 0)
         return closed
 
-    def recent(self, instance: int, calls: int) -> RecentShapes | None:
-        """The last collectives of a communicator that has made so many calls; None: they are not known.
+    def recent(self, instance: int, calls: int) -> tuple[int, tuple[int, ...]] | None:
+        """The number of the last collective of a communicator that has made so many calls, and the last of them.
+
+        The latest is last, as words for `Shape.from_word`; numbers are modulo 2^32.  None: they are not known.
 
         Who calls makes sure that it makes no call meanwhile: otherwise the oldest are others already.
         """
@@ -100,7 +89,7 @@ class ShapeTable:
             return None
         last = (calls - int(found["unnumbered"])) & _NUMBERS
         words = found["shapes"].tolist()
-        return RecentShapes(last, tuple(words[(last - back) % WINDOW] for back in range(min(last, WINDOW), 0, -1)))
+        return last, tuple(words[(last - back) % WINDOW] for back in range(min(last, WINDOW), 0, -1))
 
     def free(self, instance: int) -> None:
         """Give the place of a communicator that has ended to the next."""
