@@ -19,7 +19,7 @@ PACKAGES_VM := $(PACKAGES_ROOT) qemu-system-x86 xz-utils zstd
 
 include build.mk
 
-.PHONY: setup build bytecode demo stack check test test-search test-faults lint bench packages packages-test packages-bench packages-panels packages-spark packages-vm test-panels test-spark test-vm gpu-kit clean wheel lock service-env fuzz soak
+.PHONY: setup build bytecode demo stack check test test-search test-faults lint bench packages packages-test packages-bench packages-panels packages-spark packages-vm test-panels test-spark test-vm gpu-kit clean wheel lock service-env fuzz soak test-controls
 
 setup: packages $(STAMPS)/venv build bytecode  ## install what is needed, make .venv, the BPF objects and bytecode
 
@@ -81,6 +81,9 @@ $(STAMPS)/nccl: tests/nccl/wheels.txt
 
 test-search: setup  ## properties of parsers and decoders on many new random examples
 	RAILSCOPE_TEST_EXAMPLES=search $(BIN)/python -m pytest -q -m hypothesis --timeout 1800 tests/unit
+
+test-controls: setup  ## a thousand random healthy jobs, simulated: nobody may be paged
+	RAILSCOPE_TEST_CONTROLS=1000 $(BIN)/python -m pytest -q --numprocesses auto --timeout 1800 tests/unit/test_stall_controls.py
 
 fuzz: setup  ## coverage-guided fuzzing of what strangers write: FUZZ="--seconds 600 elf"; --keep adds to the corpus
 	$(BIN)/python -m tests.fuzz $(FUZZ)
