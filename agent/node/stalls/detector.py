@@ -267,6 +267,8 @@ class Detector:
         diagnosis = find_root_cause(rank, evidence, now_ns)
         held = self._held_often(rank, diagnosis)
         same = before is not None and flight is not None and before.since_ns == flight.since_ns
+        if same and before is not None and before.strength == "strong" and rank.completed == rank.enqueued:
+            same = False  # it was seen to complete: what is inferred now is another one
         if old and flight is not None and not self._moves(now_ns, flight, diagnosis, evidence):
             judged = diagnosis.cause in _BROKEN or evidence.process.window_ns >= _LEAST_WATCHED_NS
             if same or (judged and self._late(now_ns, rank.instance, flight, diagnosis)):

@@ -10,6 +10,7 @@ differ, NCCL's proxy works for it, or a rank of this host waits in it for a proc
 from __future__ import annotations
 
 import logging
+import sys
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -206,6 +207,8 @@ class _Lead:
     """How often ranks entered, each number once, ascending."""
     ops: Sequence[frozenset[str]]
     """By place in `entered`: what those with more calls than so many called last."""
+    since_ns: Sequence[int]
+    """Likewise: when the first of them made its last call, and has waited since at the most."""
 
 
 class _Evaluation:
@@ -310,7 +313,7 @@ class _Evaluation:
     def _needed(self, rank: RankFacts, held: str) -> _Found | None:
         """Why a rank of this host must be waiting in a communicator for a process that is stopped."""
         if self._lead(rank):
-            return _Found(f"{self._lead_sentence(rank)}, and {held}", self._op_of_lead(rank))
+            return self._found_behind(rank, f"{self._lead_sentence(rank)}, and {held}")
         return self._awaited(rank, held)
 
     def _waiting(self, comm: str) -> _Waiting:
@@ -386,7 +389,7 @@ class _Evaluation:
         elsewhere = len(at_work) > (rank.instance in at_work)
         op = self.described.op(rank.instance)
         if self._lead(rank) and not elsewhere and not (several and self._lost_a_peer(rank)):
-            return _Found(self._lead_sentence(rank), self._op_of_lead(rank))
+            return self._found_behind(rank, self._lead_sentence(rank))
         if rank.instance in at_work:
             return _Found(at_work[rank.instance], op)
         if several and not elsewhere and self._sleeps_unexcused(rank):
@@ -452,28 +455,36 @@ class _Evaluation:
     def _lead_sentence(self, rank: RankFacts) -> str:
         return f"another rank of this host is {self._lead(rank)} calls ahead"
 
-    def _op_of_lead(self, rank: RankFacts) -> str:
+    def _found_behind(self, rank: RankFacts, sentence: str) -> _Found:
         """The operation that a rank did not enter: the last one of who is ahead by one, or what all they do."""
         if rank.comm not in self._leads:
             self._leads[rank.comm] = self._lead_of(self._of_comm[rank.comm])
         lead = self._leads[rank.comm]
-        ops = set(lead.ops[bisect_left(lead.entered, rank.entered)])
+        at = bisect_left(lead.entered, rank.entered)
+        ops = set(lead.ops[at])
         if self._lead(rank) > 1:
             ops.add(self.described.op(rank.instance))
-        return ops.pop() if len(ops) == 1 else UNKNOWN
+        # Its own last call may be long over.
+        return _Found(sentence, ops.pop() if len(ops) == 1 else UNKNOWN, since_ns=lead.since_ns[at])
 
     def _lead_of(self, ranks: Iterable[RankFacts]) -> _Lead:
         called: defaultdict[int, set[str]] = defaultdict(set)
+        first_ns: dict[int, int] = {}
         for rank in ranks:
             if rank.comparable:
                 called[rank.entered].add(self.described.op(rank.instance))
+                first_ns[rank.entered] = min(first_ns.get(rank.entered, sys.maxsize), rank.last_call_ns)
         entered = sorted(called)
         ops: list[frozenset[str]] = []
+        since_ns: list[int] = []
         ahead: frozenset[str] = frozenset()
+        ahead_ns = sys.maxsize
         for count in reversed(entered):
             ops.append(ahead)
+            since_ns.append(ahead_ns)
             ahead |= called[count]
-        return _Lead(entered, ops[::-1])
+            ahead_ns = min(ahead_ns, first_ns[count])
+        return _Lead(entered, ops[::-1], since_ns[::-1])
 
     def _facts(self, rank: RankFacts) -> ProcessFacts:
         if rank.pid not in self._processes:
