@@ -170,6 +170,15 @@ def _summary() -> list[AnyPanel]:
             links={"instance": page.TO_HOST},
             width=12,
         ),
+        table(
+            "Processes without a communicator",
+            "Processes on all hosts that map NCCL, were given a rank of their job by its launcher, and have no "
+            "communicator. While others are inside an init, it is one of these that they wait for.",
+            "exported_job world_rank world_size instance pid",
+            f"{catalogue.PROCESS_WITHOUT_COMM}",
+            links={"instance": page.TO_HOST},
+            width=24,
+        ),
     ]
 
 

@@ -220,6 +220,12 @@ COMM_STALL_COLLECTIVES: Final = _gauge(
     "While stalled: number of the last collective of this rank. last describes the last ones, the latest last, to be "
     "compared with those of other ranks. Absent if unknown.",
 )
+PROCESS_WITHOUT_COMM: Final = _gauge(
+    "process_without_comm",
+    "pid job world_rank world_size",
+    "1 for a process that maps NCCL, was given a rank of its job by its launcher, and has no communicator; absent "
+    "otherwise. While others wait for the making of one, it is whom they wait for.",
+)
 COMM_STALL_SECONDS: Final = _counter(
     "comm_stall_seconds",
     "comm rank cause",

@@ -500,6 +500,17 @@ class NodeCompletion:
 
 
 @dataclass(frozen=True, slots=True)
+class UnjoinedProcess:
+    """A process that maps NCCL, was given a rank of its job by its launcher, and has no communicator."""
+
+    pid: int
+    job: str
+    """Empty: not known."""
+    world_rank: str
+    world_size: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodeCollectives:
     """The NCCL calls of this node's programs and their completion; built by agent/node/collectives."""
 
@@ -520,6 +531,7 @@ class NodeCollectives:
     """Communicators so far that gave a name which other processes had first; None: calls are not observed."""
     completion: NodeCompletion = NodeCompletion()
     times: NodeTimes = NodeTimes()
+    unjoined: tuple[UnjoinedProcess, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

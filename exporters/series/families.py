@@ -29,6 +29,7 @@ from railscope.agent.facts.snapshot import (
     RailFacts,
     RankIdentity,
     Snapshot,
+    UnjoinedProcess,
 )
 from railscope.agent.facts.stall import format_shapes
 from railscope.exporters.series import buckets
@@ -170,7 +171,7 @@ def _drafts(snapshot: Snapshot, detail: Detail, selection: Selection) -> Iterato
     yield from _about_railscope(snapshot)
     yield from _collectives(snapshot.collectives)
     yield from _communicators(detail.communicators)
-    yield from _stalls(detail.stalls, snapshot.monotonic_ns)
+    yield from _stalls(detail.stalls, snapshot.monotonic_ns, snapshot.collectives.unjoined)
     yield from _times(snapshot.collectives, detail)
     yield make_draft_by_label(catalogue.COMM_EVENTS, snapshot.collectives.events.items())
     yield make_draft_by_label(catalogue.COMM_ERRORS, snapshot.collectives.errors.items())
@@ -295,7 +296,7 @@ def _job_label_names(identities: Iterable[RankIdentity]) -> dict[str, str]:
     return shown
 
 
-def _stalls(stalls: NodeStalls, now_ns: int) -> Iterator[Draft]:
+def _stalls(stalls: NodeStalls, now_ns: int, unjoined: Iterable[UnjoinedProcess]) -> Iterator[Draft]:
     current = stalls.current
     yield Draft(
         catalogue.COMM_STALLED,
@@ -331,6 +332,10 @@ def _stalls(stalls: NodeStalls, now_ns: int) -> Iterator[Draft]:
     yield Draft(
         catalogue.COMM_STALL_COLLECTIVES,
         [((*key, format_shapes(last.shapes)), last.last) for key, last in stalls.last],
+    )
+    yield Draft(
+        catalogue.PROCESS_WITHOUT_COMM,
+        (((str(one.pid), one.job, one.world_rank, one.world_size), 1) for one in unjoined),
     )
     yield Draft(
         catalogue.COMM_STALL_SECONDS, [((one.comm, one.rank, one.cause), one.seconds) for one in stalls.lengths]

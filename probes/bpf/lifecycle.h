@@ -59,8 +59,10 @@ static __noinline int begin_call(struct host_call *call, struct thread *thread)
 		drop_call(thread, before->uid, before->tgid);
 	}
 	place = take_place((__u32)bpf_get_current_uid_gid(), thread->tgid, SHARED_HOST_CALLS, HOST_CALLS);
-	if (!place)
+	if (!place) {
+		count(STAT_HOST_CALLS_FULL);
 		return 0;
+	}
 	call->uid = (__u32)place;
 	if (bpf_map_update_elem(&host_calls, &tid, call, BPF_NOEXIST))
 		return_place(call->uid, thread->tgid, SHARED_HOST_CALLS);

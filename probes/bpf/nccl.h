@@ -87,6 +87,7 @@ enum stat {
 	STAT_ARGUMENTS_UNREADABLE, /* struct ncclInfo or stack argument not resident */
 	STAT_FOREIGN_PID_NAMESPACE,
 	STAT_FILTERED, /* runs of any program for others */
+	STAT_HOST_CALLS_FULL, /* calls that are not followed */
 	STAT_COUNT,
 };
 

@@ -106,6 +106,8 @@ class Load:
             warm_up_ms=self.warm_up_ms,
             late_ms=self.late_ms,
             hold=self.late_ms > 0,
+            # A launcher names its job: by that and its rank a process is known that makes no communicator.
+            environment={"TORCHELASTIC_RUN_ID": f"late-{self.late_ms}"} if self.late_ms else {},
             skip=self.skip,
         )
 

@@ -42,6 +42,7 @@ from railscope.agent.facts.snapshot import (
     RankTimes,
     Snapshot,
     StallTotal,
+    UnjoinedProcess,
 )
 from railscope.agent.facts.stall import Diagnosis, LastCollectives, Stall
 from tests.unit.identities import named
@@ -173,6 +174,7 @@ def full_snapshot() -> Snapshot:
             events={"init": 3, "abort": 0},
             errors={"remote_error": 1},
             identity_conflicts=2,
+            unjoined=(UnjoinedProcess(4713, "4711", "2", "8"),),
             completion=NodeCompletion(
                 durations=(OpHistogram("AllReduce", Histogram((1e-06, 0.0001, 0.5), (0, 7, 3, 0), sum=0.75)),),
                 bandwidths=(OpHistogram("AllReduce", Histogram((1e6, 1e9), (0, 10, 0), sum=2.5e9)),),

@@ -74,6 +74,7 @@ def test_it_has_every_metric_but_those_of_what_is_wrong_and_of_what_is_asked_for
         "comm_stall_seconds_total",
         "comm_stalled",
         "comm_writing",
+        "process_without_comm",
         "gpu_fabric_unhealthy",
         "http_refused_total",
         "nvlink_errors_total",

@@ -172,3 +172,41 @@ def test_of_a_rank_that_has_its_communicator_more_is_known_than_the_call_tells()
     ranks = ranks_of(read(store))
     assert (ranks["0"].identity.gpu, ranks["0"].inflight_seconds) == ("0", 42.5)
     assert ranks["1"].stall is None
+
+
+def init_without_a_peer(*, job: str = "7", ranks: dict[str, str] | None = None) -> CannedStore:
+    """Rank 0 on host0 is inside an init of two; `ranks`: the launcher's ranks of processes without a communicator, by
+    host."""
+    store = CannedStore()
+    for host in ("host0:9779", "host1:9779"):
+        agent(store, host)
+    stalled(store, "host0:9779", 0, "inside_call", op="ncclCommInitRank", strength="strong")
+    labels = {"instance": "host0:9779", "comm": COMM, "rank": "0"}
+    store.say("railscope_call_inside_seconds", 42.5, call="ncclCommInitRank", nranks="2", pid="100", **labels)
+    for at, (host, world_rank) in enumerate((ranks or {"host0:9779": "0", "host1:9779": "1"}).items()):
+        store.say(
+            "railscope_process_without_comm", 1, instance=host, pid=str(100 + at), exported_job=job,
+            world_rank=world_rank, world_size="2",
+        )  # fmt: skip
+    return store
+
+
+def test_the_launchers_rank_tells_where_a_rank_is_that_did_not_come() -> None:
+    fleet = read(init_without_a_peer())
+    missing = ranks_of(fleet)["1"]
+    assert (missing.host, missing.identity.pid, missing.awaited) == ("host1", 101, True)
+    assert "rank 1 (pid 101, host1) did not call it" in make_verdict(fleet).headline
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        pytest.param(init_without_a_peer(job=""), id="the job has no name"),
+        pytest.param(init_without_a_peer(ranks={"host0:9779": "1", "host1:9779": "0"}), id="it is numbered otherwise"),
+        pytest.param(init_without_a_peer(ranks={"host1:9779": "1"}), id="who is inside has no rank of a job"),
+    ],
+)
+def test_where_the_launchers_ranks_are_not_those_of_the_communicator_nobody_is_named(store: CannedStore) -> None:
+    fleet = read(store)
+    assert ranks_of(fleet).keys() == {"0"}
+    assert "rank 1 did not call it on any observed host" in make_verdict(fleet).headline

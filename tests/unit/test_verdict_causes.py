@@ -385,10 +385,19 @@ CASES: Final[dict[str, list[Case]]] = {
             for hosts in SIZES
         ),
         Case(
+            "a peer whose process is there and has no communicator",
+            inside("ncclCommInitRank", 0, made=False).rank(1, awaited=True, enqueued=None, position=None),
+            says=(
+                ("headline", "for rank 0 (pid 100, host0), and rank 1 (pid 101, host1) did not call it"),
+                ("steps", "host1: py-spy dump --pid 101"),
+            ),
+            found={"ranks": ("1",), "hosts": ("host1",), "basis": "outside"},
+        ),
+        Case(
             "who came out of an init has made the call",
             inside("ncclCommInitRank", 0, made=False).rank(1, enqueued=0, completed=0, inflight_seconds=None),
-            says=(("headline", "does not return for rank 0 (pid 100, host0)."),),
-            found={"ranks": (), "basis": "host"},
+            says=(("headline", "does not return for rank 0 (pid 100, host0), and no rank is missing."),),
+            found={"ranks": (), "basis": "all"},
         ),
         *(
             Case(

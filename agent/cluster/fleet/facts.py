@@ -62,6 +62,8 @@ class Rank:
     """False: it was seen within the hour, and is not any more."""
     ended: bool = False
     """Its end of the communicator was destroyed or aborted, or its process has ended: it does not wait."""
+    awaited: bool = False
+    """Others are inside the call that makes the communicator, and its process has none: it did not call it."""
     enqueued: int | None = None
     completed: int | None = None
     """None: this cannot be known."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from railscope.agent.cluster.fleet.awaited import awaited_ranks
 from railscope.agent.cluster.fleet.facts import Fleet, LongWait, Moving, Rail, Rank, Stall, StallHistory
 from railscope.agent.cluster.fleet.history import Points, highest_rate, increase, mean_rate, usual_rate
 from railscope.agent.cluster.fleet.prometheus import PrometheusError, Sample, Series, Store
@@ -84,6 +85,7 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
         stalled=f"{catalogue.COMM_STALLED} == 1",
         info=f"{catalogue.COMM_STALL_INFO} == 1",
         inside=str(catalogue.CALL_INSIDE_SECONDS),
+        without_comm=str(catalogue.PROCESS_WITHOUT_COMM),
         waiting=f"{catalogue.COMM_INFLIGHT_SECONDS} > {_LONG_SECONDS:g}",
         count=f"count(count by (comm) ({catalogue.COMM_ENQUEUED}))",
         told=f"count(last_over_time({catalogue.COMM_STALL_INFO}[{looked_back:.0f}s]))",
@@ -105,6 +107,7 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
         comms |= {sample.labels.get("comm", "") for sample in said["writes"]}
     rate_seconds = rate_seconds_of(scrapes.interval_seconds)
     ranks = _ranks(ask, scrapes, comms, said, history, rate_seconds, window_seconds) if comms else ()
+    ranks = (*ranks, *awaited_ranks(said["inside"], said["without_comm"], scrapes, ranks))
     if comm and not any(rank.comm == comm for rank in ranks):
         raise PrometheusError(
             f"no communicator {comm} within the last hour: see the label comm of {catalogue.COMM_ENQUEUED}"

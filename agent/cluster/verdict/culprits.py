@@ -478,12 +478,18 @@ def _outside_calls(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Cu
     for call, within in sorted(inside.items(), key=lambda one: -len(one[1])):
         made = {rank.rank for rank in within}
         outside = tuple(
-            rank for rank in ranks if rank.present and not rank.ended and rank.rank not in made and is_identified(rank)
+            rank
+            for rank in ranks
+            if rank.present
+            and not rank.ended
+            and rank.rank not in made
+            and is_identified(rank)
+            and (rank.awaited or call not in MAKES_FIRST)
         )
         known = {rank.rank: rank for rank in ranks if not rank.present}
         absent = tuple(known[number] for number in missing if number in known)
         say = partial(Culprit, Cause.INSIDE_CALL, strength=_strength(within), within=tuple(within))
-        if outside and call not in MAKES_FIRST | OF_SOME:
+        if outside and call not in OF_SOME:
             yield say(outside, basis="outside")
         elif missing and call not in OF_SOME:
             yield say(absent, tuple(missing), basis="absence")

@@ -105,7 +105,11 @@ class Collectives:
     @property
     def processes_with_communicators(self) -> int:
         """Living processes that have a communicator."""
-        return len({communicator.tgid for communicator in self._communicators if communicator.ended_ns is None})
+        return len(self.pids_with_communicators())
+
+    def pids_with_communicators(self) -> set[int]:
+        """Processes that have a living communicator."""
+        return {communicator.tgid for communicator in self._communicators if communicator.ended_ns is None}
 
     @property
     def alive(self) -> bool:

@@ -48,6 +48,7 @@ from railscope.agent.node.targets.libraries import Libraries, Library
 from railscope.agent.node.targets.memory import ProcessMemory
 from railscope.agent.node.targets.processes import NOT_DESCRIBED, Describe, Description, ObservedProcess
 from railscope.agent.node.targets.rank_processes import RankProcesses, UserNames
+from railscope.agent.node.targets.unjoined import unjoined_processes
 from railscope.probes.clock import Clock
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.functions.internals import Level
@@ -576,6 +577,8 @@ class NcclObserver:
         self._hardware.correlate(self._collectives.expected(counts), self._handed_over)
         self._in_network = any(one.algorithm.startswith("CollNet") for one in collectives.completion.launches)
         probes = self._probe_health()
+        unjoined = unjoined_processes(self._processes.values(), self._collectives.pids_with_communicators())
+        collectives = replace(collectives, unjoined=unjoined)
         # Last: it says whether all of the above could be read.
         return NcclFacts(collectives, self.stalls.facts(), probes, (self._result(started_ns),))
 
