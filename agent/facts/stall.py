@@ -158,11 +158,13 @@ class Stall:
     """One rank's operation that does not complete in time."""
 
     instance: int
+    """Of the communicator; of a call that does not return, a negative number of its own."""
     comm: str
     rank: str
     nranks: str
     pid: int
     op: str
+    """An operation, or a call that does not return."""
     payload_bytes: int | None
     since_ns: int
     """When the operation was handed over."""
@@ -176,6 +178,11 @@ class Stall:
     slow: bool = False
     """Operations complete, but take much longer than they did; False: one does not complete."""
     ended_ns: int | None = None
+
+    @property
+    def is_call(self) -> bool:
+        """Whether it is a call that does not return, and no operation."""
+        return self.instance < 0
 
     @property
     def since_realtime_ns(self) -> int:

@@ -16,7 +16,6 @@ from typing import Final
 
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.catalogue import Metric
-from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.snapshot import (
     UNKNOWN,
     AgentHealth,
@@ -326,7 +325,7 @@ def _stalls(stalls: NodeStalls, now_ns: int, unjoined: Iterable[UnjoinedProcess]
         [
             ((stall.op, stall.comm, stall.rank, stall.nranks, str(stall.pid)), stall.length_ns(now_ns) / 1e9)
             for stall in current
-            if stall.diagnosis.cause is Cause.INSIDE_CALL
+            if stall.is_call
         ],
     )
     yield Draft(

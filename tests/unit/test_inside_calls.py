@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from railscope.agent.facts.stall import Stall
 from railscope.agent.node.stalls.inside_calls import MOST_OF_A_PROCESS, MOST_OF_A_USER
 from railscope.probes.nccl.comm_hash import comm_hash, two_lane_hash
 from railscope.probes.nccl.records.calls import LifecycleKind
-from tests.unit.stall_world import AFTER_S, COMM_HASH, LOOKS_A_SECOND, World
+from tests.unit.stall_world import AFTER_S, COMM_HASH, LOOKS_A_SECOND, RUNNING, STOPPED, World
 
 PID = 4711
 """Of the world's first rank, whose communicator has instance 7."""
@@ -168,6 +169,26 @@ def test_a_process_that_ends_takes_its_calls_with_it_at_once(tmp_path: Path) -> 
     assert world.host_calls.rows == {}
     world.step(1)
     assert [one for one in world.watch.current if one.diagnosis.cause is Cause.INSIDE_CALL] == []
+
+
+@pytest.mark.parametrize(("condition", "cause"), [("stopped", Cause.PROCESS_STOPPED), ("frozen", Cause.PROCESS_FROZEN)])
+def test_a_process_that_is_held_inside_its_call_is_to_blame_until_it_goes_on(
+    tmp_path: Path, condition: Any, cause: Cause
+) -> None:
+    world = a_world(tmp_path, 20)
+    calls(world, 20, LifecycleKind.INIT, nranks=64, rank=3, has_unique_id=1, unique_id=ID)
+    world.step(TOO_LONG)
+    assert the_stall(world)
+    world.ranks[0].process = replace(STOPPED, condition=condition)
+    world.step(2 * LOOKS_A_SECOND)
+    held = world.stall
+    assert held is not None
+    assert (held.diagnosis.cause, held.diagnosis.blamed_rank, held.op) == (cause, 3, "ncclCommInitRank")
+    assert held.diagnosis.evidence[-1] == "thread 20 has not returned from ncclCommInitRank"
+    world.ranks[0].process = RUNNING
+    world.step(2 * LOOKS_A_SECOND)
+    assert the_stall(world).since_ns == held.since_ns
+    assert len(world.begun) == 1
 
 
 def test_a_number_that_another_thread_has_by_now_is_another_call(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ import numpy as np
 
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.host_calls import CALL_NAMES
+from railscope.agent.facts.label_numbers import parse_number
 from railscope.agent.facts.snapshot import UNKNOWN
 from railscope.agent.facts.stall import Diagnosis, Stall
 from railscope.agent.node.collectives.communicators import Communicator, format_label
@@ -68,17 +69,29 @@ class InsideCalls:
         procfs: Path,
         realtime_offset_ns: Callable[[], int],
         last_op: Callable[[int], str],
+        held: Callable[[int, int | None], Diagnosis | None] = lambda _pid, _rank: None,
     ) -> None:
-        """`last_op`: what a communicator was called for last, by instance; `unknown` where that is not known."""
+        """
+        Args:
+            calls: the kernel's table.
+            known: what the rest of the agent knows.
+            procfs: where threads are looked for.
+            realtime_offset_ns: the time of day less CLOCK_MONOTONIC.
+            last_op: what a communicator was called for last, by instance; `unknown` where that is not known.
+            held: that a process is stopped, traced or frozen, by its pid and rank.
+        """
         self._calls = calls
         self._known = known
         self._procfs = procfs
         self._realtime_offset_ns = realtime_offset_ns
         self._last_op = last_op
+        self._held = held
         self._looked_ns: int | None = None
         self._under_way = 0
+        self._calls_of: dict[tuple[int, int], Stall] = {}
+        """By thread and start of the call, apart from how their processes are."""
         self._current: dict[tuple[int, int], Stall] = {}
-        """By thread and start of the call."""
+        """The same, with that."""
         self._numbers = 0
         self._ended: list[tuple[int, int]] = []
         """When stalls ended, and their numbers, oldest first."""
@@ -106,6 +119,7 @@ class InsideCalls:
         self._under_way = len(tids)
         late = calls["start_ns"] + np.uint64(after_ns) <= now_ns
         tids, calls = _without_parts(*_bounded(tids[late], calls[late]))
+        calls_of: dict[tuple[int, int], Stall] = {}
         found: dict[tuple[int, int], Stall] = {}
         told: set[tuple[object, ...]] = set()
         gone = []
@@ -114,7 +128,7 @@ class InsideCalls:
             if not self._thread_lives(int(call["tgid"]), tid):
                 gone.append(key)
                 continue
-            stall = self._current.get(key)
+            stall = self._calls_of.get(key)
             # NCCL's version, of which the name of a communicator depends, may be known later than the call.
             if stall is None or stall.comm == UNKNOWN:
                 stall = self._described(stall, tid, call, now_ns)
@@ -122,13 +136,13 @@ class InsideCalls:
             who = (stall.comm, stall.rank, stall.op, stall.pid if UNKNOWN in (stall.comm, stall.rank) else 0)
             if who not in told:
                 told.add(who)
-                found[key] = stall
+                calls_of[key], found[key] = stall, self._judged(stall)
         if gone:
             self._calls.drop(gone)
             self._under_way -= len(gone)
         begun = tuple(stall for key, stall in found.items() if key not in self._current)
         ended = tuple(replace(stall, ended_ns=now_ns) for key, stall in self._current.items() if key not in found)
-        self._current = found
+        self._calls_of, self._current = calls_of, found
         self._ended += [(now_ns, stall.instance) for stall in ended]
         return Changes(begun, ended)
 
@@ -150,6 +164,14 @@ class InsideCalls:
         old = [number for ended_ns, number in self._ended if now_ns - ended_ns >= _KEPT_NS]
         self._ended = self._ended[len(old) :]
         return old
+
+    def _judged(self, call: Stall) -> Stall:
+        """That its process is stopped says more than that the call does not return."""
+        held = self._held(call.pid, parse_number(call.rank))
+        if held is None:
+            return call
+        evidence = (*held.evidence, *call.diagnosis.evidence)
+        return replace(call, diagnosis=replace(held, evidence=evidence))
 
     def _thread_lives(self, tgid: int, tid: int) -> bool:
         return (self._procfs / str(tgid) / "task" / str(tid)).exists()

@@ -65,21 +65,26 @@ def find_root_cause(rank: RankFacts, evidence: Evidence, now_ns: int) -> Diagnos
 
 
 def _process(rank: RankFacts, process: ProcessFacts) -> Diagnosis | None:
+    found = held_process(rank.pid, rank.rank, process)
+    if found is not None and rank.in_flight is not None and rank.in_flight.one_of > 1:
+        which = f"which of its {rank.in_flight.one_of} communicators waits for it is unknown"
+        return replace(found, evidence=(*found.evidence, which))
+    if process.condition == "gone":
+        return Diagnosis(Cause.PROCESS_GONE, (f"process {rank.pid} has ended",), culprit=True, blamed_rank=rank.rank)
+    return found
+
+
+def held_process(pid: int, rank: int | None, process: ProcessFacts) -> Diagnosis | None:
+    """That a rank's process is stopped, traced or frozen; None: it is not."""
     words = {
         "stopped": "is stopped (state T): `kill -CONT` resumes it",
         "traced": "is held by a debugger (state t)",
         "frozen": f"is frozen by its control group: {_thaw(process)}",
     }
-    if process.condition == "gone":
-        return Diagnosis(Cause.PROCESS_GONE, (f"process {rank.pid} has ended",), culprit=True, blamed_rank=rank.rank)
-    if process.condition in words:
-        sentence = f"process {rank.pid} {words[process.condition]}"
-        sentences = [sentence]
-        if rank.in_flight is not None and rank.in_flight.one_of > 1:
-            sentences.append(f"which of its {rank.in_flight.one_of} communicators waits for it is unknown")
-        cause = Cause.PROCESS_FROZEN if process.condition == "frozen" else Cause.PROCESS_STOPPED
-        return Diagnosis(cause, tuple(sentences), culprit=True, blamed_rank=rank.rank)
-    return None
+    if process.condition not in words:
+        return None
+    cause = Cause.PROCESS_FROZEN if process.condition == "frozen" else Cause.PROCESS_STOPPED
+    return Diagnosis(cause, (f"process {pid} {words[process.condition]}",), culprit=True, blamed_rank=rank)
 
 
 def _thaw(process: ProcessFacts) -> str:

@@ -20,7 +20,7 @@ from railscope.agent.facts.clocks import read_clocks
 from railscope.agent.facts.label_numbers import parse_number
 from railscope.agent.facts.rank_process import describe_process
 from railscope.agent.facts.snapshot import UNKNOWN, CommunicatorStall, NodeStalls, NodeTimes, RankKey, StallTotal
-from railscope.agent.facts.stall import Disagreement, InFlight, Stall, rail_name
+from railscope.agent.facts.stall import Diagnosis, Disagreement, InFlight, Stall, rail_name
 from railscope.agent.node.collectives.call_counts import Table
 from railscope.agent.node.collectives.stragglers import Stragglers
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
@@ -32,6 +32,7 @@ from railscope.agent.node.stalls.evidence import Evidence, GonePeer, ProcessFact
 from railscope.agent.node.stalls.inside_calls import HostCalls, InsideCalls
 from railscope.agent.node.stalls.inspector import Inspector, RailsOf
 from railscope.agent.node.stalls.rank_reader import IDLE_NS, RankReader
+from railscope.agent.node.stalls.root_cause import held_process
 from railscope.agent.node.stalls.sources import InFlightTables, Inspection, Known
 from railscope.agent.node.stalls.stall_log import StallLog
 from railscope.agent.node.targets.memory import ProcessMemory
@@ -80,7 +81,9 @@ class Watchdog:
         self._detector = Detector(limits, self._realtime_offset_ns, known.ended, known.owner)
         self._inside: InsideCalls | None = None
         if host_calls is not None:
-            self._inside = InsideCalls(host_calls, known, procfs, self._realtime_offset_ns, self._reader.last_op)
+            self._inside = InsideCalls(
+                host_calls, known, procfs, self._realtime_offset_ns, self._reader.last_op, self._held
+            )
         self._stragglers = Stragglers()
         self._deaths = Deaths()
         self._checkpoints = Checkpoints(self._written_bytes, limits.suspicion_ns(), limits.after_ns)
@@ -139,6 +142,7 @@ class Watchdog:
         if self._inside is None:
             return
         now_ns = self._clock.monotonic_ns()
+        self._processes.clear()
         try:
             changes = self._inside.update(now_ns, self._detector.limits.after_ns)
         except KernelRefusal as refusal:
@@ -415,6 +419,11 @@ class Watchdog:
         """Of a process that lives."""
         owner = self._known.process(pid)
         return None if owner is None else self._process(owner)
+
+    def _held(self, pid: int, rank: int | None) -> Diagnosis | None:
+        """That a process is stopped, traced or frozen."""
+        facts = self._facts_of(pid)
+        return None if facts is None else held_process(pid, rank, facts)
 
     def _every(self) -> Ranks:
         """All ranks as of the last look."""
