@@ -111,12 +111,13 @@ def test_a_disagreement_of_ranks_on_this_host_is_said_once(caplog: pytest.LogCap
     ranks.all_make(times=2 * WINDOW + 7)
     ranks.shapes.make(1, payload=1024)
     ranks.shapes.make(2, payload=2048)
-    ranks.all_make(times=WINDOW)
+    ranks.all_make(times=60)
     with caplog.at_level(logging.WARNING):
         ranks.update(600)
         ranks.update(601)
     assert len(caplog.records) == 1
     assert "do not make the same collectives: they differ between collective 129 and 192" in caplog.text
+    assert ": collective 136 is AllReduce of 1024 bytes float32 on rank 0, but AllReduce of 2048 bytes" in caplog.text
     assert len(set(ranks.signatures())) == 2
     # The next blocks are alike again.
     ranks.all_make(times=4 * WINDOW)

@@ -144,10 +144,12 @@ class Agreement:
             level = int(np.flatnonzero(same_block[at] & (words[at] != firsts[at]))[0])
             block = block_from_word(level, int(words[at][level]))
             if block is not None:
+                exactly = self.find(rank for rank in compared if rank.name == one.name)
                 _log.warning(
                     "communicator %s: ranks %s and %s do not make the same collectives: they differ between collective "
-                    "%d and %d, in operation, data type, bytes, root or order (processes %d and %d)",
+                    "%d and %d, in operation, data type, bytes, root or order%s (processes %d and %d)",
                     *(one.name, other.rank, one.rank, block.last - (WINDOW << level) + 1, block.last),
+                    "" if exactly is None else f": {exactly.sentence}",
                     *(other.tgid, one.tgid),
                 )
 
