@@ -301,7 +301,7 @@ static void run_together(struct job *job, const struct pattern *pattern) {
             return;
         double began = now_seconds();
         for (int64_t i = 0; i < now; i++, job->iteration++) {
-            if (moments_part(&options.moments, job->iteration)) {
+            if (moments_at(&options.moments, INSTEAD_LEAVE, job->iteration)) {
                 if (options.rank == options.moments.skip_rank)
                     destroy(job->world);
                 compute_for_ever();

@@ -153,7 +153,7 @@ void moments_after(const struct moments *moments, int rank, uint64_t iteration) 
 }
 
 bool moments_skip(const struct moments *moments, int rank, uint64_t iteration) {
-    return moments->instead != INSTEAD_LEAVE && moments->skip_rank == rank &&
+    return moments->instead < INSTEAD_LEAVE && moments->skip_rank == rank &&
            moments->skip_iteration == (int64_t)iteration;
 }
 
@@ -169,8 +169,8 @@ _Noreturn void moments_turn_away(const struct moments *moments) {
     wait_for_ever();
 }
 
-bool moments_part(const struct moments *moments, uint64_t iteration) {
-    return moments->instead == INSTEAD_LEAVE && moments->skip_iteration == (int64_t)iteration;
+bool moments_at(const struct moments *moments, enum instead instead, uint64_t iteration) {
+    return moments->instead == instead && moments->skip_iteration == (int64_t)iteration;
 }
 
 /* Half of a processor's time. */

@@ -10,6 +10,8 @@ enum instead {
     INSTEAD_WAIT,    /* waits for ever, as for a message outside NCCL */
     INSTEAD_REPLACE, /* executes another program, which knows nothing of the job */
     INSTEAD_LEAVE,   /* takes its communicator apart and lives on; the others compute and call nothing more */
+    INSTEAD_RECEIVE, /* each rank receives from another and sends to it afterwards: with the real NCCL only */
+    INSTEAD_ANOTHER, /* calls another operation: with the real NCCL only */
 };
 
 /* Who writes a checkpoint, and where to. */
@@ -34,8 +36,8 @@ void moments_after(const struct moments *moments, int rank, uint64_t iteration);
 bool moments_skip(const struct moments *moments, int rank, uint64_t iteration);
 _Noreturn void wait_for_ever(void);
 _Noreturn void moments_turn_away(const struct moments *moments);
-/* Whether ranks part before this iteration: one leaves, and all of them compute. */
-bool moments_part(const struct moments *moments, uint64_t iteration);
+/* Whether something else comes before this iteration, of any rank. */
+bool moments_at(const struct moments *moments, enum instead instead, uint64_t iteration);
 _Noreturn void compute_for_ever(void);
 
 #endif

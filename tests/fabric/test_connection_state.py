@@ -156,3 +156,25 @@ def test_a_connection_to_a_service_is_left_out(two_hosts: Fabric) -> None:
         pair.far.close()
         time.sleep(0.2)
         assert pair.all() == ()
+
+
+def test_what_goes_to_a_service_is_summed_up_and_is_no_connection_of_a_collective(two_hosts: Fabric) -> None:
+    own = os.getpid()
+    with ExitStack() as stack:
+        pair = Pair(two_hosts, stack, port=SERVICE_PORT)
+        connections = pair.connections
+
+        def sent(size: int, by: int, parents: dict[int, int]) -> Callable[[], bool]:
+            before = connections.sent_to_services[by]
+            pair.near.send(bytes(size))
+            assert len(pair.far.recv(size, socket.MSG_WAITALL)) == size
+            return lambda: connections.read([by], parents) == () and connections.sent_to_services[by] == before + size
+
+        pair.near.send(bytes(1000))
+        assert len(pair.far.recv(1000, socket.MSG_WAITALL)) == 1000
+        assert connections.read([own], {}) == ()
+        assert connections.sent_to_services[own] == 0, "nobody asked about it before"
+        eventually(sent(5000, own, {}))
+        # A child holds what its parent had when it was forked: for whom it is asked is who sends.
+        connections.read([1], {own: 1})
+        eventually(sent(7000, 1, {own: 1}))

@@ -324,6 +324,8 @@ def _finding_is_right(finding: Mapping[str, Any], scenario: Scenario, address: s
     if expected.rank is not None:
         return str(expected.rank) in {job_rank(numbers, finding["comm"], str(rank)) for rank in ranks} and not rails
     if expected.rail is None:
+        if expected.verdict:
+            return bool(finding["cause"] == expected.verdict and len(ranks) == scenario.hosts and not rails)
         return finding["cause"] in expected.causes and not ranks and not rails
     return str(expected.rail) in rails and (here or scenario.kind in IN_SWITCH)
 
@@ -352,7 +354,9 @@ def _breaker(cluster: Cluster, scenario: Scenario, sick: RunningJob) -> Fault | 
             return FilteredRail(fabric, host, rail, in_switch=True, least_bytes=_LARGE_BYTES)
         case Kind.FOREIGN:
             return ForeignTraffic(fabric.hosts[0], fabric.hosts[host], rail, _FOREIGN_BYTES, rate_mbit=LINE_MBIT)
-        case Kind.SKIP | Kind.REPLACE | Kind.NOTHING | Kind.NO_PEER | Kind.NO_SPLIT | Kind.RECEIVES:
+        case Kind.SKIP | Kind.REPLACE | Kind.CIRCLE | Kind.DISAGREE | Kind.NOTHING:
+            return None
+        case Kind.NO_PEER | Kind.NO_SPLIT | Kind.RECEIVES:
             return None
 
 

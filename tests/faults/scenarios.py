@@ -48,6 +48,8 @@ class Kind(StrEnum):
     FREEZE = "frozen control group"
     LARGE_DROPPED = "only large packets dropped"
     KILL_ALL = "whole job killed"
+    CIRCLE = "both receive, and exchanged before"
+    DISAGREE = "another operation"
     FOREIGN = "foreign traffic"
     NOTHING = "nothing"
 
@@ -59,7 +61,9 @@ RAIL_KINDS: Final = frozenset(
 )
 IN_SWITCH: Final = frozenset({Kind.SLOW_IN_SWITCH, Kind.FILTER_IN_SWITCH, Kind.LARGE_DROPPED})
 """Both ends of the way see the same."""
-OF_THE_JOB: Final = frozenset({Kind.SKIP, Kind.REPLACE})
+OF_NOBODY: Final = frozenset({Kind.RECEIVES, Kind.CIRCLE, Kind.DISAGREE})
+"""No rank is to blame more than another."""
+OF_THE_JOB: Final = frozenset({Kind.SKIP, Kind.REPLACE, Kind.CIRCLE, Kind.DISAGREE})
 """The job itself does it."""
 
 
@@ -124,6 +128,8 @@ class Expected:
     """To blame; None: nobody."""
     rail: int | None = None
     """To blame; None: none."""
+    verdict: str = ""
+    """The cause by `railscope diagnose`, where that names all ranks of the communicator; empty: one of the causes."""
     flag_allowed: bool = False
     """With no causes: a flag that clears by itself is no error, if it names the right one."""
     writer: int | None = None
@@ -179,9 +185,9 @@ class Scenario:
 NO_STALL: Final = Expected(frozenset())
 
 
-def rank_fault(*causes: str, clears: bool = True) -> Expected:
+def rank_fault(*causes: str, clears: bool = True, verdict: str = "") -> Expected:
     """Filled in by `fault`: the rank of the place."""
-    return Expected(frozenset(causes), clears=clears)
+    return Expected(frozenset(causes), clears=clears, verdict=verdict)
 
 
 _EXPECTED: Final = {
@@ -192,6 +198,8 @@ _EXPECTED: Final = {
     Kind.NO_PEER: rank_fault("inside_call", clears=False),
     Kind.NO_SPLIT: rank_fault("inside_call", clears=False),
     Kind.RECEIVES: rank_fault("inside_call", clears=False),
+    Kind.CIRCLE: rank_fault("rank_behind", clears=False, verdict="deadlock"),
+    Kind.DISAGREE: rank_fault("rank_behind", clears=False, verdict="ranks_disagree"),
     Kind.REPLACE: rank_fault("process_gone", clears=False),
     Kind.FREEZE: rank_fault("process_frozen"),
     Kind.LARGE_DROPPED: rank_fault("rail_mtu"),
@@ -203,7 +211,7 @@ _EXPECTED: Final = {
 }
 
 
-_SEEN_ELSEWHERE: Final = IN_SWITCH | CALL_KINDS | {Kind.SKIP}
+_SEEN_ELSEWHERE: Final = IN_SWITCH | CALL_KINDS | OF_NOBODY | {Kind.SKIP}
 NEVER_MS: Final = 3_600_000
 
 
@@ -217,9 +225,10 @@ def fault(kind: Kind, library: Library, hosts: int, name: str = "", **settings: 
         # the switch both ends of the way see the same.  Who is inside a call is told of by his own host, which cannot
         # know who is missing.
         host=None if kind in _SEEN_ELSEWHERE else scenario.place,
-        rank=None if kind in RAIL_KINDS or kind is Kind.RECEIVES else scenario.target,
+        rank=None if kind in RAIL_KINDS or kind in OF_NOBODY else scenario.target,
         rail=scenario.rail if kind in RAIL_KINDS else None,
         clears=usual.clears,
+        verdict=usual.verdict,
     )
     return replace(scenario, expected=expected)
 

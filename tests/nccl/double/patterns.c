@@ -53,7 +53,7 @@ static void repeat(const struct request *request) {
     for (int i = 0; i < options.communicators; i++)
         give_buffers(&jobs[i], request);
     for (int iteration = 0; iteration < options.iterations; iteration++) {
-        if (moments_part(&options.moments, (uint64_t)iteration)) {
+        if (moments_at(&options.moments, INSTEAD_LEAVE, (uint64_t)iteration)) {
             for (int i = options.communicators - 1; options.rank == options.moments.skip_rank && i >= 0; i--)
                 close_job(&jobs[i]);
             compute_for_ever();
@@ -61,7 +61,13 @@ static void repeat(const struct request *request) {
         moments_before(&options.moments, options.rank, options.ranks, (uint64_t)iteration);
         if (moments_skip(&options.moments, options.rank, (uint64_t)iteration))
             moments_turn_away(&options.moments);
-        once(jobs, request, is_checked(iteration));
+        if (moments_at(&options.moments, INSTEAD_RECEIVE, (uint64_t)iteration))
+            receive_first(request->type);
+        struct request another = *request;
+        if (moments_at(&options.moments, INSTEAD_ANOTHER, (uint64_t)iteration) &&
+            options.rank == options.moments.skip_rank)
+            another.operation = BROADCAST;
+        once(jobs, &another, is_checked(iteration));
         after(iteration);
     }
 }
