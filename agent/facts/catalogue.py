@@ -234,8 +234,8 @@ COMM_STALL_SECONDS: Final = _counter(
 COMM_WRITING: Final = _gauge(
     "comm_writing",
     "comm rank",
-    "1 while this rank's process makes no NCCL call and writes to storage (for example a checkpoint), and shortly "
-    "after; absent otherwise.",
+    "1 while this rank's process makes no NCCL call and writes to files or services (for example a checkpoint), or "
+    "pauses where it did the last times, and shortly after; absent otherwise.",
 )
 STALLS: Final = _counter(
     "stalls",

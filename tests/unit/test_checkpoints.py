@@ -181,3 +181,18 @@ def test_what_a_process_gives_to_storage_is_read_from_the_kernel(tmp_path: Path)
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         assert written_bytes(Path("/proc"), child.pid) is not None
         child.communicate(b"\n")
+
+
+def test_who_pauses_where_it_wrote_the_last_times_is_told_to_write() -> None:
+    world = World()
+    steady(world)
+    (rank,) = world.ranks
+    for writes in (True, True, False):
+        world.train(10)
+        rank.process = WRITING if writes else RUNNING
+        world.step(12 * SECOND_LOOKS)
+        assert shown(world) == (WRITER,)
+        rank.process = RUNNING
+    world.train(7)
+    world.step(6 * SECOND_LOOKS)
+    assert shown(world) == (), "it was never there"

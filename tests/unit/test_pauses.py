@@ -38,8 +38,8 @@ class Job:
 
     @property
     def usual_s(self) -> float | None:
-        usual_ns = self.pauses.usual_ns(self.now_ns, PID)
-        return None if usual_ns is None else usual_ns / SECOND_NS
+        usual = self.pauses.usual(self.now_ns, PID)
+        return None if usual is None else usual.longest_ns / SECOND_NS
 
 
 def saved(seconds: int = 20, times: int = 2, *, every: int = 30, more: Iterable[int] = ()) -> Job:
@@ -96,3 +96,18 @@ def test_what_was_learnt_goes_with_its_communicators_and_its_process() -> None:
     again.calls = 5  # one was destroyed, and its calls are counted no more
     again.pause(3)
     assert again.usual_s is None
+
+
+@pytest.mark.parametrize("wrote", [True, False])
+def test_who_wrote_in_its_pauses_may_write_again(wrote: bool) -> None:
+    job = saved(times=1)
+    job.work(30)
+    job.pause(5)
+    if wrote:
+        job.pauses.record_writing(PID)
+    job.pause(15)
+    job.work(30)
+    job.pause(3)
+    usual = job.pauses.usual(job.now_ns, PID)
+    assert usual is not None
+    assert usual.wrote is wrote

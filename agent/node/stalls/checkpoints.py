@@ -4,8 +4,7 @@ While one rank writes, the others wait in a collective on hosts that cannot know
 and `railscope diagnose` then knows that they wait for no fault.  A process is asked about only while it makes no call,
 once a second: what it and its descendants wrote to files, in memory ones too (probes/processes/tree.py), and, more
 seldom the longer it is silent, what they sent to services, as to storage (probes/netdev/connection_state.py).  Who
-wrote nothing that can be seen, and pauses where it did the last times, counts as writing if that takes long
-(agent/node/stalls/pauses.py).
+pauses where it wrote the last times counts as writing (agent/node/stalls/pauses.py).
 """
 
 from __future__ import annotations
@@ -93,6 +92,7 @@ class Checkpoints:
                 continue
             if before is not None and written_bytes - before.written_bytes >= LEAST_WRITTEN_BYTES:
                 wrote_ns = now_ns
+                self._pauses.record_writing(pid)
             silent[pid] = _Silence(call_ns, written_bytes, now_ns if services else services_ns, wrote_ns)
         self._silent = silent
 
@@ -101,16 +101,16 @@ class Checkpoints:
         self._silent.pop(pid, None)
 
     def writing_pids(self, now_ns: int) -> tuple[int, ...]:
-        """Pids of those that write, or did so a moment ago: who writes pauses now and then."""
+        """Pids of those that write, did so a moment ago, or pause where they wrote the last times."""
         if now_ns - self._looked_ns > 3 * PERIOD_NS:
             return ()  # nothing is evaluated while no communicator lives
         return tuple(
             pid
             for pid, one in self._silent.items()
             if (one.wrote_ns is not None and now_ns - one.wrote_ns < self._excuse_ns)
-            or (self._pauses.usual_ns(now_ns, pid) or 0) >= self._excuse_ns // 2
+            or ((usual := self._pauses.usual(now_ns, pid)) is not None and usual.wrote)
         )
 
     def pauses_as_usual(self, now_ns: int, pid: int) -> bool:
         """Whether a process pauses where it did the last times, and not for much longer."""
-        return self._pauses.usual_ns(now_ns, pid) is not None
+        return self._pauses.usual(now_ns, pid) is not None

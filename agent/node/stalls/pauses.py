@@ -25,6 +25,16 @@ _TOLERANCE: Final = 50
 class _Pause:
     after_calls: int
     length_ns: int
+    wrote: bool
+    """It was seen to write meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class UsualPause:
+    """What a process did before at the place where it pauses now."""
+
+    longest_ns: int
+    wrote: bool
 
 
 @dataclass(slots=True)
@@ -32,6 +42,8 @@ class _Process:
     call_ns: int
     calls: int
     looked_ns: int
+    wrote: bool = False
+    """Since its last call."""
     pauses: deque[_Pause] = field(default_factory=lambda: deque(maxlen=_MOST_PAUSES))
 
 
@@ -53,22 +65,31 @@ class Pauses:
         # It was silent at the last look for that long at least, and went on since.
         length_ns = known.looked_ns - known.call_ns
         if length_ns >= _LEAST_NS:
-            known.pauses.append(_Pause(known.calls, length_ns))
-        known.call_ns, known.calls, known.looked_ns = call_ns, calls, now_ns
+            known.pauses.append(_Pause(known.calls, length_ns, known.wrote))
+        known.call_ns, known.calls, known.looked_ns, known.wrote = call_ns, calls, now_ns, False
 
-    def usual_ns(self, now_ns: int, pid: int) -> int | None:
-        """How long a process has paused before where it pauses now; None: it has not, or pauses too long by now."""
+    def record_writing(self, pid: int) -> None:
+        """A process was seen to write since its last call."""
+        known = self._processes.get(pid)
+        if known is not None:
+            known.wrote = True
+
+    def usual(self, now_ns: int, pid: int) -> UsualPause | None:
+        """What a process did before where it pauses now; None: it was not there, or pauses too long by now."""
         known = self._processes.get(pid)
         if known is None:
             return None
-        lengths = [
-            max(first.length_ns, second.length_ns)
+        alike = [
+            one
             for place, second in enumerate(known.pauses)
             for first in list(known.pauses)[:place]
             if _alike(second.after_calls - first.after_calls, known.calls - second.after_calls)
+            for one in (first, second)
         ]
-        longest_ns = max(lengths, default=0)
-        return longest_ns if longest_ns and now_ns - known.call_ns <= _FACTOR * longest_ns else None
+        longest_ns = max((one.length_ns for one in alike), default=0)
+        if not alike or now_ns - known.call_ns > _FACTOR * longest_ns:
+            return None
+        return UsualPause(longest_ns, any(one.wrote for one in alike))
 
     def keep(self, pids: Collection[int]) -> None:
         """Forget all other processes."""
