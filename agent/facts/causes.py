@@ -288,6 +288,7 @@ CAUSES: Final[Mapping[Cause, CauseFacts]] = {
             StepFacts("{inside}nft list ruleset", "a rule that drops the job's packets; also at the other end"),
             StepFacts("{inside}tc -s filter show dev {device} ingress", "the same, in traffic control"),
             _anywhere("access lists on the way between the hosts"),
+            _anywhere("with `ping -M do -s SIZE` from host to host, whether only large packets are dropped: an MTU"),
         ),
         after=(
             _anywhere("whether the link at the other end of this rail was up: from here both look alike"),

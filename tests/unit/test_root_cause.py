@@ -377,6 +377,19 @@ CASES: Final[dict[Cause, list[Case]]] = {
         ),
         Case("does not read data from its peers", UNREAD, DURING, found={"blamed_rank": 3, "culprit": True}),
         Case(
+            "does not read what is sent on one rail, and its threads sleep, as they do in no operation",
+            with_process(replace(PROCESS, busy_ratio=0.01), with_rail1(unread_bytes=262160)),
+            replace(DURING, completed=100),
+            first="its peers have sent 262160 bytes that this rank does not read",
+            found={"blamed_rank": 3, "culprit": False},
+        ),
+        Case(
+            "who has data to send as well is inside the operation: another holds it up",
+            with_rails({"unread_bytes": 262160, "unsent_bytes": 100}, {"unread_bytes": 262160}),
+            DURING,
+            found=NOBODY,
+        ),
+        Case(
             "does not read data from its peers, and writes",
             with_process(replace(PROCESS, written_bytes=10 * MIB), UNREAD),
             DURING,

@@ -12,6 +12,7 @@ from typing import Final
 from railscope.agent.facts.stall import Disagreement, InFlight, OwnHistory
 from railscope.probes.processes.state import Condition
 
+_SLEEPS_RATIO: Final = 0.05
 LEAST_WRITTEN_BYTES: Final = 1 << 20
 """Within about a second: less is a log, and no checkpoint."""
 
@@ -146,6 +147,8 @@ class RailSigns:
     """In the device's queue."""
     unread_bytes: int = 0
     """Received on its connections, and not read by the process."""
+    unsent_bytes: int = 0
+    """Given to its connections, and not sent: the peer takes no more."""
     losses: tuple[tuple[str, int], ...] = ()
     """Error and loss counters that grew within the window, by how much."""
     port_bytes: int = 0
@@ -218,6 +221,21 @@ class Evidence:
         """What peers sent and this rank does not read: on every rail where it is connected, or it waits for another."""
         connected = [rail for rail in self.rails if rail.connections]
         return sum(rail.unread_bytes for rail in connected) if all(rail.unread_bytes for rail in connected) else 0
+
+    @property
+    def in_no_operation(self) -> bool:
+        """Whether it neither reads what peers sent nor has anything to send.
+
+        Inside an operation that another rank holds up both pile up.
+        """
+        return self.unread_bytes > 0 and not any(rail.unsent_bytes for rail in self.rails)
+
+    @property
+    def sleeps_beside_data(self) -> bool:
+        """Whether its process sleeps, with bytes of peers unread on any rail: NCCL's threads spin in an operation."""
+        unread = any(rail.unread_bytes for rail in self.rails)
+        sleeps = self.process.window_ns > 0 and self.process.busy_ratio <= _SLEEPS_RATIO
+        return unread and sleeps and not any(rail.unsent_bytes for rail in self.rails)
 
     def process_of_peer(self, pid: int) -> ProcessFacts | None:
         return next((facts for number, facts in self.peer_processes if number == pid), None)

@@ -344,6 +344,7 @@ class Inspector:
             least_round_trip_ns=min(least) * 1000 if least else None,
             backlog_bytes=facts.queue.backlog_bytes if facts.queue is not None else None,
             unread_bytes=sum(state.unread_bytes for state in own),
+            unsent_bytes=sum(state.not_sent_bytes for state in own),
             losses=_losses(old[0] if old is not None else None, facts),
             port_bytes=_port_bytes(facts) - _port_bytes(old[0]) if old is not None else 0,
             foreign_ratio=_foreign_ratio(old[0], facts, latest.carried) if own and old else 0.0,

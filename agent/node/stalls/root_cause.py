@@ -428,16 +428,16 @@ def _waiting(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
         sentence = f"{flight.sign}, in a process that sleeps or computes and has {flight.one_of} communicators"
         which = "in which of them it is behind is unknown"
         return Diagnosis(Cause.UNKNOWN, (sentence, which, *_hidden(evidence)), culprit=False)
-    if flight.strength == "weak" and evidence.unread_bytes and not evidence.others:
+    seen_idle = rank.completed is not None and rank.completed >= rank.enqueued and evidence.sleeps_beside_data
+    if flight.strength == "weak" and (evidence.in_no_operation or seen_idle) and not evidence.others:
         process = evidence.process
-        sentences = [
-            f"its peers have sent {evidence.unread_bytes} bytes that this rank does not read: the peers are ahead"
-        ]
+        unread = sum(rail.unread_bytes for rail in evidence.rails)
+        sentences = [f"its peers have sent {unread} bytes that this rank does not read: the peers are ahead"]
         sentences += ["it is busy with other work"] if process.computing else ["its process sleeps"]
         return Diagnosis(
             Cause.RANK_BEHIND,
             tuple(sentences),
-            culprit=not process.computing,
+            culprit=evidence.in_no_operation and not process.computing,
             blamed_rank=rank.rank,
             excused=process.excused,
             writes=process.writing,
