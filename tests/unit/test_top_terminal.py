@@ -205,7 +205,7 @@ def test_plain_lines_hold_rates_stalls_and_evidence(serve: Serve) -> None:
     assert sum(" kind=node " in line for line in lines) == 2
     # Two pages of one scrape are two looks at the node: more than one step lies between.
     node = next(line for line in lines if " kind=node " in line)
-    assert " simulated=true processes=3 ranks=3 ended_ranks=0 rails=2 gpus=2 stalls=1 not_read=ethernet" in node
+    assert " simulated=true processes=3 ranks=3 ended_ranks=0 rails=2 gpus=2 stalls=2 not_read=ethernet" in node
     rank = next(line for line in lines if f" kind=rank comm={COMM} rank=1 " in line)
     assert " calls_per_second=120 " in rank
     assert " inflight_seconds=0.25 incomplete=1 behind=0 " in rank
@@ -216,6 +216,8 @@ def test_plain_lines_hold_rates_stalls_and_evidence(serve: Serve) -> None:
     stall = next(line for line in lines if " kind=stall " in line)
     assert f" comm={COMM} rank=1 nranks=2 op=AllReduce cause=rail_down strength=strong " in stall
     assert stall.endswith(' rail=1 device=rail1 evidence="rail 1 (rail1) has no carrier or is switched off"')
+    call = next(line for line in lines if " kind=stall " in line and " op=ncclCommInitRank " in line)
+    assert " rank=0 nranks=2 op=ncclCommInitRank cause=inside_call strength=strong " in call
     reduced = next(line for line in lines if " kind=op op=AllReduce " in line)
     assert reduced.endswith(
         " mean_payload_bytes=1048576 algbw_bytes_per_second=251658240 busbw_bytes_per_second=377487360"

@@ -100,7 +100,8 @@ def test_a_stall_is_red_with_its_cause_whom_it_blames_and_the_evidence(width: in
     text = " ".join(" ".join(line.plain for line in made.lines).split())
     assert f"STALL rail_down: AllReduce of rank 1/2 of {COMM} for 4.5s; blamed: rail 1 (rail1)" in text
     assert "rail 1 (rail1) has no carrier or is switched off" in text
-    assert "1 stall" in made.lines[1].plain
+    assert "STALL inside_call: ncclCommInitRank of rank 0/2 of 00c0ffee00c0ff02 for 4.5s" in text
+    assert "2 stalls" in made.lines[1].plain
     assert "bold red" in styles_of(made, "STALL rail_down")
     assert "bold red" in styles_of(made, f"{COMM} 1/4")
     assert "red" not in styles_of(made, f"{COMM} 0/4")
@@ -108,7 +109,7 @@ def test_a_stall_is_red_with_its_cause_whom_it_blames_and_the_evidence(width: in
 
 def test_weak_evidence_of_a_stall_is_said_but_not_of_a_process_that_is_seen_to_be_stopped() -> None:
     snapshot = full_snapshot()
-    (one,) = (stalled for stalled in snapshot.stalls.lengths if stalled.current is not None)
+    one = next(stalled for stalled in snapshot.stalls.lengths if stalled.current is not None)
 
     def said(cause: Cause) -> str:
         current = replace(stall(), strength="weak", diagnosis=replace(stall().diagnosis, cause=cause, netns="pod7"))
@@ -268,7 +269,7 @@ def test_at_first_stalled_ranks_stand_above_those_that_call_most_and_ended_ones_
         ("00", "ended"),
     ]  # fmt: skip
     assert ranks[-1][:2] == ["f" * 16, "3/4"]
-    assert lines[1].startswith("3 processes, 5 communicators, 30 ended, 5 ranks, 2 rails, 1 stall")
+    assert lines[1].startswith("3 processes, 5 communicators, 30 ended, 5 ranks, 2 rails, 2 stalls")
     assert line_with(lines, "0000000000000000 0/4").split()[3] == "ended"
     assert "dim" in styles_of(made, "0000000000000000 0/4")
     assert "dim" not in styles_of(made, "dddddddddddddddd 0/4")
