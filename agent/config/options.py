@@ -112,6 +112,8 @@ class Config:
     stall_after_ns: int = 30_000_000_000
     stall_factor: float = 8.0
     stall_floor_ns: int = 2_000_000_000
+    stall_stacks: Path | None = None
+    """None: where blamed ranks stand in their code is not read."""
     state_directory: Path | None = None
     """None: totals begin at 0 with each agent."""
     verdicts_socket: Path | None = None
@@ -238,6 +240,8 @@ OPTIONS: Final = (
           "its own history"),
     _text("stall_floor_ns", "--stall.floor", "stalls.floor", duration_ns("200ms", "1h"), "TIME", "2s",
           "an operation is never stalled before this time"),
+    _text("stall_stacks", "--stall.stacks", "stalls.stacks", optional_file, "PROGRAM", "none",
+          "py-spy, with which the agent reads where the Python code of blamed ranks of this host stands, for /stalls"),
     _text("state_directory", "--state.directory", "state.directory", optional_file, "DIR", "none",
           "folder in which the agent keeps its totals, so that they go on when it is restarted or killed; a machine "
           "that boots starts at 0"),

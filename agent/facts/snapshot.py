@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from railscope.agent.facts.label_numbers import parse_number
-from railscope.agent.facts.stall import LastCollectives, Stall
+from railscope.agent.facts.stall import LastCollectives, ProcessStack, Stall
 
 UNKNOWN: Final = "unknown"
 
@@ -554,6 +554,8 @@ class NodeStalls:
     """Ranks whose processes write to storage while none of their communicators is called."""
     last: tuple[tuple[RankKey, LastCollectives[str]], ...] = ()
     """The last collectives of ranks that stall now, as far as they are known."""
+    stacks: Mapping[tuple[str, int], ProcessStack] = field(default_factory=dict)
+    """By communicator and rank: of those of this host to which stalls are put down, where that is asked for."""
 
     @property
     def current(self) -> tuple[Stall, ...]:

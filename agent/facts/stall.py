@@ -198,3 +198,14 @@ class Stall:
 
     def length_ns(self, now_ns: int) -> int:
         return max(0, (self.ended_ns or now_ns) - self.since_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStack:
+    """Where the Python code of a process's main thread stood at one moment."""
+
+    taken_ns: int
+    """CLOCK_MONOTONIC."""
+    lines: tuple[str, ...]
+    """`function (file:line)`, innermost first; none: `why` says so."""
+    why: str = ""

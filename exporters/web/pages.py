@@ -32,7 +32,7 @@ from typing import Any, Final, Protocol
 from railscope.agent.facts.label_numbers import parse_number
 from railscope.agent.facts.rank_process import RankProcess
 from railscope.agent.facts.snapshot import Snapshot
-from railscope.agent.facts.stall import Stall
+from railscope.agent.facts.stall import ProcessStack, Stall
 from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.earlier import EarlierTotals
 from railscope.exporters.series.families import make_families
@@ -54,9 +54,13 @@ def render_stalls(snapshot: Snapshot, processes: Iterable[RankProcess] = ()) -> 
     rank's process: whose it is, and while it lives what it takes.
     """
     usages = {one.identity: one.usage for one in processes}
+    stacks = snapshot.stalls.stacks
     document = {
         "simulated": snapshot.simulated,
-        "stalls": [describe_stall(stall, snapshot.monotonic_ns, usages) for stall in snapshot.stalls.current],
+        "stalls": [
+            describe_stall(stall, snapshot.monotonic_ns, usages) | _blamed_stack(stall, stacks)
+            for stall in snapshot.stalls.current
+        ],
         "ended": [describe_stall(stall, snapshot.monotonic_ns) for stall in snapshot.stalls.ended],
     }
     return json.dumps(printable_document(document), indent=1).encode() + b"\n"
@@ -87,6 +91,16 @@ def describe_stall(
         "netns": diagnosis.netns,
         "evidence": list(diagnosis.evidence),
     }
+
+
+def _blamed_stack(stall: Stall, stacks: Mapping[tuple[str, int], ProcessStack]) -> dict[str, Any]:
+    """Where the Python code of the rank that a stall is put down to stands; where that is not known, no key."""
+    blamed = stall.diagnosis.blamed_rank
+    stack = stacks.get((stall.comm, blamed)) if blamed is not None else None
+    if stack is None:
+        return {}
+    told: dict[str, Any] = {"taken_realtime_ns": stack.taken_ns + stall.realtime_offset_ns}
+    return {"blamed_stack": told | ({"unknown": stack.why} if stack.why else {"lines": list(stack.lines)})}
 
 
 def _process(owner: ProcessOwner | None, usage: ProcessUsage | None) -> dict[str, Any]:

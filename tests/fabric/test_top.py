@@ -48,7 +48,8 @@ def test_the_ranks_and_rails_of_a_job_move_and_a_stopped_rank_is_a_red_stall(two
     with Job(two_hosts.hosts, JobOptions(pattern="ddp", seconds=100)) as job:
         only = [option for pid in job.pids for option in ("--pid", str(pid))]
         verdicts = tmp_path / "verdicts.sock"
-        with AgentProcess(*only, "--verdicts.socket", str(verdicts)) as agent, verdicts_told(verdicts) as told:
+        only += ["--verdicts.socket", str(verdicts), "--stall.stacks", str(RAILSCOPE.with_name("py-spy"))]
+        with AgentProcess(*only) as agent, verdicts_told(verdicts) as told:
             agent.until(lambda: len(agent.samples("railscope_comm_enqueued_total")) >= 2)
             comms = {labels["comm"] for labels, _ in agent.samples("railscope_comm_enqueued_total")}
             url = url_of(agent)
@@ -74,6 +75,8 @@ def test_the_ranks_and_rails_of_a_job_move_and_a_stopped_rank_is_a_red_stall(two
                 try:
                     lines = terminal.until(lambda lines: any(line.startswith("STALL") for line in lines), 60)
                     assert "red" in terminal.colour("STALL")
+                    agent.until(lambda: "blamed_stack" in agent.page("/stalls"))
+                    assert "py-spy finds no Python there" in agent.page("/stalls"), "the ranks are written in C"
                 finally:
                     os.kill(stopped, signal.SIGCONT)
                 print("\n".join(lines))

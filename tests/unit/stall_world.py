@@ -5,7 +5,7 @@ Simulated: the kernel's tables, what /proc and the network devices tell, and tim
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,10 +17,12 @@ from railscope.agent.node.inspection.inspection import InProcess
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT
 from railscope.agent.node.stalls.detector import StallLimits
 from railscope.agent.node.stalls.evidence import ProcessFacts, RailSigns
+from railscope.agent.node.stalls.stacks import Stacks
 from railscope.agent.node.stalls.watchdog import EVALUATION_NS, Watchdog
 from railscope.agent.node.targets.jobs import JobFacts
 from railscope.agent.node.targets.memory import ProcessMemory
 from railscope.agent.node.targets.processes import ObservedProcess
+from railscope.probes.clock import Clock
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import DataType, Op
 from railscope.probes.nccl.functions.internals import Level
@@ -200,6 +202,7 @@ class World:
         nranks: int = 2,
         limits: StallLimits | None = None,
         procfs: Path = Path("/nowhere"),
+        stacks: Callable[[Clock], Stacks] | None = None,
     ) -> None:
         """`procfs`: where threads are looked for that are inside calls."""
         self.clock = SimulatedClock()
@@ -240,6 +243,7 @@ class World:
             inspector=self,
             began=lambda stall: self.begun.append((self.clock.now_ns, stall)),
             host_calls=self.host_calls,
+            stacks=stacks(self.clock) if stacks is not None else None,
         )
 
     @property

@@ -42,6 +42,7 @@ from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant, tena
 from railscope.agent.node.overhead.control import LevelControl
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
 from railscope.agent.node.stalls.detector import StallLimits
+from railscope.agent.node.stalls.stacks import Stacks
 from railscope.agent.node.stalls.watchdog import InFlightTables, Watchdog
 from railscope.agent.node.targets.jobs import JobFacts
 from railscope.agent.node.targets.libraries import Libraries, Library
@@ -233,6 +234,7 @@ class NcclObserver:
             rails_of=hardware.rails_of_namespace,
             began=sources.stall_began,
             host_calls=self._programs.host_calls,
+            stacks=Stacks(config.stall_stacks, clock) if config.stall_stacks is not None else None,
         )
         """What watches for stalls."""
         self._control = sources.control(self._completion) if sources.control is not None else None

@@ -20,7 +20,7 @@ from railscope.agent.facts.clocks import read_clocks
 from railscope.agent.facts.label_numbers import parse_number
 from railscope.agent.facts.rank_process import describe_process
 from railscope.agent.facts.snapshot import UNKNOWN, CommunicatorStall, NodeStalls, NodeTimes, RankKey, StallTotal
-from railscope.agent.facts.stall import Diagnosis, Disagreement, InFlight, Stall, rail_name
+from railscope.agent.facts.stall import Diagnosis, Disagreement, InFlight, ProcessStack, Stall, rail_name
 from railscope.agent.node.collectives.call_counts import Table
 from railscope.agent.node.collectives.stragglers import Stragglers
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
@@ -34,6 +34,7 @@ from railscope.agent.node.stalls.inspector import Inspector, RailsOf
 from railscope.agent.node.stalls.rank_reader import IDLE_NS, RankReader
 from railscope.agent.node.stalls.root_cause import held_process
 from railscope.agent.node.stalls.sources import InFlightTables, Inspection, Known
+from railscope.agent.node.stalls.stacks import MOST_STACKS, Stacks
 from railscope.agent.node.stalls.stall_log import StallLog
 from railscope.agent.node.targets.memory import ProcessMemory
 from railscope.agent.node.targets.processes import ObservedProcess
@@ -41,6 +42,7 @@ from railscope.probes.clock import Clock
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.maps import Records
 from railscope.probes.processes.exit_status import exit_code, exited_badly
+from railscope.probes.processes.processes import ProcessIdentity
 
 _log = logging.getLogger("railscope.stalls")
 
@@ -71,9 +73,11 @@ class Watchdog:
         inspector: Inspection | None = None,
         began: Callable[[Stall], object] = lambda _stall: None,
         host_calls: HostCalls | None = None,
+        stacks: Stacks | None = None,
     ) -> None:
         """`tables` None: only calls are seen.  `inspector` None: of this host's procfs.  `began` is told of each stall
-        that begins.  `host_calls` None: calls that make and end communicators are not followed."""
+        that begins.  `host_calls` None: calls that make and end communicators are not followed.  `stacks` None: where
+        blamed ranks stand in their code is not read."""
         self._known = known
         self._clock = clock
         self._inspector = inspector or Inspector(clock, procfs, rails_of)
@@ -84,6 +88,7 @@ class Watchdog:
             self._inside = InsideCalls(
                 host_calls, known, procfs, self._realtime_offset_ns, self._reader.last_op, self._held
             )
+        self._stacks = stacks
         self._stragglers = Stragglers()
         self._deaths = Deaths()
         self._checkpoints = Checkpoints(self._written_bytes, limits.suspicion_ns(), limits.after_ns)
@@ -135,7 +140,8 @@ class Watchdog:
     def busy(self) -> bool:
         """Whether there is something to look at although no communicator lives: stalls, or what they left behind."""
         inside = self._inside is not None and self._inside.under_way
-        return inside or bool(self.current or self._deaths) or self._inspector.open or self._stall_log.owes
+        reading = self._stacks is not None and self._stacks.busy
+        return inside or reading or bool(self.current or self._deaths) or self._inspector.open or self._stall_log.owes
 
     def find_calls(self) -> None:
         """Look for calls that do not return; also where nothing else is to be looked at."""
@@ -178,6 +184,8 @@ class Watchdog:
         )
         self._log_changes(changes.begun, changes.ended)
         self._stall_log.sum_up()
+        if self._stacks is not None:
+            self._stacks.follow(self._blamed().values())
         self._count_lengths(now_ns)
         quiet_until_ns = self._reader.quiet_until_ns
         if quiet_until_ns is None or self._deaths:
@@ -320,7 +328,25 @@ class Watchdog:
                 for stall in self.current
                 if stall.comm != UNKNOWN and (last := self._known.last_collectives(stall.instance)) is not None
             ),
+            stacks=self._stacks_of_blamed(self._stacks) if self._stacks is not None else {},
         )
+
+    def _stacks_of_blamed(self, stacks: Stacks) -> dict[tuple[str, int], ProcessStack]:
+        found = {key: stacks.stack_of(identity) for key, identity in self._blamed().items()}
+        return {key: stack for key, stack in found.items() if stack is not None}
+
+    def _blamed(self) -> dict[tuple[str, int], ProcessIdentity]:
+        """Processes of this host's ranks to which its stalls are put down, by communicator and rank; a few of many."""
+        blamed: dict[tuple[str, int], ProcessIdentity] = {}
+        for stall in self.current:
+            key = stall.comm, stall.diagnosis.blamed_rank
+            if key[1] is None or key in blamed or len(blamed) >= MOST_STACKS:
+                continue
+            ranks = self._every().by_comm.get(stall.comm, ()) if stall.comm != UNKNOWN else ()
+            process = next((self._known.process(rank.pid) for rank in ranks if rank.rank == key[1]), None)
+            if process is not None and process.ended_ns is None:
+                blamed[stall.comm, key[1]] = process.identity
+        return blamed
 
     def times(self) -> NodeTimes:
         """How long operations took, and who arrives last."""
@@ -329,6 +355,8 @@ class Watchdog:
 
     def close(self) -> None:
         self._inspector.close()
+        if self._stacks is not None:
+            self._stacks.close()
 
     def _writing(self) -> tuple[RankKey, ...]:
         """Ranks for which others may wait because their processes write.
