@@ -7,6 +7,9 @@
  * made, out of line, and those of the blocks of twice, four times, … as many.  A block begins at a multiple of its
  * length, and its signature depends on nothing else: two ranks whose signatures of one block differ made different
  * collectives in it.  Point to point has no number here, as ranks differ in it by right.
+ *
+ * Signatures are compared between hosts, whose agents may be of another version: whoever changes what they are made of
+ * shows them under another name than comm_signature.
  */
 #ifndef RAILSCOPE_SHAPES_H
 #define RAILSCOPE_SHAPES_H

@@ -29,7 +29,9 @@ class Ranks:
         self.shapes = SimulatedShapes()
         self.ends = [end(1 + rank, rank, nranks=ranks) for rank in range(ranks)]
         self.moving: set[int] = set()
-        self.agreement = Agreement(self.shapes, self._calls_of)
+        self.positions: dict[int, int] = {}
+        """By instance, where NCCL's own numbers are known."""
+        self.agreement = Agreement(self.shapes, self._calls_of, lambda instance, _: self.positions.get(instance))
         self._asked = 0
 
     def _calls_of(self, instance: int) -> int | None:
@@ -143,6 +145,41 @@ def test_what_is_not_known_is_not_said(other: Communicator, caplog: pytest.LogCa
     if other.comm_hash != HASH + 1:
         assert ranks.agreement.signature(2) is None
         assert ranks.agreement.find(ranks.ends) is None
+
+
+def seen_late() -> Ranks:
+    """The second rank was seen two collectives later than the first, which was seen after ten."""
+    ranks = Ranks()
+    ranks.ends = [end(1, 0, whole=False), end(2, 1, whole=False)]
+    ranks.shapes.make(1, Op.AllReduce, times=2)
+    ranks.all_make(Op.AllGather, times=5)
+    ranks.all_make(Op.AllReduce, times=5)
+    ranks.positions = {1: 22, 2: 22}
+    return ranks
+
+
+def test_ranks_that_were_seen_late_are_compared_by_the_numbers_of_nccl() -> None:
+    ranks = seen_late()
+    assert ranks.agreement.find(ranks.ends) is None
+    ranks.shapes.make(1, Op.AllReduce, payload=8)
+    ranks.shapes.make(2, Op.AllReduce, payload=16)
+    ranks.all_make()
+    ranks.positions = {1: 24, 2: 24}
+    found = ranks.agreement.find(ranks.ends)
+    assert found is not None
+    assert found.number == 23
+    ranks.update(600)
+    assert ranks.signatures() == [None, None]
+    assert ranks.agreement.last(ranks.ends[0]) is None
+
+
+@pytest.mark.parametrize("unnumbered", [{"payload": 0}, {"op": Op.AllToAll}])
+def test_what_nccl_does_not_number_leaves_ranks_that_were_seen_late_incomparable(unnumbered: dict[str, int]) -> None:
+    ranks = seen_late()
+    ranks.shapes.make(1, **unnumbered)
+    ranks.shapes.make(2, Op.AllReduce, payload=8)
+    ranks.positions = {1: 22, 2: 23}
+    assert ranks.agreement.find(ranks.ends) is None
 
 
 def test_calls_that_were_lost_make_what_lived_then_unknown() -> None:

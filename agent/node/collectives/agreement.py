@@ -9,8 +9,10 @@ the same ones.
 The length of the block follows from the rate of the communicator's whole life, which is the same on all of its ranks:
 short-lived rates differ from one to the other, and ranks that tell blocks of different lengths cannot be compared.
 
-Collectives are numbered by the agent's own count.  So only communicators that were seen from their first call on are
-compared, and none for which the arguments of a call may have been lost: what is not known is not said.
+Collectives are numbered by the agent's own count, so that only ranks that were seen from their first call on have
+checkpoints.  Where a rank of this host was not, the last collectives of a communicator that stands are numbered as NCCL
+does (agent/node/collectives/sequences.py), if all of them are such as it numbers.  Where the arguments of a call may
+have been lost nothing is compared: what is not known is not said.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from railscope.agent.facts.snapshot import UNKNOWN
 from railscope.agent.facts.stall import Disagreement, LastCollectives, find_disagreement
 from railscope.agent.node.collectives.communicators import Communicator
 from railscope.probes.loading.bpf_syscall import KernelRefusal
+from railscope.probes.nccl.memory.sequence_numbers import FUNCTIONS
 from railscope.probes.nccl.programs.shapes import WINDOW, Block, Shape, block_from_word
 from railscope.probes.nccl.records.calls import BLOCK_LEVELS
 
@@ -50,13 +53,19 @@ class Shapes(Protocol):
 class Agreement:
     """Not thread-safe: the daemon's lock guards it."""
 
-    def __init__(self, shapes: Shapes, calls_of: Callable[[int], int | None]) -> None:
+    def __init__(
+        self,
+        shapes: Shapes,
+        calls_of: Callable[[int], int | None],
+        position_of: Callable[[int, int], int | None] = lambda _instance, _calls: None,
+    ) -> None:
         """`calls_of` knows by instance how many calls a communicator has made by now; None: unknown.
 
-        It may raise KernelRefusal.
+        It may raise KernelRefusal.  `position_of` knows NCCL's number of the last of so many calls; None: unknown.
         """
         self._shapes = shapes
         self._calls_of = calls_of
+        self._position_of = position_of
         self._lost: int | None = None
         """Calls whose arguments could not be read, of communicators that are unknown."""
         self._doubtful: set[int] = set()
@@ -78,7 +87,7 @@ class Agreement:
         if self._lost not in (None, lost):
             self._doubtful.update(one.instance for one in known)
         self._lost = lost
-        compared = [one for one in known if self._is_comparable(one)]
+        compared = [one for one in known if one.whole and self._is_comparable(one)]
         self._doubtful &= {one.instance for one in known}
         self._signatures = {}
         self._said &= {one.name for one in compared}
@@ -96,39 +105,50 @@ class Agreement:
 
         None: they do not differ, or that is unknown.
         """
+        ends = list(ranks)
+        late = not all(one.whole for one in ends)
         known: dict[int, LastCollectives[int]] = {}
-        for one in ranks:
-            last = self._last(one)
+        for one in ends:
+            last = self._last(one, as_nccl_numbers=late)
             if last is not None and one.rank is not None:
                 known[one.rank] = last
         return find_disagreement(known, _describe)
 
     def last(self, one: Communicator) -> LastCollectives[str] | None:
         """The last few collectives of a communicator that makes no call now; None: they are unknown."""
-        found = self._last(one)
+        found = self._last(one) if one.whole else None
         return None if found is None else LastCollectives(found.last, tuple(map(_describe, found.shapes[-_TOLD:])))
 
     def _is_comparable(self, one: Communicator) -> bool:
         return (
-            one.whole
-            and one.ended_ns is None
+            one.ended_ns is None
             and one.nranks != 1
             and one.rank is not None
             and one.name != UNKNOWN
             and one.instance not in self._doubtful
         )
 
-    def _last(self, one: Communicator) -> LastCollectives[int] | None:
-        """The last collectives of a communicator; None: it makes calls just now, or they are unknown."""
+    def _last(self, one: Communicator, *, as_nccl_numbers: bool = False) -> LastCollectives[int] | None:
+        """The last collectives of a communicator; None: it makes calls just now, or they are unknown.
+
+        `as_nccl_numbers`: unknown too where NCCL's number of the last one is, or one of them has no number there.
+        """
         if not self._is_comparable(one):
             return None
         try:
-            before = self._calls_of(one.instance)
-            recent = None if before is None else self._shapes.recent(one.instance, before)
-            return LastCollectives(*recent) if recent is not None and self._calls_of(one.instance) == before else None
+            calls = self._calls_of(one.instance)
+            recent = None if calls is None else self._shapes.recent(one.instance, calls)
+            if calls is None or recent is None or self._calls_of(one.instance) != calls:
+                return None
         except KernelRefusal as refusal:
             _log.debug("the calls of communicator %s cannot be read: %s", one.name, refusal.strerror)
             return None
+        if not as_nccl_numbers:
+            return LastCollectives(*recent)
+        number = self._position_of(one.instance, calls)
+        if number is None or not all(map(_is_numbered, recent[1])):
+            return None
+        return LastCollectives(number, recent[1])
 
     def _compare(self, compared: Sequence[Communicator], words: npt.NDArray[np.uint64]) -> None:
         """Say which communicators have ranks on this host that made different collectives, each once."""
@@ -172,3 +192,9 @@ def _checkpoint(row: npt.NDArray[np.uint64], life_ns: int) -> Block | None:
 
 def _describe(word: int) -> str:
     return str(Shape.from_word(word))
+
+
+def _is_numbered(word: int) -> bool:
+    """Whether NCCL's sequence numbers count such a collective (probes/nccl/memory/sequence_numbers.py)."""
+    shape = Shape.from_word(word)
+    return shape.op < FUNCTIONS and shape.payload_bytes > 0

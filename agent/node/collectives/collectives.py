@@ -76,7 +76,7 @@ class Collectives:
         self._readings = KernelReadings(programs)
         self._claims = NameClaims(processes.get, is_running)
         self._communicators = Communicators(programs.communicators, self._version_of, self._claims)
-        self._agreement = Agreement(programs.shapes, self._calls_now)
+        self._agreement = Agreement(programs.shapes, self._calls_now, self.position)
         self._totals = NodeTotals()
         self._history = CommunicatorHistory()
         self._expected = ExpectedWire(
@@ -146,6 +146,8 @@ class Collectives:
 
     def compare_ranks(self, now_ns: int) -> None:
         """Compare what the ranks of each communicator called; call it right after `read`."""
+        if not self.processes_with_communicators:
+            return
         lost = self._readings.events_lost()["arguments_unreadable"]
         living = (one for one in self._communicators if one.ended_ns is None)
         self._agreement.update(living, lost, now_ns)

@@ -115,7 +115,7 @@ def _disagrees(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
         return None
     # Calls are numbered as collectives are where there is nothing else among them.
     before = flight.calls_before if rank.comparable and flight is not None else None
-    if before is not None and found.number <= before:
+    if before is not None and found.number <= before + rank.unseen_calls:
         return None
     return Diagnosis(Cause.RANKS_DISAGREE, (found.sentence,), culprit=True, blamed_rank=found.odd_rank)
 
