@@ -1,11 +1,12 @@
-"""Parses listen addresses as other exporters do: `HOST:PORT`, `:PORT` and `[v6]:PORT`."""
+"""Binds the socket of the HTTP server; its address is written as other exporters' are."""
 
 from __future__ import annotations
 
 import errno
 import os
 import socket
-from dataclasses import dataclass
+
+from railscope.agent.config.values import ListenAddress, listen_address
 
 _HINTS = {errno.EADDRINUSE: "stop the other process or choose another --web.listen-address"}
 _HINT = "choose another --web.listen-address"
@@ -15,32 +16,16 @@ class ServerError(Exception):
     """The server cannot do what its settings ask; the text is one line that says what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListenAddress:
-    host: str
-    """Name or number; empty for every address of the host."""
-    port: int
-    """0 for any free port."""
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
 def parse_listen_address(text: str) -> ListenAddress:
     """The address to serve on: `HOST:PORT`, `:PORT` or `[v6]:PORT`.
 
     Raises:
         ServerError: it is none of these.
     """
-    host, colon, port = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if bracketed:
-        host = host[1:-1]
-    host_fits = (":" in host) == bracketed and not set(host) & set("[]")
-    port_fits = port.isascii() and port.isdigit() and int(port) <= 65535
-    if not (colon and host_fits and port_fits):
-        raise ServerError(f"cannot listen on {text!r}: expected HOST:PORT, :PORT or [v6]:PORT")
-    return ListenAddress(host, int(port))
+    try:
+        return listen_address(text)
+    except ValueError:
+        raise ServerError(f"cannot listen on {text!r}: expected HOST:PORT, :PORT or [v6]:PORT") from None
 
 
 def bound_socket(address: ListenAddress) -> socket.socket:

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from railscope.agent.config.values import ListenAddress
 from railscope.exporters.web.http import ServerError
-from railscope.exporters.web.listen import ListenAddress, parse_listen_address
+from railscope.exporters.web.listen import parse_listen_address
 from tests.unit.http_agent import FREE_PORT, Agent, ask, received_until_closed, serving
 
 
