@@ -44,8 +44,6 @@ class Instead(IntEnum):
     """It takes its communicator apart and lives on; the others compute, and no rank makes another call."""
     RECEIVE = 3
     """Each rank receives from another and sends to it afterwards; with the real NCCL only."""
-    ANOTHER = 4
-    """It calls another operation; with the real NCCL only."""
 
 
 class Writer(IntEnum):

@@ -13,10 +13,10 @@ rules, and is better evidence than a GPU that does not progress.
 
 Placeholders of clauses: `{who}` the blamed ranks with their hosts, `{is}` is or are, `{s}` a verb's ending after one
 rank, `{rail}` the blamed rail with its host, `{unnamed}` that the host does not name it, `{differ}` in which collective
-ranks differ, `{ops}` which of the blamed ranks is in which operation, `{missing}` ranks that nobody sees, `{last_seen}`
-where they were, `{within}` the ranks inside a call with their hosts.  Placeholders of steps: of a rank `{rank}` as the
-job's log numbers it, `{pid}`, `{gpu}`; of a rail `{device}`, `{inside}` what enters its network namespace; of a host
-`{host}`; of a stall that is over `{window}` journalctl's options for its time, `{period}` from when to when.
+ranks differ, `{missing}` ranks that nobody sees, `{last_seen}` where they were, `{within}` the ranks inside a call with
+their hosts.  Placeholders of steps: of a rank `{rank}` as the job's log numbers it, `{pid}`, `{gpu}`; of a rail
+`{device}`, `{inside}` what enters its network namespace; of a host `{host}`; of a stall that is over `{window}`
+journalctl's options for its time, `{period}` from when to when.
 """
 
 from __future__ import annotations
@@ -240,7 +240,6 @@ CAUSES: Final[Mapping[Cause, CauseFacts]] = {
         about=About.RANK,
         meaning="Ranks of a communicator did not make the same collective at the same place of its sequence.",
         words="ranks do not make the same collectives{differ}",
-        words_by={"sequence": "ranks are in different operations at the same place of the sequence: {ops}"},
         now=(
             StepFacts("py-spy dump --pid {pid}", "from where in the program it calls this collective"),
             _anywhere(
@@ -352,7 +351,7 @@ CAUSES: Final[Mapping[Cause, CauseFacts]] = {
         Severity.NONE,
         by_host=False,
         about=About.RANK,
-        meaning="The others wait for a rank that writes to storage: no fault.",
+        meaning="The others wait for a rank that writes to files or services, or pauses where it did: no fault.",
         words="{who} write{s} to storage, as for a checkpoint",
         now=(StepFacts("grep write_bytes /proc/{pid}/io", "how fast it writes"),),
         after=(

@@ -11,7 +11,6 @@ enum instead {
     INSTEAD_REPLACE, /* executes another program, which knows nothing of the job */
     INSTEAD_LEAVE,   /* takes its communicator apart and lives on; the others compute and call nothing more */
     INSTEAD_RECEIVE, /* each rank receives from another and sends to it afterwards: with the real NCCL only */
-    INSTEAD_ANOTHER, /* calls another operation: with the real NCCL only */
 };
 
 /* Who writes a checkpoint, and where to. */

@@ -132,7 +132,6 @@ def _calls(library: Library) -> tuple[Scenario, ...]:
             fault(Kind.NO_SPLIT, library, 2, loads=(split,)),
             fault(Kind.RECEIVES, library, 2, loads=(Load(pattern="receive-first"),)),
             fault(Kind.CIRCLE, library, 2, loads=(Load(pattern="sendrecv", skip=SkippedCall(1, 60, Instead.RECEIVE)),)),
-            fault(Kind.DISAGREE, library, 2, loads=(Load(skip=SkippedCall(1, 60, Instead.ANOTHER)),)),
         ]
         twins += [
             control("slow split", library, loads=(replace(split, warm_up_ms=_IN_TIME_MS),), warm_seconds=1,

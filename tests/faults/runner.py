@@ -354,7 +354,7 @@ def _breaker(cluster: Cluster, scenario: Scenario, sick: RunningJob) -> Fault | 
             return FilteredRail(fabric, host, rail, in_switch=True, least_bytes=_LARGE_BYTES)
         case Kind.FOREIGN:
             return ForeignTraffic(fabric.hosts[0], fabric.hosts[host], rail, _FOREIGN_BYTES, rate_mbit=LINE_MBIT)
-        case Kind.SKIP | Kind.REPLACE | Kind.CIRCLE | Kind.DISAGREE | Kind.NOTHING:
+        case Kind.SKIP | Kind.REPLACE | Kind.CIRCLE | Kind.NOTHING:
             return None
         case Kind.NO_PEER | Kind.NO_SPLIT | Kind.RECEIVES:
             return None

@@ -49,7 +49,6 @@ class Kind(StrEnum):
     LARGE_DROPPED = "only large packets dropped"
     KILL_ALL = "whole job killed"
     CIRCLE = "both receive, and exchanged before"
-    DISAGREE = "another operation"
     FOREIGN = "foreign traffic"
     NOTHING = "nothing"
 
@@ -61,9 +60,9 @@ RAIL_KINDS: Final = frozenset(
 )
 IN_SWITCH: Final = frozenset({Kind.SLOW_IN_SWITCH, Kind.FILTER_IN_SWITCH, Kind.LARGE_DROPPED})
 """Both ends of the way see the same."""
-OF_NOBODY: Final = frozenset({Kind.RECEIVES, Kind.CIRCLE, Kind.DISAGREE})
+OF_NOBODY: Final = frozenset({Kind.RECEIVES, Kind.CIRCLE})
 """No rank is to blame more than another."""
-OF_THE_JOB: Final = frozenset({Kind.SKIP, Kind.REPLACE, Kind.CIRCLE, Kind.DISAGREE})
+OF_THE_JOB: Final = frozenset({Kind.SKIP, Kind.REPLACE, Kind.CIRCLE})
 """The job itself does it."""
 
 
@@ -199,7 +198,6 @@ _EXPECTED: Final = {
     Kind.NO_SPLIT: rank_fault("inside_call", clears=False),
     Kind.RECEIVES: rank_fault("inside_call", clears=False),
     Kind.CIRCLE: rank_fault("rank_behind", clears=False, verdict="deadlock"),
-    Kind.DISAGREE: rank_fault("rank_behind", clears=False, verdict="ranks_disagree"),
     Kind.REPLACE: rank_fault("process_gone", clears=False),
     Kind.FREEZE: rank_fault("process_frozen"),
     # Where TCP has no SACK, what arrives beyond a missing segment is forgotten at the next time-out.

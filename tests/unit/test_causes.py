@@ -20,7 +20,7 @@ from railscope.dashboards import rules_files, runbook
 from tests.nccl.library import REPOSITORY
 from tests.unit.fleets import identity
 
-OF_CLAUSES: Final = {"who", "is", "s", "rail", "unnamed", "ops", "missing", "last_seen", "within", "differ"}
+OF_CLAUSES: Final = {"who", "is", "s", "rail", "unnamed", "missing", "last_seen", "within", "differ"}
 OF_STEPS: Final = {
     About.RANK: {"rank", "pid", "gpu"},
     About.RAIL: {"device", "inside"},

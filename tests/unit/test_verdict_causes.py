@@ -286,19 +286,6 @@ CASES: Final[dict[str, list[Case]]] = {
             waits(2).rank(1, stall=stall("ranks_disagree", blamed_rank="")),
             says=(("headline", "ranks do not make the same collectives."),),
         ),
-        Case(
-            "the fewest first, and nobody is said to keep the others waiting",
-            waits(4).rank(2, stall=stall("rank_behind", op="Broadcast")),
-            says=(
-                (
-                    "headline",
-                    "ranks are in different operations at the same place of the sequence: rank 2 is in Broadcast, "
-                    "ranks 0-1, 3 are in AllReduce",
-                ),
-            ),
-            never=(("headline", "keeps the others waiting"),),
-            found={"strength": "strong"},
-        ),
     ],
     Cause.PEER_LEFT: [
         Case(

@@ -21,7 +21,7 @@ from railscope.agent.cluster.fleet.facts import Fleet, Rail, Rank
 from railscope.agent.facts.causes import HELD, OF_A_PROCESS, ONLY_WAITS, RAIL_CAUSES, Cause, Tier, tier_of
 from railscope.agent.facts.host_calls import MAKES_FIRST, OF_SOME
 from railscope.agent.facts.label_numbers import parse_number
-from railscope.agent.facts.snapshot import UNKNOWN, identity_of
+from railscope.agent.facts.snapshot import identity_of
 from railscope.agent.facts.stall import Disagreement, find_disagreement
 
 _SETTLED_SECONDS: Final = 1.0
@@ -85,7 +85,6 @@ def find_culprits(ranks: Sequence[Rank], fleet: Fleet) -> tuple[Culprit, ...]:
         *_rail_culprits(present, fleet.rails),
         *_writing(present, early, by_sequence, foremost),
         *_in_a_circle(present),
-        *_in_different_operations(settled),
         *by_sequence,
         *_left(ranks, missing),
         *_blamed_locally(present, foremost),
@@ -194,20 +193,6 @@ def _in_a_circle(present: Sequence[Rank]) -> Iterable[Culprit]:
             circle = list(way)[list(way).index(number) :]
             ranks = tuple(by_number[one] for one in sorted(circle, key=lambda one: parse_number(one) or 0))
             yield Culprit(Cause.DEADLOCK, ranks, basis="host", strength="strong")
-
-
-def _in_different_operations(settled: Sequence[Rank]) -> Iterable[Culprit]:
-    """Ranks that wait in different operations, as the probes saw them, though they entered as many."""
-    waiting = [
-        rank
-        for rank in settled
-        if rank.stall and rank.stall.strength == "strong" and rank.stall.op not in ("", UNKNOWN)
-        if rank.stall.cause in ONLY_WAITS and rank.position is not None and rank.position.uncertainty == 0
-    ]
-    if why_not_comparable(settled) or len({entered_and_completed(rank) for rank in waiting}) != 1:
-        return
-    if len({rank.stall.op for rank in waiting if rank.stall}) > 1:
-        yield Culprit(Cause.RANKS_DISAGREE, tuple(waiting), basis="sequence", strength="strong")
 
 
 def _left(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:

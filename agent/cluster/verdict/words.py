@@ -261,7 +261,6 @@ def _blame(culprit: Culprit) -> str:
         "rail": format_rail(rails[0]) if rails else "a rail",
         "unnamed": "" if rails else ", which its host does not name",
         "missing": format_rank_numbers(culprit.missing),
-        "ops": _who_is_in_what(ranks),
         "last_seen": format_last_hosts(ranks),
         "differ": f": {culprit.disagreement.sentence}" if culprit.disagreement is not None else "",
         "within": format_ranks(culprit.within) or "its ranks",
@@ -275,18 +274,6 @@ def _blame(culprit: Culprit) -> str:
         return f"when its host last told of it, {to_past_tense(plain)}"
     basis = "one_of" if culprit.one_of_several else culprit.basis
     return facts.words_by[basis].format(**values) if basis in facts.words_by else plain
-
-
-def _who_is_in_what(ranks: Iterable[Rank]) -> str:
-    """`rank 1 is in Broadcast, ranks 0, 2-3 are in AllReduce`, the fewest first."""
-    by_op: dict[str, list[str]] = defaultdict(list)
-    for rank in ranks:
-        if rank.stall:
-            by_op[rank.stall.op or "another one"].append(rank.rank)
-    return ", ".join(
-        f"{format_rank_numbers(numbers)} {'is' if len(numbers) == 1 else 'are'} in {op}"
-        for op, numbers in sorted(by_op.items(), key=lambda entry: (len(entry[1]), entry[0]))
-    )
 
 
 def _evidence(cause: RootCause) -> Iterable[str]:

@@ -63,11 +63,7 @@ static void repeat(const struct request *request) {
             moments_turn_away(&options.moments);
         if (moments_at(&options.moments, INSTEAD_RECEIVE, (uint64_t)iteration))
             receive_first(request->type);
-        struct request another = *request;
-        if (moments_at(&options.moments, INSTEAD_ANOTHER, (uint64_t)iteration) &&
-            options.rank == options.moments.skip_rank)
-            another.operation = BROADCAST;
-        once(jobs, &another, is_checked(iteration));
+        once(jobs, request, is_checked(iteration));
         after(iteration);
     }
 }
