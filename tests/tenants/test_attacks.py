@@ -172,7 +172,7 @@ def test_a_call_that_does_not_return_is_told_of_though_another_user_has_thousand
             AgentProcess("--level", "counts", "--stall.after", "3s", log=open_folder / "agent.log")
         )
         watched = stack.enter_context(watching(agent))
-        stack.enter_context(forged_communicators(3000, threads=3000)(open_folder))
+        stack.enter_context(forged_communicators(100, threads=3000)(open_folder))
 
         def inside(user: str) -> list[dict[str, Any]]:
             stalls = json.loads(agent.page("/stalls"))["stalls"]
