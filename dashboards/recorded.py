@@ -18,7 +18,7 @@ class Recorded:
 
     name: str
     like: Metric | None = None
-    """It has at most as many series as this metric; None: it has none while nothing stalls."""
+    """It has at most as many series as this metric; None: it has none while nothing is wrong."""
 
     def __str__(self) -> str:
         return self.name
@@ -46,6 +46,8 @@ STALL_EVIDENCE: Final = Recorded("comm_cause:railscope_stall_evidence:max")
 STALL_FINDINGS: Final = Recorded("comm_rank:railscope_stall_findings:best")
 """What the best founded cause of a stall is found in: labels of `comm_stall_info`."""
 OPERATION_SECONDS: Final = Recorded("comm_rank:railscope_operation_seconds:mean5m", catalogue.COMM_OPERATIONS)
+WAITED_FOR: Final = Recorded("comm_rank:railscope_waited_for:ratio5m")
+"""Of the others' time, what they spend in operations of the communicator longer than this rank, if it is much."""
 TRANSMIT_RATE: Final = Recorded("rail:railscope_transmit_bytes:rate1m", catalogue.RAIL_TRANSMIT_BYTES)
 RECEIVE_RATE: Final = Recorded("rail:railscope_receive_bytes:rate1m", catalogue.RAIL_TRANSMIT_BYTES)
 TRANSMIT_UTILIZATION: Final = Recorded("rail:railscope_transmit_utilization:ratio", catalogue.RAIL_TRANSMIT_BYTES)

@@ -99,6 +99,27 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
     )
     yield Alert(
         Group.STALLS,
+        "RailscopeRankSlow",
+        Severity.WARNING,
+        promql(
+            f"""
+            {recorded.WAITED_FOR} > {least.waited_for_ratio:g}
+            unless on (cluster, comm)
+            max by (cluster, comm) (delta({catalogue.COMM_SEQUENCE}[5m])) == 0
+            """
+        ),
+        about="Nothing hangs, and all go at the pace of one rank.  Point to point, which has no sequence, ranks wait "
+        "for each other by design.",
+        holds_for="10m",
+        because="A checkpoint, an evaluation or the start of a job makes ranks wait for minutes.",
+        more_labels={"exported_job": _JOB},
+        summary="Rank {{ $labels.rank }} on {{ $labels.instance }} slows communicator {{ $labels.comm }} down",
+        description="The other ranks wait for rank {{ $labels.rank }} on {{ $labels.instance }} for "
+        f"{{{{ $value | humanizePercentage }}}} of their time, for ten minutes now. {_PROCESS}",
+        page="BusBandwidthFell",
+    )
+    yield Alert(
+        Group.STALLS,
         "RailscopeCommunicatorErrors",
         Severity.WARNING,
         promql(

@@ -24,6 +24,7 @@ class Thresholds:
     round_trip_to_siblings_ratio: float = _threshold(5, "round trips on a rail, against the best of its siblings")
     rail_full_ratio: float = _threshold(0.8, "of its line rate; a rail that sends more is full, not slow")
     retransmitted_ratio: float = _threshold(0.01, "of TCP payload that is sent again")
+    waited_for_ratio: float = _threshold(0.25, "of their time for which other ranks may wait for one")
     nvlink_errors_per_second: float = _threshold(0.1, "that a GPU's NVLinks may count for long")
     bus_bandwidth_ratio: float = _threshold(0.7, "of the bus bandwidth that was held before; less has fallen")
     loop_late_seconds: float = _threshold(5, "by which the agent's loop may be late")

@@ -178,6 +178,13 @@ def _jobs() -> Iterator[Life]:
         [_gauge(start, HOST, 5, 5), Series("railscope_comm_errors_total", error, ABSENT, Rate(0.1), STILL)],
         {"RailscopeCommunicatorErrors": [{**error, **WARNING}]},
     )
+    fast, slow = ({**HOST, "comm": "bb", "rank": rank} for rank in "01")
+    spent = "railscope_comm_operation_seconds_total"
+    yield Life(
+        "straggler",
+        [_counter(spent, fast, 0.1, 0.9), _counter(spent, slow, 0.1, 0.1)],
+        {"RailscopeRankSlow": [{**slow, **WARNING, "exported_job": "unknown"}]},
+    )
     size = {**HOST, "op": "AllReduce", "size": "16777216"}
     yield Life(
         "bandwidth",
