@@ -178,6 +178,16 @@ def _jobs() -> Iterator[Life]:
         [_gauge(start, HOST, 5, 5), Series("railscope_comm_errors_total", error, ABSENT, Rate(0.1), STILL)],
         {"RailscopeCommunicatorErrors": [{**error, **WARNING}]},
     )
+    block = 5 * 2**32
+    yield Life(
+        "signatures",
+        [
+            Series("railscope_comm_signature", {**HOST, "comm": "cc", "rank": rank}, Level(block), told, Level(block))
+            for rank, told in (("0", Level(block)), ("1", Level(block + 1)))
+        ],
+        {"RailscopeRanksDisagree": [{"comm": "cc", "exported_job": "unknown", **CRITICAL}]},
+        ends_minutes=60,
+    )
     fast, slow = ({**HOST, "comm": "bb", "rank": rank} for rank in "01")
     spent = "railscope_comm_operation_seconds_total"
     yield Life(
