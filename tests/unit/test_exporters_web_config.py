@@ -6,6 +6,7 @@ import base64
 import http.client
 import logging
 import os
+import socket
 import ssl
 import subprocess
 import threading
@@ -19,9 +20,14 @@ import pytest
 
 from railscope.exporters.web import config
 from railscope.exporters.web.auth import BasicAuth, is_bcrypt_hash
+from railscope.exporters.web.clients import _guesser
 from railscope.exporters.web.config import WebConfig, WebConfigError, WebConfigFile, load_web_config
+from railscope.exporters.web.connection import Connection
+from railscope.exporters.web.connection_table import Origin
 from railscope.exporters.web.http import MetricsServer, ServerSettings
+from railscope.exporters.web.password_checks import PasswordChecks
 from railscope.exporters.web.tls import CIPHERS, CURVES, certificate_names
+from railscope.exporters.web.transport import PlainTransport
 from tests.unit.exporters_snapshots import full_snapshot
 
 PASSWORD = "correct horse"
@@ -375,6 +381,37 @@ def test_a_wrong_password_is_answered_late_and_holds_up_nobody(site: Site) -> No
     assert [status for status, _ in late] == [401] * 10
     assert min(seconds for _, seconds in late) >= 0.5
     assert server.refusals()["password"] == 10
+
+
+def test_guesses_over_the_loopback_are_those_of_their_user(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    clients = []
+    ask = PasswordChecks.ask
+
+    def note(self: PasswordChecks[object], auth: BasicAuth, given: str, client: str, waiter: object) -> object:
+        clients.append(client)
+        return ask(self, auth, given, client, waiter)
+
+    monkeypatch.setattr(PasswordChecks, "ask", note)
+    site.write(f"basic_auth_users: {{ada: {HASH}}}\n")
+    assert get(site.serve(), authorization=basic("ada", "wrong"))[0] == 401
+    assert clients == [f"uid {os.geteuid()}"]
+
+
+@pytest.mark.parametrize(
+    ("address", "guesser"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8:0:1::2", "20010db800000001"),
+        ("2001:db8:0:1:ffff::3", "20010db800000001"),
+        ("fe80::1%eth0", "fe80000000000000"),
+        ("127.0.0.1", "127.0.0.1"),
+    ],
+)
+def test_guesses_from_elsewhere_are_those_of_the_address_and_of_ipv6_of_the_network(address: str, guesser: str) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert _guesser(Connection(PlainTransport(ours), address, Origin.REMOTE, 0.0)) == guesser
 
 
 def test_the_more_a_client_guesses_the_later_it_is_refused_up_to_four_times(site: Site) -> None:
