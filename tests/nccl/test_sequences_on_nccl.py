@@ -87,6 +87,34 @@ def test_the_rank_that_skipped_a_collective_is_one_behind_whenever_the_agents_ca
     assert [one["sequence"] for one in page if one["pid"] == pids[1]] == [skipped]
 
 
+def test_what_two_agents_counted_and_what_none_saw_is_all_that_a_rank_entered(
+    two_hosts: Fabric, double: Double, tmp_path: Path
+) -> None:
+    skipped = 2000
+    skip = SkippedCall(rank=1, iteration=skipped)
+    with Job(two_hosts, tmp_path, double, iterations=100_000, size_bytes=1 << 14, pace_us=5_000, skip=skip) as job:
+        pid, _ = job.ready()
+        job.start()
+        arguments = ("--pid", str(pid), "--level", "counts", "--state.directory", str(tmp_path / "state"))
+
+        def entered(agent: AgentProcess) -> float:
+            return max(of_ranks(agent, "railscope_comm_sequence", (pid,)).values(), default=0)
+
+        def lost(agent: AgentProcess) -> float:
+            ((_, calls),) = agent.samples("railscope_events_lost_total", reason="before_attachment")
+            return calls
+
+        with AgentProcess(*arguments) as first:
+            first.until(lambda: entered(first) > 500 and lost(first) > 0)
+            before_the_first = lost(first)
+        with AgentProcess(*arguments) as second:
+            second.until(lambda: entered(second) == skipped + 1, seconds=120)
+            counted = of_ranks(second, "railscope_comm_enqueued_total", (pid,))[0]
+            in_all = lost(second)
+    assert before_the_first < in_all
+    assert counted + in_all == skipped + 1
+
+
 def counts_more_than(agent: Agent, calls: int) -> bool:
     return any(one.value > calls for one in agent.samples("comm_enqueued_total"))
 
