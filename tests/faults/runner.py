@@ -319,7 +319,8 @@ def _finding_is_right(finding: Mapping[str, Any], scenario: Scenario, address: s
     """Whether it names the rank, or the rail and its host; of a fault in the switch both ends look alike."""
     expected, ranks, rails = scenario.expected, finding["ranks"], finding["rails"]
     here = bool(finding["hosts"]) and finding["hosts"][0].startswith(address)
-    if scenario.kind is Kind.NO_PEER and scenario.library is Library.WORKLOAD and not here:
+    placed = any(host.startswith(address) for host in finding["hosts"])
+    if scenario.kind is Kind.NO_PEER and scenario.library is Library.WORKLOAD and not placed:
         return False  # its launcher's rank tells where it is
     if expected.rank is not None:
         return str(expected.rank) in {job_rank(numbers, finding["comm"], str(rank)) for rank in ranks} and not rails
