@@ -40,7 +40,7 @@ from railscope.exporters.series.gpu_families import gpu_families
 from railscope.exporters.series.printable_labels import PrintableLabels, make_printable
 from railscope.exporters.series.rail_families import rail_families
 from railscope.exporters.series.selection import Selection
-from railscope.exporters.series.trimming import Detail, trim
+from railscope.exporters.series.trimming import Detail, goes_with_rank, trim
 
 DROPPED_BY_CAP: Final = "cap"
 """Reason in `series_dropped_total` for what the series budget left out."""
@@ -70,14 +70,7 @@ def make_families(
     if earlier is not None:
         earlier.select_ranks(rank_pids(snapshot))
     collectives, dropped = snapshot.collectives, snapshot.health.series_dropped
-    detail = Detail(
-        collectives.communicators,
-        collectives.peers,
-        collectives.times.by_rank,
-        collectives.times.arrivals,
-        snapshot.stalls,
-        selection.select_rails(snapshot.rails),
-    )
+    detail = Detail(collectives.communicators, collectives.peers, selection.select_rails(snapshot.rails))
     shown = _families(_drafts(snapshot, detail, selection), selection, labels, earlier, pause)
     wanted = series = _series(shown)
     allowed = budget.limit - len(dropped.keys() | {DROPPED_BY_CAP})
@@ -166,11 +159,20 @@ def _histograms(draft: Draft, labels: PrintableLabels) -> dict[LabelValues, Hist
 
 
 def _drafts(snapshot: Snapshot, detail: Detail, selection: Selection) -> Iterator[Draft]:
-    """Every family but `series_dropped_total`, without regard to the budget."""
+    """Every family but `series_dropped_total`, of ranks those that the budget leaves."""
+    gone = detail.ranks_gone
+    for draft in _all_drafts(snapshot, detail, selection):
+        if gone and goes_with_rank(draft.metric):
+            yield Draft(draft.metric, [sample for sample in draft.samples if sample[0][:2] not in gone])
+        else:
+            yield draft
+
+
+def _all_drafts(snapshot: Snapshot, detail: Detail, selection: Selection) -> Iterator[Draft]:
     yield from _about_railscope(snapshot)
     yield from _collectives(snapshot.collectives)
     yield from _communicators(detail.communicators)
-    yield from _stalls(detail.stalls, snapshot.monotonic_ns, snapshot.collectives.unjoined)
+    yield from _stalls(snapshot.stalls, snapshot.monotonic_ns, snapshot.collectives.unjoined)
     yield from _times(snapshot.collectives, detail)
     yield make_draft_by_label(catalogue.COMM_EVENTS, snapshot.collectives.events.items())
     yield make_draft_by_label(catalogue.COMM_ERRORS, snapshot.collectives.errors.items())
@@ -345,10 +347,10 @@ def _stalls(stalls: NodeStalls, now_ns: int, unjoined: Iterable[UnjoinedProcess]
 
 def _times(collectives: NodeCollectives, detail: Detail) -> Iterator[Draft]:
     # Families of the same ranks share the tuples of their labels: there are thousands.
-    times = [((one.comm, one.rank), one) for one in detail.times]
+    times = [((one.comm, one.rank), one) for one in collectives.times.by_rank]
     yield Draft(catalogue.COMM_OPERATION_SECONDS, ((rank, one.seconds) for rank, one in times))
     yield Draft(catalogue.COMM_OPERATIONS, ((rank, one.operations) for rank, one in times))
-    arrivals = [((one.comm, one.rank), one) for one in detail.arrivals]
+    arrivals = [((one.comm, one.rank), one) for one in collectives.times.arrivals]
     yield Draft(catalogue.COMM_LAST_ARRIVALS, ((rank, one.last) for rank, one in arrivals))
     yield Draft(catalogue.COMM_ARRIVAL_LAG_SECONDS, ((rank, one.lag_seconds) for rank, one in arrivals))
     yield Draft(

@@ -11,7 +11,7 @@ to scrape.  The node's totals and railscope's own health stay.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -21,12 +21,8 @@ from railscope.agent.facts.snapshot import (
     UNKNOWN,
     CommunicatorFacts,
     Histogram,
-    NodeStalls,
     PeerTotal,
     RailFacts,
-    RankArrivals,
-    RankKey,
-    RankTimes,
 )
 from railscope.exporters.series.family import Family, LabelValues
 from railscope.exporters.series.rail_families import COUNTERS, RATES
@@ -44,15 +40,19 @@ class Detail:
     communicators: tuple[CommunicatorFacts, ...]
     """Oldest first."""
     peers: tuple[PeerTotal, ...]
-    times: tuple[RankTimes, ...]
-    arrivals: tuple[RankArrivals, ...]
-    stalls: NodeStalls
     rails: tuple[RailFacts, ...]
+    ranks_gone: frozenset[LabelValues] = frozenset()
+    """Communicator and rank of those that have no series any more, whatever else is known of them."""
 
     @property
     def empty(self) -> bool:
         """Whether nothing is left that could be given up."""
         return not (self.communicators or self.rails)
+
+
+def goes_with_rank(metric: Metric) -> bool:
+    """Whether a metric's series go with the rank that their first two labels name."""
+    return metric.labels[:2] == ("comm", "rank") and metric not in (catalogue.COMM_INFO, catalogue.COMM_PEER_WIRE_BYTES)
 
 
 def trim(
@@ -62,7 +62,7 @@ def trim(
 
     Also how many series of ranks each user lost, by uid; None: not known.
     """
-    detail, excess, lost = _without_ranks(detail, _series_by_rank(shown), excess)
+    detail, excess, lost = _without_ranks(detail, shown, excess)
     rails = list(detail.rails)
     for index in reversed(range(len(rails))):
         if excess > 0:
@@ -78,19 +78,21 @@ def trim(
 
 
 def _without_ranks(
-    detail: Detail, series: Mapping[LabelValues, int], excess: int
+    detail: Detail, shown: Iterable[Family], excess: int
 ) -> tuple[Detail, int, Mapping[int | None, int]]:
     """Without detail of ranks until `excess` series are saved; what excess is left; what each user lost."""
+    of_ranks = [family for family in shown if goes_with_rank(family.metric)]
+    series = Counter(labels[:2] for family in of_ranks for labels, _ in family.samples)
+    stalled = {labels[:2] for one in of_ranks if one.metric is catalogue.COMM_STALLED for labels, _ in one.samples}
     tenants = {one.identity.key: one.tenant for one in detail.communicators}
-    peers = Counter(
-        tenants.get(rank, UNKNOWN) for rank, _ in {((one.comm, one.rank), one.peer) for one in detail.peers}
-    )
+    between = {(one.comm, one.rank, one.peer, one.basis) for one in detail.peers}
+    peers = Counter(tenants.get((comm, rank), UNKNOWN) for comm, rank, _peer, _basis in between)
     ends = Counter(one.identity.key for one in detail.communicators)
     without_peers: set[str] = set()
     gone: set[int] = set()
-    ranks_gone: set[RankKey] = set()
+    ranks_gone: set[LabelValues] = set()
     lost: Counter[int | None] = Counter()
-    for tenant, index in _first_to_go(detail, peers, series):
+    for tenant, index in _first_to_go(detail.communicators, peers, series, stalled):
         if excess <= 0:
             break
         if index is None:
@@ -98,54 +100,36 @@ def _without_ranks(
             saved = peers[tenant]
         else:
             gone.add(index)
-            one = detail.communicators[index]
-            rank = one.identity.key
+            rank = detail.communicators[index].identity.key
             ends[rank] -= 1
             # Its comm_info, and the rank's series unless another end of the same rank still needs them.
             saved = 1
             if not ends[rank]:
-                saved += series.get(rank, 0)
+                saved += series[rank]
                 ranks_gone.add(rank)
         excess -= saved
         lost[_uid(tenant)] += saved
-    if not gone and not without_peers:
-        return detail, excess, lost
-
-    communicators = tuple(one for index, one in enumerate(detail.communicators) if index not in gone)
-    ranks = {one.identity.key for one in communicators}
-    stalls = detail.stalls
-    kept = Detail(
-        communicators=communicators,
+    kept = replace(
+        detail,
+        communicators=tuple(one for index, one in enumerate(detail.communicators) if index not in gone),
         peers=tuple(
             one
             for one in detail.peers
-            if (one.comm, one.rank) in ranks and tenants[one.comm, one.rank] not in without_peers
+            if (one.comm, one.rank) not in ranks_gone
+            and tenants.get((one.comm, one.rank), UNKNOWN) not in without_peers
         ),
-        times=tuple(one for one in detail.times if (one.comm, one.rank) in ranks),
-        arrivals=tuple(one for one in detail.arrivals if (one.comm, one.rank) in ranks),
-        stalls=replace(
-            stalls,
-            lengths=tuple(one for one in stalls.lengths if (one.comm, one.rank) not in ranks_gone),
-            writing=tuple(rank for rank in stalls.writing if rank not in ranks_gone),
-        ),
-        rails=detail.rails,
+        ranks_gone=detail.ranks_gone | ranks_gone,
     )
     return kept, excess, lost
 
 
-def _series_by_rank(shown: Iterable[Family]) -> Counter[LabelValues]:
-    """How many series each rank's numbers are, besides its communicators' `comm_info` and bytes between ranks."""
-    others = (catalogue.COMM_INFO, catalogue.COMM_PEER_WIRE_BYTES)
-    families = (one for one in shown if one.metric.labels[:2] == ("comm", "rank") and one.metric not in others)
-    return Counter(labels[:2] for family in families for labels, _ in family.samples)
-
-
 def _first_to_go(
-    detail: Detail, peers: Mapping[str, int], series: Mapping[LabelValues, int]
+    communicators: Sequence[CommunicatorFacts],
+    peers: Mapping[str, int],
+    series: Mapping[LabelValues, int],
+    stalled: Collection[LabelValues],
 ) -> Iterable[tuple[str, int | None]]:
     """Tenants with what they give up next: the place of a communicator, None for all bytes between ranks."""
-    stalled = {(one.comm, one.rank) for one in detail.stalls.lengths if one.current is not None}
-    communicators = detail.communicators
 
     def of_tenants() -> Iterator[tuple[str, int | None, int]]:
         for tenant, count in peers.items():
@@ -155,7 +139,8 @@ def _first_to_go(
             key=lambda index: (communicators[index].identity.key in stalled, communicators[index].alive, index),
         )
         for index in order:
-            yield communicators[index].tenant, index, 1 + series.get(communicators[index].identity.key, 0)
+            one = communicators[index]
+            yield one.tenant, index, 1 + series.get(one.identity.key, 0)
 
     items = list(of_tenants())
     left: defaultdict[str, int] = defaultdict(int)

@@ -19,6 +19,7 @@ from railscope.agent.facts.snapshot import (
     RankIdentity,
     Snapshot,
 )
+from railscope.agent.facts.stall import LastCollectives
 from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.families import make_families
 from railscope.exporters.series.family import Family
@@ -207,10 +208,11 @@ def busy_and_modest(stalls: int = 0) -> tuple[Snapshot, Snapshot]:
         )
         peers = tuple(PeerTotal(comm, "0", "1", "ring", 8) for comm, _ in chosen)
         lengths = tuple(CommunicatorStall(comm, "0", "unknown", 1.0, None) for comm, _ in ranks[:stalls])
+        last = tuple(((comm, "0"), LastCollectives(7, ("AllReduce of 8 bytes",))) for comm, _ in ranks[:stalls])
         return replace(
             snapshot,
             collectives=replace(snapshot.collectives, peers=peers),
-            stalls=NodeStalls(lengths=lengths),
+            stalls=NodeStalls(lengths=lengths, last=last),
         )
 
     return node(32, stalls), node(2, 0)
@@ -246,7 +248,7 @@ def test_a_tenant_whose_ranks_stall_by_the_hundred_takes_neither_rails_nor_other
 def test_of_a_tenant_at_his_limit_the_ranks_that_stall_go_last() -> None:
     four = tuple(communicator(comm=f"{n:016x}") for n in range(4))
     snapshot = with_communicators(EMPTY, *four)
-    current = stall()
+    current = replace(stall(), comm="0" * 16, rank="0")
     stalls = NodeStalls(lengths=(CommunicatorStall("0" * 16, "0", "unknown", 1.0, current),))
     snapshot = replace(snapshot, stalls=stalls)
     shown = make_families(snapshot, SeriesBudget(count(make_families(snapshot)) - 15))
