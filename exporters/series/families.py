@@ -2,7 +2,7 @@
 
 Two rules hold for whatever the agent saw.  No two series of a family have the same labels, because one duplicate
 makes Prometheus refuse the whole scrape: counters that meet are added, of other values the first stays.  And there
-are never more series than the budget allows: a tenant who has more than the others loses the detail of his ranks first
+are never more series than the budget allows: a tenant that has more than the others loses detail of its ranks first
 (trimming.py); the node's totals and railscope's own health stay.
 """
 

@@ -1,11 +1,11 @@
 """What is given up where a node has more series than its budget allows.
 
-A tenant, a user or one of his containers, loses his own detail: the next to go is always of the tenant who has the most
-series of ranks, so that one who makes thousands of communicators, or of stalls, takes nothing from the others.  Of his
-detail the bytes between ranks go first, and all of them: a part would look like the whole.  Then go communicators with
-all series of their ranks: the ended ones, then the oldest, those that stall last.  When no communicator is left, the
-rails lose what is merely detailed, then rails go, the last ones first, so that those that stay are the same from scrape
-to scrape.  The node's totals and railscope's own health stay.
+A tenant, a user or one of a user's containers, loses its own detail: the next to go is always of the tenant with the
+most series of ranks, so that a tenant with thousands of communicators, or of stalls, takes nothing from the others.  Of
+its detail the bytes between ranks go first, and all of them: a part would look like the whole.  Then go communicators
+with all series of their ranks: the ended ones, then the oldest, those that stall last.  When no communicator is left,
+the rails lose what is merely detailed, then rails go, the last ones first, so that those that stay are the same from
+scrape to scrape.  The node's totals and railscope's own health stay.
 """
 
 from __future__ import annotations
