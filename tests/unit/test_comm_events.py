@@ -164,7 +164,7 @@ def test_the_header_and_the_records_agree() -> None:
     assert enumeration(HEADER, "error_stat") == [f"ERROR_STAT_{stat.name}" for stat in ErrorStat] + ["ERROR_STAT_COUNT"]
     assert constants(HEADER)["RESULT_IN_PROGRESS"] == Result.IN_PROGRESS
     for kind in LifecycleKind:
-        if kind > LifecycleKind.CONFIRMED:
+        if LifecycleKind.CONFIRMED < kind < LifecycleKind.CONNECT:  # those from there on return no error of their own
             assert ErrorSource(int(kind)).name == kind.name
 
 

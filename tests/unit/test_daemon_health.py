@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+
+import pytest
 
 from railscope.agent.config.options import Config
 from railscope.agent.config.values import ListenAddress
@@ -59,3 +63,31 @@ def test_health_and_readiness_answer_while_the_observer_is_held() -> None:
                 clock.armed = False
                 clock.go_on.set()
             assert scrape.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    ("probed", "found", "status", "said"),
+    [
+        (0, 0, 200, "ready"),
+        (2, 2, 200, "ready"),
+        (1, 2, 200, "ready; 1 of 2 NCCL libraries are not probed: see the log"),
+        (0, 2, 503, "no NCCL library that runs could be probed; see the log"),
+    ],
+)
+def test_a_library_that_cannot_be_probed_makes_a_node_unready_only_where_it_is_all(
+    monkeypatch: pytest.MonkeyPatch, probed: int, found: int, status: int, said: str
+) -> None:
+    with running(SystemClock()) as daemon:
+        monkeypatch.setattr(daemon.observer, "attached", lambda: (probed, found))
+        end = time.monotonic() + 20
+        while (answer := ready(daemon)) != (status, said):
+            assert time.monotonic() < end, answer
+            time.sleep(0.05)
+
+
+def ready(daemon: Daemon) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"{daemon.url}/readyz", timeout=10) as answer:
+            return answer.status, answer.read().decode().strip()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode().strip()

@@ -113,8 +113,8 @@ class Daemon:
         self._reload_wanted = False
         self._service = ServiceManager(clock, os.environ, os.getpid())
         self._ready = threading.Event()
-        self._attached = True
-        """Whether every library found so far is probed, as of the loop's last turn: health checks wait for no lock."""
+        self._probed = (0, 0)
+        """Libraries that are probed, and those found, as of the loop's last turn: health checks wait for no lock."""
         self._lateness = LoopLateness(clock)
         self._ended: dict[ProcessIdentity, int | None] = {}
         """With the wait status, where it is known."""
@@ -264,10 +264,13 @@ class Daemon:
     def _is_ready(self) -> tuple[bool, str]:
         if not self._ready.is_set():
             return False, "the first scan for NCCL in running processes has not finished"
-        if not self._attached:
-            return False, "probes could not be attached to an NCCL library; see the log"
+        probed, found = self._probed
+        if found and not probed:
+            return False, "no NCCL library that runs could be probed; see the log"
+        # One tenant's library that cannot be probed is no reason to take the node's other metrics away.
+        left_out = f"; {found - probed} of {found} NCCL libraries are not probed: see the log" if probed < found else ""
         at_limits = self.observer.at_limits()
-        return True, f"ready; at their limits: {at_limits}" if at_limits else "ready"
+        return True, f"ready{left_out}" + (f"; at their limits: {at_limits}" if at_limits else "")
 
     def start(self) -> None:
         """Attach to what runs, begin to serve, and tell systemd."""
@@ -311,7 +314,7 @@ class Daemon:
                 self._kept.start(lambda: keep_totals(self.observer.snapshot))
             self._server.start()
             _log.info("listening on %s", self._server.url)
-        self._attached = self.observer.attached()
+        self._probed = self.observer.attached()
         self._ready.set()
         # What was made so far lives as long as the process: the collector need not look at it again, which would
         # hold up the sampler.
@@ -418,7 +421,7 @@ class Daemon:
             self._feed.record_rail_changes()
         self.recordings.write_due()
         schedule.set_in_use(now_ns, used=self.observer.in_use)
-        self._attached = self.observer.attached()
+        self._probed = self.observer.attached()
 
     def _say_pace(self) -> None:
         if self._schedule.resting:

@@ -254,10 +254,11 @@ class Observer:
         """The owners and resource use of the processes that map NCCL; read now, on the calling thread."""
         return self._nccl.rank_processes.read(wanted) if self._nccl is not None else ()
 
-    def attached(self) -> bool:
-        """Whether every library found so far is probed."""
+    def attached(self) -> tuple[int, int]:
+        """How many libraries are probed, of how many that were found."""
         with self._lock:
-            return self._nccl is None or all(library.links is not None for library in self._nccl.libraries)
+            libraries = self._nccl.libraries if self._nccl is not None else ()
+            return sum(library.links is not None for library in libraries), len(libraries)
 
     def observes(self, pids: Iterable[int]) -> bool:
         """Whether each of these processes maps a library that is probed."""
