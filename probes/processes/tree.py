@@ -54,15 +54,18 @@ class ProcessTrees:
         self._procfs = procfs
         self._known: dict[int, _Known] = {}
 
-    def totals(self, pid: int) -> TreeTotals | None:
-        """What the tree of a process did so far; None: it has ended, or one is not allowed to know."""
+    def totals(self, pid: int, *, look: bool) -> TreeTotals | None:
+        """What the tree of a process did so far; None: it has ended, or one is not allowed to know.
+
+        `look`: for new descendants, too, which takes a file of every thread; those that are known are asked anyway.
+        """
         own = written_bytes(self._procfs, pid)
         if own is None:
             return None
         first = pid not in self._known
         known = self._known.setdefault(pid, _Known())
         written, busy = {pid: own}, {}
-        for child in descendants(self._procfs, pid):
+        for child in descendants(self._procfs, pid) if look else list(known.busy):
             count = written_bytes(self._procfs, child)
             if count is not None:
                 written[child] = count

@@ -65,6 +65,7 @@ def _faults(library: Library, hosts: int) -> tuple[Scenario, ...]:
         fault(Kind.SKIP, library, hosts, loads=(skip,), warm_seconds=2, fault_seconds=30),
         fault(Kind.REPLACE, library, hosts, loads=(replaced,), warm_seconds=2, fault_seconds=30),
         fault(Kind.FREEZE, library, hosts),
+        fault(Kind.KILL_HOST, library, hosts, loads=(Load(ranks_per_host=2),)),
         fault(Kind.LARGE_DROPPED, library, hosts),
         fault(Kind.STOP, library, hosts, "two jobs, one stopped", loads=two),
         fault(Kind.STOP, library, hosts, "SIGSTOP, agent restarted", restart_agent=True),

@@ -339,6 +339,8 @@ def _breaker(cluster: Cluster, scenario: Scenario, sick: RunningJob) -> Fault | 
             return Stopped(sick.pids[scenario.target])
         case Kind.KILL:
             return Killed(sick.pids[scenario.target])
+        case Kind.KILL_HOST:
+            return Killed(*sick.pids[scenario.target : scenario.target + scenario.loads[0].ranks_per_host])
         case Kind.KILL_ALL:
             return Killed(*sick.pids)
         case Kind.FREEZE:

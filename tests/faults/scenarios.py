@@ -48,6 +48,7 @@ class Kind(StrEnum):
     FREEZE = "frozen control group"
     LARGE_DROPPED = "only large packets dropped"
     KILL_ALL = "whole job killed"
+    KILL_HOST = "all ranks of a host killed"
     CIRCLE = "both receive, and exchanged before"
     FOREIGN = "foreign traffic"
     NOTHING = "nothing"
@@ -198,6 +199,8 @@ _EXPECTED: Final = {
     Kind.NO_SPLIT: rank_fault("inside_call", clears=False),
     Kind.RECEIVES: rank_fault("inside_call", clears=False),
     Kind.CIRCLE: rank_fault("rank_behind", clears=False, verdict="deadlock"),
+    # That all processes of a host end together is an end there; the other hosts' ranks wait.
+    Kind.KILL_HOST: rank_fault("peer_left", "rank_behind", clears=False),
     Kind.REPLACE: rank_fault("process_gone", clears=False),
     Kind.FREEZE: rank_fault("process_frozen"),
     # Where TCP has no SACK, what arrives beyond a missing segment is forgotten at the next time-out.
@@ -210,7 +213,7 @@ _EXPECTED: Final = {
 }
 
 
-_SEEN_ELSEWHERE: Final = IN_SWITCH | CALL_KINDS | OF_NOBODY | {Kind.SKIP}
+_SEEN_ELSEWHERE: Final = IN_SWITCH | CALL_KINDS | OF_NOBODY | {Kind.SKIP, Kind.KILL_HOST}
 NEVER_MS: Final = 3_600_000
 
 

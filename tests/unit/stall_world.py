@@ -383,8 +383,8 @@ class World:
     def is_ending(self, process: ObservedProcess) -> bool:
         return self._of(process).ending
 
-    def written_bytes(self, process: ObservedProcess, *, services: bool) -> int | None:
-        del services
+    def written_bytes(self, process: ObservedProcess, *, closely: bool) -> int | None:
+        del closely
         pid = process.identity.pid
         return next((rank.written_bytes for rank in self.ranks if rank.pid == pid and not rank.gone), None)
 

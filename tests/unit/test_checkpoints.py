@@ -118,8 +118,8 @@ def test_who_is_silent_is_asked_about_once_a_second(monkeypatch: pytest.MonkeyPa
     world, rank = writer()
     asked_ns: list[int] = []
 
-    def written(pid: int, *, services: bool) -> int | None:
-        del pid, services
+    def written(pid: int, *, closely: bool) -> int | None:
+        del pid, closely
         asked_ns.append(world.clock.now_ns)
         return rank.written_bytes
 
@@ -140,8 +140,8 @@ def test_who_is_silent_is_asked_about_once_a_second(monkeypatch: pytest.MonkeyPa
 def test_an_idle_process_is_not_asked() -> None:
     questions: list[int] = []
 
-    def written(pid: int, *, services: bool) -> int:
-        del services
+    def written(pid: int, *, closely: bool) -> int:
+        del closely
         questions.append(pid)
         return 0
 

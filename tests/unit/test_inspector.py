@@ -337,14 +337,14 @@ def test_what_descendants_write_and_what_goes_to_services_counts_for_a_process(w
     rank = writes(5, 1000, children="6 ")
     writes(6, 7000)
     assert world.look.process(rank).written_bytes == 0
-    world.wait()
+    world.wait(1)
     writes(6, 9000, children="7")
     writes(7, 400)
     world.sent_to_services[5] = 30
     facts = world.look.process(rank)
     assert facts.written_bytes == 2400 + 30
-    assert facts.descendants_busy_ratio == 2400 / 500_000_000
+    assert facts.descendants_busy_ratio == 2400 / 1_000_000_000
     world.wait()
     world.look.process(rank)
     assert world.parents == {6: 5, 7: 5}, "who is forked holds its parent's sockets"
-    assert world.look.written_bytes(rank, services=False) == 1000 + 2400 + 30
+    assert world.look.written_bytes(rank, closely=False) == 1000 + 2400 + 30

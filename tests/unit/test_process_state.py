@@ -19,7 +19,13 @@ import pytest
 
 from railscope.probes.clock import SystemClock
 from railscope.probes.processes.processes import ProcessIdentity, identity_of
-from railscope.probes.processes.state import CGROUPS, Condition, process_state, threads_waiting_for_network
+from railscope.probes.processes.state import (
+    CGROUPS,
+    Condition,
+    is_ending,
+    process_state,
+    threads_waiting_for_network,
+)
 
 PROC = Path("/proc")
 SYSCALLS = {"x86_64": {"recvfrom": 45, "poll": 7, "read": 0}, "aarch64": {"recvfrom": 207, "ppoll": 73, "read": 63}}
@@ -101,6 +107,31 @@ def test_work_of_every_thread_and_what_is_written_are_counted(tmp_path: Path) ->
     assert after.time_ns > before.time_ns
     assert after.busy_ns > before.busy_ns
     assert {thread.tid for thread in after.threads} >= {threading.get_native_id()}
+
+
+def test_a_process_that_was_killed_is_about_to_end(child: subprocess.Popen[bytes]) -> None:
+    one = identity(child.pid)
+    assert not is_ending(PROC, one)
+    child.kill()
+    assert eventually(lambda: is_ending(PROC, one))
+    child.wait()
+    assert is_ending(PROC, one)
+    assert is_ending(PROC, ProcessIdentity(os.getpid(), 1)), "its number is another one's"
+
+
+@pytest.mark.parametrize(
+    ("flags", "pending", "ending"),
+    [("4194304", "0000000000000000", False), ("4194308", "0000000000000000", True), ("0", "0000000000000100", True)],
+    ids=["lives", "exits", "SIGKILL"],
+)
+def test_a_process_that_gives_back_its_memory_shows_by_its_flags_or_its_signals(
+    tmp_path: Path, flags: str, pending: str, ending: bool
+) -> None:
+    (tmp_path / "7").mkdir()
+    fields = ["D", "1", "1", "1", "0", "-1", flags, *("0" for _ in range(12)), "300", *("0" for _ in range(10))]
+    (tmp_path / "7/stat").write_text(f"7 (a) rank) {' '.join(fields)}\n")
+    (tmp_path / "7/status").write_text(f"Name:\trank\nSigPnd:\t0000000000000000\nShdPnd:\t{pending}\n")
+    assert is_ending(tmp_path, ProcessIdentity(7, 300)) is ending
 
 
 @pytest.mark.root

@@ -38,7 +38,7 @@ def eventually(true: Callable[[], bool]) -> bool:
 
 
 def written(trees: ProcessTrees, pid: int) -> int:
-    totals = trees.totals(pid)
+    totals = trees.totals(pid, look=True)
     assert totals is not None
     return totals.written_bytes
 
@@ -85,11 +85,17 @@ def test_totals_begin_with_what_is_there_and_never_fall(tmp_path: Path) -> None:
     made_up(tmp_path, 3, 40)
     assert written(trees, 1) == 190
     assert set(trees.descendants(1)) == {2, 3}
+    made_up(tmp_path, 3, 50)
+    made_up(tmp_path, 4, 70)
+    made_up(tmp_path, 1, 150, 2, 3, 4)
+    known = trees.totals(1, look=False)
+    assert known is not None
+    assert known.written_bytes == 200, "of those that are known"
     made_up(tmp_path, 1, 150)
-    assert written(trees, 1) == 190
+    assert written(trees, 1) == 200
     trees.forget(1)
     assert set(trees.descendants(1)) == set()
-    assert trees.totals(9) is None
+    assert trees.totals(9, look=True) is None
 
 
 def test_descendants_are_looked_for_below_those_that_are_found_and_no_more_than_a_few(tmp_path: Path) -> None:

@@ -73,8 +73,8 @@ class Crowd(World):
     def _of(self, process: ObservedProcess) -> Rank:
         return self._first[process.identity.pid]
 
-    def written_bytes(self, process: ObservedProcess, *, services: bool) -> int | None:
-        del services
+    def written_bytes(self, process: ObservedProcess, *, closely: bool) -> int | None:
+        del closely
         return self._of(process).written_bytes
 
 

@@ -2,8 +2,9 @@
 
 While one rank writes, the others wait in a collective on hosts that cannot know why.  So the writer's own host tells,
 and `railscope diagnose` then knows that they wait for no fault.  A process is asked about only while it makes no call,
-once a second: what it and its descendants wrote to files, in memory ones too (probes/processes/tree.py), and, more
-seldom the longer it is silent, what they sent to services, as to storage (probes/netdev/connection_state.py).  Who
+once a second: what it and its descendants wrote to files, in memory ones too (probes/processes/tree.py).  More seldom
+the longer it is silent, new descendants are looked for, and what was sent to services, as to storage, is asked for
+(probes/netdev/connection_state.py).  Who
 pauses where it wrote the last times counts as writing (agent/node/stalls/pauses.py).
 """
 
@@ -21,10 +22,10 @@ _IDLE_NS: Final = 600_000_000_000
 """Who has made no call for this long, and does not write, is idle and left alone."""
 
 
-_SERVICES_AFTER_NS: Final = 3_000_000_000
-"""Of silence: the kernel is asked for all connections of a network namespace."""
-_SERVICES_PART: Final = 10
-"""Of the silence so far, until they are asked for again."""
+_CLOSELY_AFTER_NS: Final = 3_000_000_000
+"""Of silence: it takes a file of every thread, and all connections of a network namespace."""
+_CLOSELY_PART: Final = 10
+"""Of the silence so far, until the next close look."""
 
 
 class LastCall(NamedTuple):
@@ -36,9 +37,12 @@ class LastCall(NamedTuple):
 
 
 class Written(Protocol):
-    """What a process, by pid, wrote so far; None: this cannot be known.  `services`: ask for what it sent to them."""
+    """What a process, by pid, wrote so far; None: this cannot be known.
 
-    def __call__(self, pid: int, /, *, services: bool) -> int | None: ...
+    `closely`: look for its descendants, too, and at what they sent to services.
+    """
+
+    def __call__(self, pid: int, /, *, closely: bool) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +52,8 @@ class _Silence:
     call_ns: int
     written_bytes: int
     """Since it began, when it was asked last."""
-    services_ns: int
-    """When it was last asked for what it sent to services, or when its silence began."""
+    close_ns: int
+    """When it was last looked at closely, or when its silence began."""
     wrote_ns: int | None = None
     """When it was last seen to have written; None: not since that call."""
 
@@ -85,15 +89,15 @@ class Checkpoints:
             quiet_ns = now_ns - call_ns
             if quiet_ns < self._silence_ns or (quiet_ns > _IDLE_NS and wrote_ns is None):
                 continue
-            services_ns = call_ns if before is None else before.services_ns
-            services = quiet_ns >= _SERVICES_AFTER_NS and now_ns - services_ns >= quiet_ns // _SERVICES_PART
-            written_bytes = self._written(pid, services=services)
+            close_ns = call_ns if before is None else before.close_ns
+            closely = quiet_ns >= _CLOSELY_AFTER_NS and now_ns - close_ns >= quiet_ns // _CLOSELY_PART
+            written_bytes = self._written(pid, closely=closely)
             if written_bytes is None:
                 continue
             if before is not None and written_bytes - before.written_bytes >= LEAST_WRITTEN_BYTES:
                 wrote_ns = now_ns
                 self._pauses.record_writing(pid)
-            silent[pid] = _Silence(call_ns, written_bytes, now_ns if services else services_ns, wrote_ns)
+            silent[pid] = _Silence(call_ns, written_bytes, now_ns if closely else close_ns, wrote_ns)
         self._silent = silent
 
     def forget(self, pid: int) -> None:

@@ -42,6 +42,8 @@ _LOSS_SEVERITIES: Final = frozenset({"warn", "page"})
 _NO_LOSS: Final = frozenset({"carrier_changes"})
 
 _REMEMBER_NS: Final = 500_000_000
+_DESCENDANTS_NS: Final = 900_000_000
+"""Once a second."""
 _UNKNOWN_PROCESS: Final = ProcessFacts("running", 0, 0.0, 0.0, 0, None)
 """Nothing speaks for or against a process that may not be looked at."""
 Reading = TypeVar("Reading")
@@ -83,6 +85,8 @@ class Inspector:
         self._rails_of = rails_of
         self._states: dict[int, deque[_Look]] = {}
         self._trees = ProcessTrees(procfs)
+        self._looked_ns: dict[int, int] = {}
+        """By process: when its descendants were looked for as it was suspected."""
         self._connections: dict[int, deque[tuple[int, tuple[ConnectionState, ...]]]] = {}
         """By network namespace: readings of all suspected processes in it."""
         self._suspects: defaultdict[int, set[int]] = defaultdict(set)
@@ -136,19 +140,22 @@ class Inspector:
 
     def _look_at(self, process: ObservedProcess) -> _Look:
         state = process_state(self._procfs, process.identity, self._clock)
-        totals = self._trees.totals(process.identity.pid)
+        look = state.time_ns - self._looked_ns.get(process.identity.pid, 0) >= _DESCENDANTS_NS
+        if look:
+            self._looked_ns[process.identity.pid] = state.time_ns
+        totals = self._trees.totals(process.identity.pid, look=look)
         written_bytes, busy_ns = (totals.written_bytes, totals.descendants_busy_ns) if totals else (0, 0)
         return _Look(state, written_bytes + self._sent_to_services(process), busy_ns)
 
-    def written_bytes(self, process: ObservedProcess, *, services: bool) -> int | None:
+    def written_bytes(self, process: ObservedProcess, *, closely: bool) -> int | None:
         """What a process and its descendants wrote so far; None: this cannot be known.
 
-        `services`: ask the kernel, too, for what they sent to services, of which else only is known what is asked for
-        suspects.
+        `closely`: look for new descendants, and ask the kernel for what they sent to services, of which else only is
+        known what is asked for suspects.
         """
-        if services and process.namespace is not None:
+        if closely and process.namespace is not None:
             self._read(process.namespace, process.identity.pid)
-        totals = self._trees.totals(process.identity.pid)
+        totals = self._trees.totals(process.identity.pid, look=closely)
         return totals.written_bytes + self._sent_to_services(process) if totals is not None else None
 
     def _sent_to_services(self, process: ObservedProcess) -> int:
@@ -189,6 +196,7 @@ class Inspector:
         self._states.pop(pid, None)
         self._waiting.pop(pid, None)
         self._trees.forget(pid)
+        self._looked_ns.pop(pid, None)
         for pids in self._suspects.values():
             pids.discard(pid)
 

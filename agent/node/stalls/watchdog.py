@@ -465,9 +465,9 @@ class Watchdog:
             self._ranks = Ranks(dict(by_comm), dict(by_process), self._facts_of, self._gone_of, self._lost_a_peer)
         return self._ranks
 
-    def _written_bytes(self, pid: int, *, services: bool) -> int | None:
+    def _written_bytes(self, pid: int, *, closely: bool) -> int | None:
         process = self._known.process(pid)
-        return self._inspector.written_bytes(process, services=services) if process is not None else None
+        return self._inspector.written_bytes(process, closely=closely) if process is not None else None
 
     def _process(self, process: ObservedProcess) -> ProcessFacts:
         pid = process.identity.pid
