@@ -98,7 +98,9 @@ class Clients:
         self._unsent_yet: deque[Connection] = deque()
         """Those whose answer is large and waits for its turn."""
         self._handshakes: deque[Connection] = deque()
-        """Those whose handshake waits for its turn."""
+        """Those whose handshake waits for its first turn."""
+        self._begun_handshakes: deque[Connection] = deque()
+        """Those whose handshake waits for another turn."""
         self._handshakes_share = CpuShare(_HANDSHAKES_SHARE, _HANDSHAKES_BURST_SECONDS, time.monotonic())
         self._handshakes_due = 0.0
         self._crowded_since: float | None = None
@@ -119,15 +121,15 @@ class Clients:
         if self._unsent_yet:
             return self._now
         again = self._again_due if self._again else math.inf
-        return min(again, self._handshakes_due) if self._handshakes else again
+        return min(again, self._handshakes_due) if self._handshakes or self._begun_handshakes else again
 
     # Arrivals
 
     def may_accept(self, now: float) -> bool:
         """Whether a newcomer is to be accepted now.
 
-        Not for a moment after every place was taken by a request; and not while handshakes wait, which it could only
-        wait behind, and whose places it would take.
+        Not for a moment after every place was taken by a request; and not while handshakes wait for their first turn,
+        whose places it would take.
         """
         self._now = now
         if self._handshakes:
@@ -213,18 +215,23 @@ class Clients:
                 self._run(self._step, connection)
 
     def _shake_hands(self, now: float) -> None:
-        """Go on with some of the handshakes, the one that waited longest first."""
+        """Go on with some of the handshakes: in turns a new one and one that had a turn, each that waited longest.
+
+        So clients that send theirs byte by byte hold off neither newcomers nor those that send theirs at once.
+        """
         end = time.monotonic() + _HANDSHAKES_SECONDS
-        while self._handshakes and (moment := time.monotonic()) < end:
+        lines = (self._handshakes, self._begun_handshakes)
+        while any(lines) and (moment := time.monotonic()) < end:
             rest = self._handshakes_share.rest_seconds(moment)
             if rest:
                 self._handshakes_due = moment + rest
                 return
-            connection = self._handshakes.popleft()
-            if connection.phase is Phase.HANDSHAKE:
-                before = time.thread_time()
-                self._run(self._go_on_with_handshake, connection)
-                self._handshakes_share.record(time.thread_time() - before, moment)
+            for line in lines:
+                connection = line.popleft() if line else None
+                if connection is not None and connection.phase is Phase.HANDSHAKE:
+                    before = time.thread_time()
+                    self._run(self._go_on_with_handshake, connection)
+                    self._handshakes_share.record(time.thread_time() - before, moment)
         self._handshakes_due = now
 
     def rendered(self, result: Rendered[Connection], now: float) -> None:
@@ -294,7 +301,7 @@ class Clients:
         if connection.phase is Phase.HANDSHAKE and connection.transport.costly_handshake:
             if not connection.handshake_due:
                 connection.handshake_due = True
-                self._handshakes.append(connection)
+                (self._begun_handshakes if connection.handshake_begun else self._handshakes).append(connection)
         elif connection.phase is Phase.HANDSHAKE:
             self._go_on_with_handshake(connection)
         elif connection.phase is Phase.ASKING:
@@ -306,6 +313,7 @@ class Clients:
 
     def _go_on_with_handshake(self, connection: Connection) -> None:
         connection.handshake_due = False
+        connection.handshake_begun = True
         if not connection.transport.shake_hands():
             return
         if connection.transport.certified:

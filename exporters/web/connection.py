@@ -75,6 +75,8 @@ class Connection:
         """The body of the answer under way, where it is shared."""
         self.closing = False
         """The connection ends with the answer under way."""
+        self.handshake_begun = False
+        """Its handshake had a turn."""
         self.handshake_due = False
         """Its handshake goes on when it has its turn."""
         self.send_due = False

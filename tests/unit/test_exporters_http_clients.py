@@ -32,6 +32,8 @@ class SlowTransport(PlainTransport):
 
     shaken = 0
     sends = 0
+    whole = True
+    """The peer's first message is all of its handshake."""
 
     @property
     def costly_handshake(self) -> bool:
@@ -40,7 +42,7 @@ class SlowTransport(PlainTransport):
     def shake_hands(self) -> bool:
         type(self).shaken += 1
         _work()
-        return True
+        return self.whole
 
     def send(self, data: memoryview) -> int:
         type(self).sends += 1
@@ -101,6 +103,7 @@ def server() -> Iterator[tuple[Server, list[socket.socket]]]:
     """With so many clients, each of which has sent a request behind its handshake."""
     with ExitStack() as ending:
         SlowTransport.shaken = SlowTransport.sends = 0
+        SlowTransport.whole = True
         one = Server(ending)
         peers = []
         for _ in range(COUNT):
@@ -123,6 +126,35 @@ def test_handshakes_take_turns_and_hold_newcomers_off(server: tuple[Server, list
         assert time.monotonic() < deadline
         one.turn()
     assert one.clients.may_accept(time.monotonic())
+
+
+def test_clients_that_send_their_handshake_byte_by_byte_hold_off_no_newcomer(
+    server: tuple[Server, list[socket.socket]],
+) -> None:
+    one, _peers = server
+    SlowTransport.whole = False
+    deadline = time.monotonic() + 20
+    one.turn()
+    while not one.clients.may_accept(time.monotonic()):
+        assert time.monotonic() < deadline
+        one.turn()
+    # They go on sending, and have a turn each time, but so has the newcomer.
+    assert COUNT <= SlowTransport.shaken <= 3 * COUNT
+    ours, theirs = socket.socketpair()
+    with closing(theirs):
+        theirs.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        SlowTransport.whole = True
+        one.clients.welcome(ours, "10.0.0.2", time.monotonic())
+        before = SlowTransport.shaken
+        theirs.setblocking(False)
+        answer = b""
+        while not answer:
+            assert time.monotonic() < deadline
+            one.turn()
+            with suppress(BlockingIOError):
+                answer = theirs.recv(100)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert SlowTransport.shaken - before < COUNT
 
 
 def test_handshakes_rest_when_they_have_had_their_share_of_a_core(server: tuple[Server, list[socket.socket]]) -> None:
