@@ -40,8 +40,8 @@ HELD_UP_RANKS: Final = Recorded("comm:railscope_held_up_ranks:count")
 HELD_UP_BY_WRITING_RANKS: Final = Recorded("comm:railscope_held_up_by_writing_ranks:max1m")
 OPERATIONS_BEHIND_STALLED: Final = Recorded("comm_rank:railscope_operations_behind:stalled")
 """Ranks that did not enter the operation in which the others of their stalled communicator wait."""
-RANKS_DISAGREE: Final = Recorded("comm:railscope_ranks_disagree:bool", catalogue.COMM_SIGNATURE)
-"""Whether ranks of a communicator tell different things of one block of collectives."""
+RANKS_DISAGREE: Final = Recorded("comm:railscope_ranks_disagree:bool")
+"""1 while ranks of a communicator tell different things of one block of collectives."""
 STALL_EVIDENCE: Final = Recorded("comm_cause:railscope_stall_evidence:max")
 STALL_FINDINGS: Final = Recorded("comm_rank:railscope_stall_findings:best")
 """What the best founded cause of a stall is found in: labels of `comm_stall_info`."""

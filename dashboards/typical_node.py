@@ -226,6 +226,8 @@ def _communicator(comm: str, rank: str, gpu: int) -> CommunicatorFacts:
         inflight_seconds=0.0,
         whole=True,
         position=1,
+        # Of the ranks of a communicator on one host one tells it: about every other end is alone or the first.
+        signature=1 if gpu % 2 == 0 else None,
     )
 
 

@@ -173,9 +173,10 @@ COMM_SEQUENCE: Final = _gauge(
 COMM_SIGNATURE: Final = _gauge(
     "comm_signature",
     "comm rank",
-    "What this rank's last block of collectives was: 2^32 x the block's length and number + 32 bits of a hash over "
-    "operation, data type, bytes and root of each. All ranks of a communicator make the same collectives: two of them "
-    "with the same block whose values differ do not. A block lasts for a minute at least. Absent if unknown.",
+    "What the last block of collectives of a communicator was: 2^32 x the block's length and number + 32 bits of a "
+    "hash over operation, data type, bytes and root of each. All ranks make the same collectives: two with the same "
+    "block whose values differ do not. A block lasts for a minute at least. Of each host one rank tells it, and those "
+    "that differ from that one. Absent if unknown.",
 )
 COMM_COMPLETED: Final = _counter(
     "comm_completed",

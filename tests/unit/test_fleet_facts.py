@@ -15,6 +15,7 @@ from railscope.agent.cluster.fleet.reader import find_communicator
 from railscope.agent.cluster.fleet.sequences import Position, find_positions, usual_lead
 from railscope.agent.cluster.verdict.culprits import communicator_size
 from railscope.agent.cluster.verdict.words import make_verdict
+from railscope.agent.facts.stall import LastCollectives, format_shapes
 from tests.unit.canned_store import COMM, NOW, CannedStore, agent, rank, ranks_of, read, stalled
 
 
@@ -138,6 +139,14 @@ def test_what_was_said_of_a_rank_when_it_was_last_seen_is_kept(store: CannedStor
     assert (said is not None) == known
     if said is not None:
         assert (said.cause, said.device) == ("rail_down", "eth0")
+
+
+def test_the_last_collectives_of_ranks_that_stall_are_read(store: CannedStore) -> None:
+    last = ("AllGather of 8 bytes", "AllReduce of 8 bytes float32")
+    labels = {"instance": "host1:9779", "comm": COMM, "rank": "1", "last": format_shapes(last)}
+    store.say("railscope_comm_stall_collectives", 604, **labels)
+    found = ranks_of(read(store))
+    assert (found["0"].last, found["1"].last) == (None, LastCollectives(604, last))
 
 
 def test_a_target_that_never_answered_is_a_silent_host(store: CannedStore) -> None:

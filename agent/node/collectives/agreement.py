@@ -2,9 +2,9 @@
 
 NCCL asks all ranks to make the same collectives in the same order, with the same count, data type and root.  Where they
 do not the job hangs, or goes on with wrong data and nothing says so.  The programs keep what each communicator's
-collectives were (probes/nccl/programs/shapes.py).  Ranks of this host are compared here; for those of other hosts each
-rank tells a checkpoint: the signature of the last full block of collectives, which is the same on all ranks that made
-the same ones.
+collectives were (probes/nccl/programs/shapes.py).  Ranks of this host are compared here.  For those of other hosts one
+of them tells a checkpoint, and so do those that differ from it: the signature of the last full block of collectives,
+which is the same on all ranks that made the same ones.
 
 The length of the block follows from the rate of the communicator's whole life, which is the same on all of its ranks:
 short-lived rates differ from one to the other, and ranks that tell blocks of different lengths cannot be compared.
@@ -75,7 +75,7 @@ class Agreement:
         """Communicators whose ranks were found to differ and the log has it."""
 
     def signature(self, instance: int) -> int | None:
-        """A communicator's checkpoint, as `comm_signature` shows it; None: there is none yet, or it is unknown."""
+        """A rank's checkpoint, as `comm_signature` shows it; None: another rank tells it, or it is unknown."""
         return self._signatures.get(instance)
 
     def update(self, living: Iterable[Communicator], lost: int, now_ns: int) -> None:
@@ -93,12 +93,18 @@ class Agreement:
         self._said &= {one.name for one in compared}
         if not compared:
             return
+        compared.sort(key=lambda one: one.rank or 0)
         words = self._shapes.blocks([one.instance for one in compared])
-        for one, row in zip(compared, words, strict=True):
-            block = _checkpoint(row, now_ns - one.first_ns)
+        places: dict[str, int] = {}
+        beside = np.array([places.setdefault(one.name, at) for at, one in enumerate(compared)])
+        for at in places.values():
+            block = _checkpoint(words[at], now_ns - compared[at].first_ns)
             if block is not None:
-                self._signatures[one.instance] = pack(block)
-        self._compare(compared, words)
+                self._signatures[compared[at].instance] = pack(block)
+        firsts = words[beside]
+        differs = ((words & _NUMBERS) == (firsts & _NUMBERS)) & (words != firsts)
+        for at in np.flatnonzero(differs.any(axis=1)).tolist():
+            self._differ(compared[beside[at]], compared[at], words[at], differs[at])
 
     def find(self, ranks: Iterable[Communicator]) -> Disagreement | None:
         """The first of the last collectives in which ranks of one communicator differ, if they make no call now.
@@ -150,28 +156,32 @@ class Agreement:
             return None
         return LastCollectives(number, recent[1])
 
-    def _compare(self, compared: Sequence[Communicator], words: npt.NDArray[np.uint64]) -> None:
-        """Say which communicators have ranks on this host that made different collectives, each once."""
-        places: dict[str, int] = {}
-        beside = np.array([places.setdefault(one.name, at) for at, one in enumerate(compared)])
-        firsts = words[beside]
-        same_block = (words & _NUMBERS) == (firsts & _NUMBERS)
-        for at in np.flatnonzero((same_block & (words != firsts)).any(axis=1)).tolist():
-            one, other = compared[at], compared[beside[at]]
-            if one.name in self._said:
-                continue
-            self._said.add(one.name)
-            level = int(np.flatnonzero(same_block[at] & (words[at] != firsts[at]))[0])
-            block = block_from_word(level, int(words[at][level]))
+    def _differ(
+        self, first: Communicator, other: Communicator, words: npt.NDArray[np.uint64], differs: npt.NDArray[np.bool_]
+    ) -> None:
+        """Two ranks of this host made different collectives in blocks of some lengths: `differs`, by level.
+
+        The log has each communicator once.
+        """
+        told = self._signatures.get(first.instance)
+        level = None if told is None else told >> _PLACE_BITS + 32
+        if level is not None and differs[level]:
+            block = block_from_word(level, int(words[level]))
             if block is not None:
-                exactly = self.find(rank for rank in compared if rank.name == one.name)
-                _log.warning(
-                    "communicator %s: ranks %s and %s do not make the same collectives: they differ between collective "
-                    "%d and %d, in operation, data type, bytes, root or order%s (processes %d and %d)",
-                    *(one.name, other.rank, one.rank, block.last - (WINDOW << level) + 1, block.last),
-                    "" if exactly is None else f": {exactly.sentence}",
-                    *(other.tgid, one.tgid),
-                )
+                self._signatures[other.instance] = pack(block)
+        shortest = int(np.flatnonzero(differs)[0])
+        block = block_from_word(shortest, int(words[shortest]))
+        if first.name in self._said or block is None:
+            return
+        self._said.add(first.name)
+        exactly = self.find((first, other))
+        _log.warning(
+            "communicator %s: ranks %s and %s do not make the same collectives: they differ between collective %d and "
+            "%d, in operation, data type, bytes, root or order%s (processes %d and %d)",
+            *(first.name, first.rank, other.rank, block.last - (WINDOW << shortest) + 1, block.last),
+            "" if exactly is None else f": {exactly.sentence}",
+            *(first.tgid, other.tgid),
+        )
 
 
 def pack(block: Block) -> int:
