@@ -246,7 +246,7 @@ def _disagreeing(present: Sequence[Rank]) -> Iterable[Culprit]:
         if rank.last is not None and is_identified(rank) and (number := parse_number(rank.rank)) is not None
     }
     found = find_disagreement({number: rank.last for number, rank in placed.items() if rank.last is not None}, str)
-    if found is not None and not _completed_by_all(found.number, placed.values()):
+    if found is not None:
         ranks = tuple(placed.values()) if found.odd_rank is None else (placed[found.odd_rank],)
         yield Culprit(Cause.RANKS_DISAGREE, ranks, basis="host", strength="strong", disagreement=found)
         return
@@ -255,20 +255,6 @@ def _disagreeing(present: Sequence[Rank]) -> Iterable[Culprit]:
         numbers = {rank.stall.blamed_rank for rank in said if rank.stall}
         named = tuple(rank for rank in present if rank.rank in numbers and is_identified(rank))
         yield Culprit(Cause.RANKS_DISAGREE, named or tuple(said), basis="host", strength=_strength(said))
-
-
-def _completed_by_all(number: int, ranks: Iterable[Rank]) -> bool:
-    """Whether all ranks are through with a collective, so that nothing waits in it.
-
-    That is known where collectives are all that they called since the communicator was made.
-    """
-    return all(
-        rank.completed is not None
-        and rank.last is not None
-        and rank.last.last == rank.enqueued
-        and number <= rank.completed
-        for rank in ranks
-    )
 
 
 def _rail_culprits(present: Sequence[Rank], rails: Sequence[Rail]) -> Iterable[Culprit]:

@@ -51,7 +51,7 @@ def find_root_cause(rank: RankFacts, evidence: Evidence, now_ns: int) -> Diagnos
     found = (
         _process(rank, evidence.process)
         or _down(evidence, now_ns)
-        or _disagrees(rank, evidence)
+        or _disagrees(evidence)
         or _rail(evidence)
         or _peer_gone(evidence)
         or _peer_left(rank, evidence)
@@ -108,14 +108,13 @@ def _down(evidence: Evidence, now_ns: int) -> Diagnosis | None:
     return None
 
 
-def _disagrees(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
-    """Ranks of this host made different collectives at the same place, and not before what is in flight."""
-    found, flight = evidence.disagreement, rank.in_flight
+def _disagrees(evidence: Evidence) -> Diagnosis | None:
+    """Ranks of this host made different collectives at the same place, a short while ago.
+
+    Also where that one is complete: what hangs then is one behind it, for which nothing is left to wait.
+    """
+    found = evidence.disagreement
     if found is None:
-        return None
-    # Calls are numbered as collectives are where there is nothing else among them.
-    before = flight.calls_before if rank.comparable and flight is not None else None
-    if before is not None and found.number <= before + rank.unseen_calls:
         return None
     return Diagnosis(Cause.RANKS_DISAGREE, (found.sentence,), culprit=True, blamed_rank=found.odd_rank)
 
