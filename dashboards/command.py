@@ -24,7 +24,7 @@ FINE, PROBLEM, COULD_NOT_RUN = 0, 1, 2
 _OF_EXTRA: Final = frozenset({"grafana_foundation_sdk", "grafana_client", "niquests", "promql_parser"})
 COMMITTED: Final = Path(__file__).parent / "json"
 _TOKEN: Final = "GRAFANA_TOKEN"
-_AT_LEAST_ONE: Final = option_type(whole_number(1, 1_000_000_000))
+_AT_LEAST_ONE: Final = option_type(whole_number(1, 10**18 - 1))
 
 
 def add_dashboards_arguments(parser: ArgumentParser) -> None:

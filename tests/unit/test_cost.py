@@ -186,5 +186,8 @@ def test_amounts_are_short(size_bytes: float, shown: str) -> None:
 
 
 def test_a_fleet_beyond_any_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["dashboards", "cost", "--gpus", "9" * 400]) == 2
+    assert cli.main(["dashboards", "cost", "--gpus", "9" * 18]) == 2
     assert capsys.readouterr().err == "railscope: --gpus: a fleet has 1,000,000,000 GPUs at most\n"
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["dashboards", "cost", "--gpus", "9" * 400])
+    assert "is not a whole number" in capsys.readouterr().err
