@@ -67,8 +67,8 @@ TRANSMIT_GREATEST: Final = Recorded("rail:railscope_transmit_bytes:greatest", ca
 SPEED_GREATEST: Final = Recorded("rail:railscope_speed:greatest", catalogue.RAIL_SPEED)
 RAILS_DOWN: Final = Recorded("plane:railscope_rails_down:count")
 """Hosts on which a rail is down that was up, by cluster and rail."""
-NVLINKS_UP: Final = Recorded("gpu:railscope_nvlinks_up:count", catalogue.GPU_NVLINK_SPEED)
-NVLINKS_UP_GREATEST: Final = Recorded("gpu:railscope_nvlinks_up:greatest", catalogue.GPU_NVLINK_SPEED)
+NVLINKS_UP: Final = Recorded("gpu:railscope_nvlinks_up:count", catalogue.GPU_INFO)
+NVLINKS_UP_GREATEST: Final = Recorded("gpu:railscope_nvlinks_up:greatest", catalogue.GPU_INFO)
 BUS_BANDWIDTH: Final = Recorded("op_size:railscope_bus_bandwidth:mean5m")
 BUS_BANDWIDTH_HELD: Final = Recorded("op_size:railscope_bus_bandwidth:held")
 """The greatest mean that lasted half an hour with the communicators that there are now."""

@@ -21,13 +21,15 @@ def structure(header: str, name: str) -> np.dtype[np.void]:
     body = re.search(rf"^struct {name} {{\n(.*?)^}};", header, re.MULTILINE | re.DOTALL)
     assert body is not None
     fields: list[tuple[str, object] | tuple[str, object, tuple[int]]] = []
-    for kind, field, length in re.findall(r"^\t(\w+|struct \w+) (\w+)(?:\[(\w+)\])?;", body[1], re.MULTILINE):
+    found = re.findall(r"^\t(\w+|struct \w+) (\w+)(?:\[(?:(1 << ))?(\w+)\])?;", body[1], re.MULTILINE)
+    for kind, field, power, length in found:
         if kind.startswith("struct"):
             dtype: object = structure(header, kind.removeprefix("struct "))
         else:
             dtype = f"<{_INTEGERS[kind[2]]}{int(kind[3:]) // 8}"
         if length:
-            fields.append((field, dtype, (int(length) if length.isdigit() else constants(header)[length],)))
+            number = int(length) if length.isdigit() else constants(header)[length]
+            fields.append((field, dtype, (1 << number if power else number,)))
         else:
             fields.append((field, dtype))
     return np.dtype(fields, align=True)
