@@ -88,6 +88,32 @@ def test_what_an_ended_process_did_leaves_the_kernel_and_stays_in_every_total(no
     assert (facts.enqueued, facts.alive, facts.identity.job) == (5, False, (("job", "a"),))
 
 
+def test_what_the_collectives_of_a_living_communicator_were_is_a_fact_and_ranks_are_compared_by_it(node: Node) -> None:
+    for tgid in (10, 11):
+        node.begin(tgid)
+        node.kernel.communicator(tgid, tgid, comm_hash=7, rank=tgid - 10)
+        node.kernel.event(tgid, tgid, LifecycleKind.INIT)
+        node.kernel.call(tgid, tgid, 64)
+        node.kernel.shapes.make(tgid, times=64)
+        for row in node.kernel.communicators.rows.values():
+            row["sequence"] = 65
+    node.settle(SECOND_NS)
+    assert node.collectives.disagreement(f"{7:016x}") is None
+    for tgid, payload in ((10, 8), (11, 16)):
+        node.kernel.shapes.make(tgid, payload=payload)
+    node.collectives.compare_ranks(3600 * SECOND_NS)
+    told = [one.signature for one in node.facts().communicators]
+    assert [one is None for one in told] == [False, True]
+    found = node.collectives.disagreement(f"{7:016x}")
+    assert found is not None
+    assert found.number == 65
+    last = node.collectives.last_collectives(11)
+    assert last is not None
+    assert last.shapes[-1] == "AllReduce of 16 bytes float32"
+    node.end(11, 2 * SECOND_NS)
+    assert node.collectives.disagreement(f"{7:016x}") is None
+
+
 @pytest.mark.parametrize(("nvml_dev", "gpu"), [(5, "5"), (-1, "0")])
 def test_a_gpu_is_numbered_as_on_the_host_not_as_the_process_sees_it(node: Node, nvml_dev: int, gpu: str) -> None:
     """With CUDA_VISIBLE_DEVICES=5 a process calls it 0."""
