@@ -20,6 +20,7 @@ from railscope.agent.cluster.fleet.facts import (
     Moving,
     Rail,
     Rank,
+    SlowRank,
     Stall,
     StallHistory,
 )
@@ -66,6 +67,7 @@ class Fleets:
     agents: list[Agent] = field(default_factory=list)
     moving: list[Moving] = field(default_factory=list)
     waiting: list[LongWait] = field(default_factory=list)
+    slow: list[SlowRank] = field(default_factory=list)
     history: list[StallHistory] = field(default_factory=list)
     brief: list[BriefStall] = field(default_factory=list)
     scrape_seconds: float = 1.0
@@ -192,6 +194,7 @@ class Fleets:
             tuple(self.rails),
             tuple(self.moving),
             tuple(self.waiting),
+            slow=tuple(self.slow),
             communicators=len({one.comm for one in self.ranks}),
             history=tuple(sorted(self.history, key=lambda one: -one.last)),
             brief=tuple(self.brief),

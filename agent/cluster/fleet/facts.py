@@ -155,6 +155,17 @@ class LongWait:
 
 
 @dataclass(frozen=True, slots=True)
+class SlowRank:
+    """A rank that comes last in a communicator that makes progress, so that the others wait for it."""
+
+    comm: str
+    rank: str
+    host: str
+    waited_ratio: float
+    """Of the others' time, 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
 class StallHistory:
     """When hosts called a communicator stalled within the window, as their scrapes show; now may be among it."""
 
@@ -198,6 +209,8 @@ class Fleet:
     rails: tuple[Rail, ...] = ()
     moving: tuple[Moving, ...] = ()
     waiting: tuple[LongWait, ...] = ()
+    slow: tuple[SlowRank, ...] = ()
+    """Within the window, most waited for first; empty where anything was stalled in it, which makes ranks wait too."""
     communicators: int = 0
     """How many there are in all."""
     history: tuple[StallHistory, ...] = ()

@@ -27,6 +27,7 @@ from railscope.agent.cluster.fleet.scrapes import (
     recent_seconds_of,
 )
 from railscope.agent.cluster.fleet.sequences import StoredRankKey, find_positions, stored_rank_key
+from railscope.agent.cluster.fleet.slow import slow_question, slow_ranks
 from railscope.agent.cluster.fleet.stalls import (
     brief_questions,
     brief_stalls,
@@ -91,6 +92,7 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
         told=f"count(last_over_time({catalogue.COMM_STALL_INFO}[{looked_back:.0f}s]))",
         wrote=f"max_over_time({catalogue.COMM_WRITING}[{looked_back:.0f}s]) == 1",
         writes=_writing("", scrapes),
+        slow=slow_question(window_seconds),
         **brief_questions(recent_seconds),
     )
     said = {name: _fresh(samples, scrapes) for name, samples in said.items()}
@@ -136,6 +138,7 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
             for one in said["waiting"]
             if one.labels.get("comm") not in asked
         ),
+        slow=() if stalled or history else slow_ranks(said["slow"], scrapes.names),
         communicators=int(said["count"][0].value) if said["count"] else 0,
         history=history,
         brief=brief_stalls(said, history, scrapes),

@@ -521,6 +521,11 @@ def _notes(fleet: Fleet) -> Iterable[str]:
             yield f"{agent.host}: {', '.join(agent.failing)} cannot be read there: run railscope doctor"
     if fleet.scrape_seconds is not None and fleet.scrape_seconds > _SLOW_SCRAPE_SECONDS:
         yield f"hosts are scraped every {format_duration(fleet.scrape_seconds)}: the verdict may be that old"
+    for slow in fleet.slow[:_MOST_LINES]:
+        yield (
+            f"communicator {slow.comm} goes at the pace of rank {slow.rank} on {slow.host}: for "
+            f"{slow.waited_ratio:.0%} of the last {format_duration(fleet.window_seconds)} the other ranks waited for it"
+        )
     for waiting in sorted(fleet.waiting, key=lambda one: -one.seconds)[:2]:
         yield (
             f"communicator {waiting.comm}: an operation of rank {waiting.rank} on {waiting.host} is under way for "
