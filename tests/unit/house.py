@@ -1,4 +1,4 @@
-"""The map of the house, as CONTRIBUTING shows it: floors from the import contract, sentences from the rooms themselves.
+"""The map of the house, as CONTRIBUTING shows it: floors from the import contract, the rest from the rooms themselves.
 
 .venv/bin/python -m tests.unit.house      # writes it anew
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +18,8 @@ REPOSITORY: Final = Path(__file__).resolve().parents[2]
 CONTRIBUTING: Final = REPOSITORY / "CONTRIBUTING.md"
 _BETWEEN: Final = re.compile(r"(?<=<!-- map -->\n)(.*)(?=<!-- end of map -->)", re.DOTALL)
 _PREFIX: Final = "railscope."
+_WIDTH: Final = 120
+_MARGIN: Final = " " * 28
 
 
 def contracts() -> dict[str, dict[str, Any]]:
@@ -55,7 +59,7 @@ def sentence(room: str) -> str:
 
 
 def the_map() -> str:
-    """Every room below its floor; rooms of rooms below them."""
+    """Every room below its floor, with its modules; rooms of rooms below them."""
     inner = {contract["containers"][0]: contract for contract in contracts().values() if "containers" in contract}
     lines = ["```", *_lines(floors(contracts()["floors"]), inner, ""), "```", ""]
     return "\n".join(lines)
@@ -66,8 +70,15 @@ def _lines(ordered: list[list[str]], inner: dict[str, dict[str, Any]], indent: s
         for room in rooms:
             name = str(folder(room).relative_to(REPOSITORY)) if not indent else room.rpartition(".")[2]
             yield f"{number} {indent}{name:<{24 - len(indent)}} {sentence(room)}"
-            if room in inner:
-                yield from _lines(floors(inner[room]), inner, indent + "  ")
+            below = floors(inner[room]) if room in inner else []
+            yield from _modules(room, {inside.rpartition(".")[2] for inside in chain.from_iterable(below)})
+            yield from _lines(below, inner, indent + "  ")
+
+
+def _modules(room: str, rooms: Set[str]) -> Iterator[str]:
+    """The names of a room's modules, under its sentence, without those that are `rooms` of their own."""
+    names = {file.stem for file in folder(room).glob("*.py")} - {"__init__", "__main__"} - rooms
+    yield from textwrap.wrap(" ".join(sorted(names)), _WIDTH, initial_indent=_MARGIN, subsequent_indent=_MARGIN)
 
 
 def contributing() -> str:
