@@ -28,10 +28,14 @@ from railscope.agent.cluster.fleet.sequences import Position
 from railscope.agent.cluster.verdict.words import Finding, make_verdict
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.snapshot import RankIdentity, identity_of
+from railscope.agent.facts.stall import LastCollectives
 
 NOW: Final = 1_000_000.0
 SIZES: Final = (2, 4)
 """Hosts of a fleet, where a case holds for few and for more."""
+CALL_CAUSES: Final = (Cause.DEADLOCK, Cause.RANKS_DISAGREE, Cause.PEER_LEFT, Cause.INSIDE_CALL)
+"""What ranks call, or are inside of, decides these."""
+SAME: Final = ("AllReduce of 8 bytes float32",) * 3
 COMM: Final = "00000000000000aa"
 OTHER: Final = "00000000000000bb"
 _OF_JOB: Final = frozenset(("job", "world_rank", "user"))
@@ -229,6 +233,13 @@ def inside(call: str, *numbers: int, hosts: int = 2, made: bool = True) -> Fleet
         fleets.rank(number, stall=stall("inside_call", op=call), inflight_seconds=40.0)
         if not made:
             fleets.rank(number, enqueued=None, completed=None, position=None)
+    return fleets
+
+
+def having_made(fleets: Fleets, *last: LastCollectives[str]) -> Fleets:
+    """With what each of its ranks made last."""
+    for rank, one in enumerate(last):
+        fleets.rank(rank, last=one)
     return fleets
 
 
