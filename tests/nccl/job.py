@@ -192,8 +192,10 @@ class Job:
                 AllReduce outside the graph after each replay), graph-of-group (48 AllReduces of one group
                 captured), abandoned (rank 0 never comes, the communicator is aborted), revoked (the same, revoked
                 and destroyed), split-late (a split to which the last rank comes `warm_up_ms` late), receive-first (two
-                ranks that each begin with a receive, and come no further), bereaved
-                (AllReduces until a peer is killed, then abort), bereaved-revoke (a revoke before the abort).
+                ranks that each begin with a receive, and come no further), disagree-operation,
+                disagree-count, disagree-order (AllReduce and AllGather in turn; every 300th time a rank of the middle
+                makes another operation, another count, or both in the other order), bereaved (AllReduces until a peer
+                is killed, then abort), bereaved-revoke (a revoke before the abort).
             iterations: calls of each operation on each communicator.
             size_bytes: count times type size of each call, rounded down to whole elements.
             pace_us: pause between iterations.

@@ -142,3 +142,5 @@ void abandoned(int type);
 void revoked(int type);
 void bereaved(int type, bool revoke);
 void receive_first(int type);
+enum disagreement { ANOTHER_OPERATION, ANOTHER_COUNT, ANOTHER_ORDER };
+void disagree(int type, enum disagreement how);

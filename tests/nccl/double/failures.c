@@ -110,3 +110,29 @@ void receive_first(int type) {
     check(ncclSend(job->send, request.count, type, peer, job->comm, job->stream), "ncclSend");
     finish(job);
 }
+
+enum { DISAGREES_EVERY = 300 };
+
+/* Two collectives over and over; now and then one rank makes another one, or both in the other order. */
+void disagree(int type, enum disagreement how) {
+    struct job *job = &jobs[0];
+    struct request usual[2] = {request_of(ALLREDUCE, type, NCCL_SUM), request_of(ALLGATHER, type, NCCL_SUM)};
+    give_buffers(job, &usual[0]);
+    fill(job, &usual[0]);
+    for (int iteration = 1; iteration <= options.iterations; iteration++) {
+        struct request made[2] = {usual[0], usual[1]};
+        if (options.rank == options.ranks / 2 && iteration % DISAGREES_EVERY == 0) {
+            if (how != ANOTHER_COUNT)
+                made[0] = usual[1];
+            else
+                made[0].count /= 2;
+            if (how == ANOTHER_ORDER)
+                made[1] = usual[0];
+        }
+        for (int i = 0; i < 2; i++) {
+            call(job, &made[i]);
+            finish(job);
+        }
+        moments_after(&options.moments, options.rank, (uint64_t)iteration);
+    }
+}

@@ -289,6 +289,9 @@ void run_pattern(void) {
         BEREAVED_REVOKE,
         SPLIT_LATE,
         RECEIVE_FIRST,
+        DISAGREE_OPERATION,
+        DISAGREE_COUNT,
+        DISAGREE_ORDER,
         PATTERNS
     };
     static const char *const patterns[PATTERNS] = {
@@ -296,7 +299,8 @@ void run_pattern(void) {
         "alltoall",       "sendrecv",    "everything",    "mixed",
         "mixed-group",    "grouped",     "empty",         "split",     "families",
         "gpt",            "graph",       "graph-and-live", "graph-of-group", "abandoned", "revoked",
-        "bereaved",       "bereaved-revoke", "split-late", "receive-first"};
+        "bereaved",       "bereaved-revoke", "split-late", "receive-first",
+        "disagree-operation", "disagree-count", "disagree-order"};
     int type = index_of(options.type, types, 10, "type"), op = index_of(options.op, ops, 5, "op");
     int pattern = index_of(options.pattern, patterns, PATTERNS, "pattern");
     struct request request;
@@ -331,6 +335,10 @@ void run_pattern(void) {
         return split_late(type);
     case RECEIVE_FIRST:
         return receive_first(type);
+    case DISAGREE_OPERATION:
+    case DISAGREE_COUNT:
+    case DISAGREE_ORDER:
+        return disagree(type, (enum disagreement)(pattern - DISAGREE_OPERATION));
     default:
         request = request_of((enum operation)pattern, type, op);
         return repeat(&request);
