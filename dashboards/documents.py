@@ -36,7 +36,7 @@ class Place:
     height: int
 
     def overlaps(self, other: Place) -> bool:
-        """Whether two places have a cell in common."""
+        """Whether two panels would lie on each other in a dashboard's grid."""
         return (
             self.x < other.x + other.width
             and other.x < self.x + self.width

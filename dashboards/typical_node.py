@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.rank_identity import RankIdentity
 from railscope.agent.facts.snapshot import (
     AgentHealth,
     AttachedProbe,
@@ -40,7 +41,6 @@ from railscope.agent.facts.snapshot import (
     RailQueue,
     RailTcp,
     RankArrivals,
-    RankIdentity,
     RankTimes,
     Snapshot,
     StallTotal,

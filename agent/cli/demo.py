@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from railscope.agent.config.options import Config
-from railscope.agent.facts.snapshot import UNKNOWN, CommunicatorFacts, RailFacts, Snapshot
+from railscope.agent.facts.label_numbers import UNKNOWN
+from railscope.agent.facts.snapshot import CommunicatorFacts, RailFacts, Snapshot
 from railscope.agent.facts.stall import Stall
 from railscope.agent.node.daemon.daemon import Daemon
 from railscope.agent.node.daemon.observer import Observer

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from railscope.agent.dataset.files import DatasetError, table_files
 from railscope.agent.dataset.schema import SCHEMA_VERSION
-from railscope.agent.recording.format import FILE_SUFFIX
+from railscope.agent.recording.recording import FILE_SUFFIX
 
 
 def check_folder(folder: Path) -> None:

@@ -9,7 +9,7 @@ from railscope.agent.dataset.files import DatasetError
 from railscope.agent.dataset.recording_writer import Losses, RecordingRow, RecordingWriter
 from railscope.agent.dataset.writer import DatasetWriter
 from railscope.agent.recording.file import RecordingError, read_recording
-from railscope.agent.recording.format import Recording
+from railscope.agent.recording.recording import Recording
 
 _UNKNOWN_NODE = "unknown"
 

@@ -29,9 +29,8 @@ from railscope.agent.dataset.conversion import (
 from railscope.agent.dataset.files import HOUR_NS
 from railscope.agent.dataset.schema import SCHEMA_VERSION
 from railscope.agent.dataset.writer import DatasetWriter
-from railscope.agent.facts.label_numbers import parse_number
-from railscope.agent.facts.snapshot import UNKNOWN
-from railscope.agent.recording.format import RecordedCommunicator, RecordedRail, RecordedStall, Recording
+from railscope.agent.facts.label_numbers import UNKNOWN, parse_number
+from railscope.agent.recording.recording import RecordedCommunicator, RecordedRail, RecordedStall, Recording
 
 EVENT_TABLES: Final = ("calls", "operations", "rail_samples", "link_events", "marks")
 """Tables that are written in parts, by name; their moment is `time_ns`, of operations `end_ns`."""

@@ -19,7 +19,7 @@ from railscope.agent.config.unmatched import pids_without_nccl
 from railscope.agent.doctor.findings import Finding, LibraryReport, capability_remedy, one_line, privilege_remedy
 from railscope.agent.doctor.host import CAP_SYS_PTRACE, effective_capabilities
 from railscope.agent.doctor.probes import configured_settings
-from railscope.agent.facts.snapshot import UNKNOWN
+from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.node.completion.files import BelowCalls
 from railscope.agent.node.completion.levels import UNLISTED, completion_unseen, highest_level
 from railscope.agent.node.inspection.inspection import Inspection

@@ -1,4 +1,4 @@
-"""Parses labels that hold a number, for JSON: a number, or null if it is not known.
+"""What labels say of what is not known, and their numbers for JSON: a number, or null if it is not known.
 
 Ranks and their count are text inside railscope, because a metric's label is, and because one may be `unknown`.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
+UNKNOWN: Final = "unknown"
+"""What a label says of what is not known."""
 _LIMIT: Final = 1 << 31
 _MOST_DIGITS: Final = 10
 """A launcher's environment variable may hold any text."""

@@ -84,7 +84,7 @@ class Communicators:
         """NCCL's version by host and process."""
 
     def record_version(self, process: Process, version: str) -> None:
-        """Record the NCCL version of a process."""
+        """Record the NCCL version that the log of a process names."""
         self._versions[process.host, process.pid] = version
 
     def find_end(self, process: Process, address: str, nranks: int, rank: int | None) -> LoggedEnd | None:

@@ -73,7 +73,7 @@ class Mapping:
         return pipeline, data, tensor
 
     def renumber(self, new_ranks: NDArray[np.int64]) -> Mapping:
-        """The same job with rank r called new_ranks[r].
+        """The mapping of the same job with rank r called new_ranks[r].
 
         Raises:
             ShapeError: new_ranks does not name every rank once.

@@ -24,7 +24,7 @@ from railscope.agent.node.daemon.signals import stop_on_signals
 from railscope.agent.node.daemon.warm_up import await_first_readings
 from railscope.agent.node.recorder.store import save
 from railscope.agent.recording.file import RecordingError, read_recording
-from railscope.agent.recording.format import FILE_SUFFIX, Recording
+from railscope.agent.recording.recording import FILE_SUFFIX, Recording
 from railscope.agent.recording.summary import describe, describe_overwritten, summarise
 from railscope.probes.clock import Clock, SystemClock
 

@@ -21,7 +21,7 @@ from typing import IO, Any, Final, Protocol
 
 import numpy as np
 
-from railscope.agent.recording.format import FORMAT_VERSION, KINDS, Recording
+from railscope.agent.recording.recording import FORMAT_VERSION, KINDS, Recording
 from railscope.probes.loading.maps import Records
 from railscope.probes.printable import printable
 

@@ -13,9 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from railscope.agent.facts.label_numbers import parse_number
-from railscope.agent.facts.snapshot import UNKNOWN
-from railscope.agent.recording.format import NOT_SEEN, RecordedCommunicator, Recording
+from railscope.agent.facts.label_numbers import UNKNOWN, parse_number
+from railscope.agent.recording.recording import NOT_SEEN, RecordedCommunicator, Recording
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import op_name
 from railscope.probes.printable import printable

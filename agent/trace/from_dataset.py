@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from railscope.agent.dataset.reader import Dataset
 from railscope.agent.recording.file import RecordingError
-from railscope.agent.recording.format import RecordedStall
+from railscope.agent.recording.recording import RecordedStall
 from railscope.agent.trace.timeline import (
     CALL,
     COMPUTE,

@@ -16,8 +16,8 @@ from typing import Final
 import numpy as np
 
 from railscope.agent.facts.clocks import ClockReading
-from railscope.agent.facts.snapshot import UNKNOWN
-from railscope.agent.recording.format import NOT_SEEN, Recording
+from railscope.agent.facts.label_numbers import UNKNOWN
+from railscope.agent.recording.recording import NOT_SEEN, Recording
 from railscope.agent.trace.timeline import (
     CALL,
     COMPUTE,

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from railscope.agent.recording.format import RecordedStall
+from railscope.agent.recording.recording import RecordedStall
 from railscope.agent.trace.same_operations import SameOperations
 from railscope.agent.trace.timeline import (
     NOT_ENDED,

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from railscope.agent.recording.format import RecordedStall
+from railscope.agent.recording.recording import RecordedStall
 
 Rows = npt.NDArray[Any]
 

@@ -16,17 +16,16 @@ from typing import Final
 
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.catalogue import Metric
+from railscope.agent.facts.label_numbers import UNKNOWN
+from railscope.agent.facts.rank_identity import Labels, RankIdentity
 from railscope.agent.facts.snapshot import (
-    UNKNOWN,
     AgentHealth,
     CommunicatorFacts,
     Histogram,
-    Labels,
     NodeCollectives,
     NodeStalls,
     ProbeHealth,
     RailFacts,
-    RankIdentity,
     Snapshot,
     UnjoinedProcess,
 )

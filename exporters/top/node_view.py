@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from railscope.agent.facts.snapshot import UNKNOWN, RankIdentity
+from railscope.agent.facts.label_numbers import UNKNOWN
+from railscope.agent.facts.rank_identity import RankIdentity
 from railscope.exporters.top.counter_delta import increase, increased_errors, per_second, ratio
 from railscope.exporters.top.nvlink_view import GpuView, make_gpu_views
 from railscope.exporters.top.scraped import (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from railscope.agent.facts import catalogue
-from railscope.agent.facts.snapshot import RankIdentity, RankKey, identity_of
+from railscope.agent.facts.rank_identity import RankIdentity, RankKey, rank_identity_from_labels
 from railscope.exporters.top.exposition import ScrapedSample, parse_samples
 
 RailKey = tuple[str, str, str]
@@ -292,7 +292,7 @@ def _ranks(samples: _Samples) -> dict[RankKey, ScrapedRank]:
         comm, rank = key
         job = tuple((name, value) for name, value in labels.items() if name not in _OF_RANK)
         ranks[comm, rank] = ScrapedRank(
-            identity=identity_of(comm, rank, labels, job),
+            identity=rank_identity_from_labels(comm, rank, labels, job),
             enqueued=enqueued.get(key),
             late=from_start.get(key) == 0,
             sequence=sequence.get(key),

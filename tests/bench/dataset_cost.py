@@ -22,7 +22,7 @@ from railscope.agent.dataset.writer import DatasetWriter
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
 from railscope.agent.record.dataset_recorder import FLUSH_NS
-from railscope.agent.recording.format import KINDS
+from railscope.agent.recording.recording import KINDS
 from railscope.probes.clock import SystemClock
 from railscope.probes.loading.maps import Records
 from tests.bench.results import Bound, Line, figure

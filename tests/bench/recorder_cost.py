@@ -18,7 +18,7 @@ import numpy as np
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
 from railscope.agent.node.recorder.store import save
-from railscope.agent.recording.format import KINDS
+from railscope.agent.recording.recording import KINDS
 from railscope.probes.clock import SystemClock
 from railscope.probes.loading.maps import Records
 from railscope.probes.netdev.counters import CounterReading

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from railscope.agent.recording.file import read_recording
-from railscope.agent.recording.format import Recording
+from railscope.agent.recording.recording import Recording
 from railscope.probes.nccl.abi import op_name
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.job import Job, JobOptions, RankReport

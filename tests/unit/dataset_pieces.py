@@ -12,7 +12,7 @@ from railscope.agent.dataset.files import table_files
 from railscope.agent.dataset.recording_writer import Losses, RecordingRow
 from railscope.agent.dataset.writer import read_part
 from railscope.agent.facts.clocks import ClockReading
-from railscope.agent.recording.format import KINDS, Recording
+from railscope.agent.recording.recording import KINDS, Recording
 from tests.unit.recordings import BEGAN_NS, REALTIME_NS, SECOND_NS, recording, records
 
 NO_LOSSES = Losses(0, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.rank_identity import RankIdentity
 from railscope.agent.facts.snapshot import (
     AgentHealth,
     AttachedProbe,
@@ -38,7 +39,6 @@ from railscope.agent.facts.snapshot import (
     RailQueue,
     RailTcp,
     RankArrivals,
-    RankIdentity,
     RankTimes,
     Snapshot,
     StallTotal,

@@ -27,7 +27,7 @@ from railscope.agent.cluster.fleet.facts import (
 from railscope.agent.cluster.fleet.sequences import Position
 from railscope.agent.cluster.verdict.words import Finding, make_verdict
 from railscope.agent.facts.causes import Cause
-from railscope.agent.facts.snapshot import RankIdentity, identity_of
+from railscope.agent.facts.rank_identity import RankIdentity, rank_identity_from_labels
 from railscope.agent.facts.stall import LastCollectives
 
 NOW: Final = 1_000_000.0
@@ -48,7 +48,7 @@ def stall(cause: str, **more: str) -> Stall:
 
 def identity(comm: str, rank: str, **labels: str) -> RankIdentity:
     """With these labels of its comm_info."""
-    return identity_of(comm, rank, labels, ())
+    return rank_identity_from_labels(comm, rank, labels, ())
 
 
 def _changed(one: Any, **changes: Any) -> Any:

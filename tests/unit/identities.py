@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from railscope.agent.facts.snapshot import CommunicatorFacts
-from railscope.agent.recording.format import RecordedCommunicator
+from railscope.agent.recording.recording import RecordedCommunicator
 
 Told = TypeVar("Told", CommunicatorFacts, RecordedCommunicator)
 

@@ -7,8 +7,15 @@ from dataclasses import replace
 import numpy as np
 
 from railscope.agent.facts.clocks import ClockReading
-from railscope.agent.facts.snapshot import RankIdentity
-from railscope.agent.recording.format import KINDS, Mark, RecordedCommunicator, RecordedRail, RecordedStall, Recording
+from railscope.agent.facts.rank_identity import RankIdentity
+from railscope.agent.recording.recording import (
+    KINDS,
+    Mark,
+    RecordedCommunicator,
+    RecordedRail,
+    RecordedStall,
+    Recording,
+)
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op
 

@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 from railscope.agent.analysis.compare.command import add_compare_arguments, run_compare
-from railscope.agent.analysis.compare.compare import (
+from railscope.agent.analysis.compare.compare import compare_runs, compare_sides
+from railscope.agent.analysis.compare.estimate import compare_with_estimate
+from railscope.agent.analysis.compare.figures import (
     Compared,
     Figure,
     Side,
@@ -25,8 +27,6 @@ from railscope.agent.analysis.compare.compare import (
     compare_values,
     side_of,
 )
-from railscope.agent.analysis.compare.estimate import compare_with_estimate
-from railscope.agent.analysis.compare.figures import compare_runs, compare_sides
 from railscope.agent.analysis.compare.significance import rank_test
 from railscope.agent.analysis.compare.text import as_json_text, as_text, warnings_of
 from railscope.agent.dataset.reader import open_dataset

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.facts.snapshot import RankKey
+from railscope.agent.facts.rank_identity import RankKey
 from railscope.agent.node.stalls.checkpoints import PERIOD_NS, Checkpoints, LastCall
 from railscope.probes.processes.tree import written_bytes
 from tests.unit.stall_world import AFTER_S, COMM_HASH, LOOK_S, MIB, RUNNING, WRITING, Rank, World, steady

@@ -18,7 +18,7 @@ from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.node.daemon.daemon import Daemon
 from railscope.agent.node.daemon.observer import Observer
 from railscope.agent.node.stalls.watchdog import EVALUATION_NS
-from railscope.agent.recording.format import RecordedStall, Recording
+from railscope.agent.recording.recording import RecordedStall, Recording
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.netdev.events import LinkEvents
 from railscope.probes.processes.processes import ProcessIdentity

@@ -21,7 +21,7 @@ from railscope.agent.dataset.schema import TABLES
 from railscope.agent.dataset.writer import read_part
 from railscope.agent.facts.clocks import ClockReading
 from railscope.agent.node.recorder.store import save
-from railscope.agent.recording.format import KINDS, Recording
+from railscope.agent.recording.recording import KINDS, Recording
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import DataType, Op
 from railscope.probes.nccl.records.calls import LifecycleKind

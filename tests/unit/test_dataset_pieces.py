@@ -14,7 +14,7 @@ from railscope.agent.dataset.files import table_files
 from railscope.agent.dataset.reader import open_dataset
 from railscope.agent.dataset.recording_writer import Losses, RecordingWriter
 from railscope.agent.dataset.writer import DatasetWriter
-from railscope.agent.recording.format import Mark
+from railscope.agent.recording.recording import Mark
 from railscope.probes.nccl.records.calls import LifecycleKind
 from tests.unit.dataset_pieces import NO_LOSSES, ROW, piece, read, sequences
 from tests.unit.identities import named

@@ -28,7 +28,7 @@ from railscope.agent.record.dataset_recorder import (
     recorders_config,
 )
 from railscope.agent.record.stream import StreamTotals
-from railscope.agent.recording.format import KINDS
+from railscope.agent.recording.recording import KINDS
 from railscope.probes.clock import SystemClock
 from tests.unit.dataset_pieces import ROW
 from tests.unit.recordings import SECOND_NS, records

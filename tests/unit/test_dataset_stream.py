@@ -18,7 +18,7 @@ from railscope.agent.node.recorder.feed import StreamPiece
 from railscope.agent.node.recorder.flight_recorder import Piece
 from railscope.agent.record.dataset_recorder import describe_losses
 from railscope.agent.record.stream import DatasetStream
-from railscope.agent.recording.format import KINDS
+from railscope.agent.recording.recording import KINDS
 from tests.unit.dataset_pieces import NO_LOSSES, ROW, piece, sequences
 from tests.unit.recordings import stall
 

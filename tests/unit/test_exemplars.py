@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
 from railscope.agent.facts import catalogue
-from railscope.agent.facts.snapshot import UNKNOWN, Exemplar, Histogram, OpHistogram
+from railscope.agent.facts.label_numbers import UNKNOWN
+from railscope.agent.facts.snapshot import Exemplar, Histogram, OpHistogram
 from railscope.agent.node.completion.completion import DURATION_BOUNDS
 from railscope.agent.node.completion.exemplars import Exemplars
 from railscope.exporters.series.family import Family

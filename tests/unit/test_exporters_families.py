@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from railscope.agent.facts import catalogue
+from railscope.agent.facts.rank_identity import RankIdentity
 from railscope.agent.facts.snapshot import (
     AgentHealth,
     CommunicatorFacts,
@@ -16,7 +17,6 @@ from railscope.agent.facts.snapshot import (
     NodeStalls,
     OpHistogram,
     PeerTotal,
-    RankIdentity,
     Snapshot,
 )
 from railscope.agent.facts.stall import LastCollectives

@@ -13,7 +13,7 @@ from railscope.agent.facts.clocks import read_clocks
 from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.facts.snapshot import CommunicatorFacts, NodeCollectives, RailFacts, Snapshot
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
-from railscope.agent.recording.format import KINDS, Recording
+from railscope.agent.recording.recording import KINDS, Recording
 from railscope.probes.clock import ClockError, clock_error
 from railscope.probes.loading.maps import Records
 from railscope.probes.netdev.counters import CounterBlock, CounterReading, CounterShape

@@ -13,6 +13,7 @@ import pytest
 
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.catalogue import METRICS
+from railscope.agent.facts.rank_identity import rank_identity_from_labels
 from railscope.agent.facts.snapshot import (
     AgentHealth,
     CollectiveTotal,
@@ -21,7 +22,6 @@ from railscope.agent.facts.snapshot import (
     NodeCollectives,
     OpHistogram,
     Snapshot,
-    identity_of,
 )
 from railscope.agent.node.daemon.kept_totals import KeptTotals
 from railscope.agent.node.daemon.totals_file import FILE, MOST_BYTES, StateError, decode
@@ -111,7 +111,7 @@ def calls(count: int, op: str = "AllReduce") -> Snapshot:
 
 def rank(pid: int, enqueued: int, completed: int, position: int | None = None) -> Snapshot:
     one = CommunicatorFacts(
-        identity=identity_of("abcd", "0", {"pid": str(pid)}, ()),
+        identity=rank_identity_from_labels("abcd", "0", {"pid": str(pid)}, ()),
         enqueued=enqueued,
         ops=(),
         alive=True,

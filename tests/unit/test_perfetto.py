@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from railscope.agent.facts.clocks import ClockReading
 from railscope.agent.node.recorder.store import save
 from railscope.agent.recording.file import RecordingError
-from railscope.agent.recording.format import RecordedCommunicator, Recording
+from railscope.agent.recording.recording import RecordedCommunicator, Recording
 from railscope.agent.trace.command import run_export
 from railscope.agent.trace.from_recording import RecordingFile, make_timelines
 from railscope.agent.trace.options import add_export_arguments

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.facts.snapshot import UNKNOWN
+from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.node.completion.handed_over import MOST_TRIES, HandedOver, RailBytes, SentRail
 from railscope.agent.node.inspection.questions import Refused
 from railscope.agent.node.targets.jobs import JobFacts

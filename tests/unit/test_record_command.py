@@ -19,7 +19,7 @@ from railscope.agent.dataset.from_recording import write_dataset
 from railscope.agent.node.recorder.store import save
 from railscope.agent.record import command as record
 from railscope.agent.record.command import RecordSettings, run_describe
-from railscope.agent.recording.format import KINDS, Recording
+from railscope.agent.recording.recording import KINDS, Recording
 from railscope.agent.recording.summary import CallsSummary, CompletionsSummary, RailSummary, describe, summarise
 from tests.unit.identities import named
 from tests.unit.recordings import BEGAN_NS, REALTIME_NS, SECOND_NS, recording, records

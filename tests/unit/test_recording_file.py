@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from railscope.agent.facts.clocks import ClockReading
 from railscope.agent.recording.file import HEADER, RecordingError, read_recording, write_recording
-from railscope.agent.recording.format import FORMAT_VERSION, KINDS, Mark, Recording
+from railscope.agent.recording.recording import FORMAT_VERSION, KINDS, Mark, Recording
 from tests.unit.recordings import BEGAN_NS, REALTIME_NS, SECOND_NS, recording
 
 YEAR_NS = 365 * 86_400 * SECOND_NS

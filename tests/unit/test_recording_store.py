@@ -19,7 +19,7 @@ from railscope.agent.node.recorder import store as recording_store
 from railscope.agent.node.recorder.store import RecordingStore, WriteResult, file_name, make_room, save
 from railscope.agent.recording import file as recording_file
 from railscope.agent.recording.file import Sink, read_recording, write_recording
-from railscope.agent.recording.format import Mark, Recording
+from railscope.agent.recording.recording import Mark, Recording
 from tests.unit.recordings import REALTIME_NS, SECOND_NS, recording
 
 Results = list[tuple[str, WriteResult]]

@@ -13,7 +13,7 @@ from railscope.agent.facts.clocks import ClockReading
 from railscope.agent.facts.stall import Diagnosis, Stall
 from railscope.agent.node.recorder.store import RecordingStore, WriteResult
 from railscope.agent.node.recorder.triggers import Recordings, make_recorded_stall, settling_ns
-from railscope.agent.recording.format import RecordedStall, Recording
+from railscope.agent.recording.recording import RecordedStall, Recording
 from tests.unit.recordings import SECOND_NS, recording, stall
 
 

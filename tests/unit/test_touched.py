@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.touched import module_of, touched
 
 USERS = {
-    "railscope.agent.facts.clocks": {"tests.unit.test_clocks", "railscope.agent.recording.format"},
+    "railscope.agent.facts.clocks": {"tests.unit.test_clocks", "railscope.agent.recording.recording"},
     "tests.unit.test_clocks": set[str](),
     "tests.unit.stories": {"tests.unit.test_other"},
 }

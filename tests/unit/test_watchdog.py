@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from railscope.agent.facts.causes import Cause
-from railscope.agent.facts.snapshot import UNKNOWN
+from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.records.calls import CALL_EVENT
 from railscope.probes.processes.owner import ProcessOwner

@@ -57,9 +57,9 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 def run_compare(parsed: Any, out: TextIO) -> int:
     """Print the comparison of two recordings; returns 0, or 2 with one line on standard error."""
     try:
-        from railscope.agent.analysis.compare.compare import read_side
+        from railscope.agent.analysis.compare.compare import compare_runs
         from railscope.agent.analysis.compare.estimate import compare_with_estimate
-        from railscope.agent.analysis.compare.figures import compare_runs
+        from railscope.agent.analysis.compare.figures import read_side
         from railscope.agent.analysis.compare.text import as_json_text, as_text
         from railscope.agent.analysis.tables.datasets_of import as_datasets
         from railscope.agent.analysis.tables.leaf_map import read_leaf_map

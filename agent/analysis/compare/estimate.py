@@ -22,8 +22,8 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Final
 
-from railscope.agent.analysis.compare.compare import Compared, Side, Unit, Value, compare_values
-from railscope.agent.analysis.compare.figures import iteration_value
+from railscope.agent.analysis.compare.compare import iteration_value
+from railscope.agent.analysis.compare.figures import Compared, Side, Unit, Value, compare_values
 from railscope.agent.analysis.pictures.pictures import ROLE_NAMES
 from railscope.agent.estimate.answer import Estimate
 from railscope.agent.model.volumes import stage_volumes

@@ -1,238 +1,280 @@
-"""Computes the figures of one recording that `compare` compares with another's, by row and name."""
+"""Two recordings, or a recording and an estimate, figure by figure (comparison; paper B: TCP against RoCE).
+
+Both sides make the same figures; a figure that one side lacks stays with the other's value.  Counts and bytes are of
+one iteration, so that recordings of different length can be held against each other.  Figures that vary from iteration
+to iteration, or from one stretch of time to the next, are tested for significance (`significance`).
+
+Such a test knows the spread within the two recordings only.  The same job started again, on other machines or in
+another hour, may differ by more; where several recordings of a side are given, each figure is the median of theirs, and
+what is tested is the spread between them.
+
+Against an estimate, A is what was measured and B what was predicted, and each figure has its accuracy
+1 − |predicted − measured| / measured.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from statistics import fmean, median
-from typing import Final
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from railscope.agent.analysis.compare.compare import Compared, Kind, Side, Unit, Value, compare_values, median_values
-from railscope.agent.analysis.facts.options import STRONG, WEAK
-from railscope.agent.analysis.facts.quantities import format_bytes, format_count, format_size_class
-from railscope.agent.analysis.facts.report import Iteration
-from railscope.agent.analysis.pictures.pictures import ROLE_NAMES
-from railscope.agent.analysis.report.scaling import find_scaling, run_of, why_not_comparable
-from railscope.agent.analysis.traffic.sizes import cdf
+from railscope.agent.analysis.compare.significance import LEVEL, ChanceTest, adjusted, mean_test, rank_test
+from railscope.agent.analysis.facts.options import DEFAULT_MEMORY_BYTES, DUCKDB
+from railscope.agent.analysis.facts.report import Composition, OpUse, Report, Traffic
+from railscope.agent.analysis.parallelism.composition import find_composition
+from railscope.agent.analysis.report.report import report_of
+from railscope.agent.analysis.tables.calls import count_calls
+from railscope.agent.analysis.tables.engines import engine
+from railscope.agent.analysis.tables.gpus import find_gpus
+from railscope.agent.analysis.tables.leaf_map import LeafMap
+from railscope.agent.analysis.tables.size_classes import find_size_classes
+from railscope.agent.analysis.timing.iteration_count import count_iterations
+from railscope.agent.analysis.traffic.ops import find_ops
+from railscope.agent.analysis.traffic.traffic import find_traffic
+from railscope.agent.dataset.reader import Dataset, open_dataset
 
-_WITHIN: Final = (
-    "p is computed from the spread within the two recordings; a second start of the same job may differ by more.  "
-    "Give more recordings of a side with --a-again and --b-again: p is then computed from the spread between them."
-)
-_BETWEEN: Final = (
-    "p is computed from the spread between recordings: figures are medians of a side's recordings, and variation "
-    "within a recording is ignored."
-)
-
-
-def compare_sides(a: Side, b: Side) -> Compared:
-    """Compare two recordings figure by figure."""
-    return compare_runs([a], [b])
-
-
-def compare_runs(a: Sequence[Side], b: Sequence[Side]) -> Compared:
-    """Compare one recording or more of each side figure by figure; each side is called as its first one."""
-    sides = [*a, *b]
-    between_runs = len(sides) > 2
-    by_iteration = all(side.iterations is not None for side in sides)
-    kinds = {kind for side in sides for kind in side.latencies}
-    caveats = (
-        [] if by_iteration else ["Iterations were not found on both sides: counts and bytes cover whole recordings."]
-    )
-    for side in sides:
-        if not side.has_calls:
-            caveats.append(f"{side.name}: no call was recorded, so its traffic is unknown.")
-        caveats += [f"{side.name}: {note}" for note in side.notes]
-    values = [[list(values_of(side, kinds, by_iteration=by_iteration)) for side in runs] for runs in (a, b)]
-    first, second = (median_values(runs) if between_runs else runs[0] for runs in values)
-    scaled, why_not = _scaling(a[0], b[0])
-    if why_not:
-        caveats.append(why_not)
-    figures = compare_values(
-        [*first, *(replace(value, value=1.0) for value in scaled)], [*second, *scaled], between_runs=between_runs
-    )
-    tested = any(figure.test is not None for figure in figures)
-    return Compared(
-        a=_name(a),
-        b=_name(b),
-        predicted=False,
-        simulated=any(side.report.simulated for side in sides),
-        figures=figures,
-        notes=(_BETWEEN if between_runs else _WITHIN,) if tested else (),
-        caveats=tuple(dict.fromkeys(caveats)),
-        between_runs=between_runs,
-    )
+Kind = tuple[str, int | None, str]
+"""Operation, payload and source of its times: what operations are like each other."""
+MOST_KINDS: Final = 12
+_STRETCHES: Final = 48
 
 
-def _name(runs: Sequence[Side]) -> str:
-    again = len(runs) - 1
-    return runs[0].name if not again else f"{runs[0].name}, and {format_count(again, 'recording')} more"
+class Unit(Enum):
+    """How a figure is shown."""
+
+    COUNT = "count"
+    BYTES = "bytes"
+    SECONDS = "seconds"
+    RATE = "bytes/s"
+    SHARE = "share"
 
 
-def _scaling(first: Side, second: Side) -> tuple[list[Value], str]:
-    """Of sides with different numbers of GPUs: the second one's scaling factor, or both where nothing tells which.
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One figure of one side."""
 
-    Where they are not one job there is none, and a sentence says why.
+    row: int
+    """Of `measurements`."""
+    name: str
+    unit: Unit
+    value: float | None
+    """None: not known."""
+    samples: NDArray[Any] | None = None
+    """What the figure varies over; None: it is no figure that varies."""
+    payload_bytes: int | None = None
+    """Of operations of one size; other sizes are never paired with it, however alike they print."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of both sides."""
+
+    row: int
+    name: str
+    unit: Unit
+    a: float | None
+    b: float | None
+    test: ChanceTest | None
+    """None: nothing that varies, or too few values."""
+    p: float | None
+    """Of the test, adjusted for all that were tested together."""
+    accuracy: float | None = None
+    """Of B as a prediction of A; None: B is no prediction, or it cannot be told."""
+
+    @property
+    def difference(self) -> float | None:
+        return None if self.a is None or self.b is None else self.b - self.a
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times a figure of side A side B has."""
+        return None if self.a is None or self.b is None or not self.a else self.b / self.a
+
+    @property
+    def significant(self) -> bool | None:
+        """Whether chance explains the difference; None: it was not tested."""
+        return None if self.p is None else self.p < LEVEL
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A recording with what its report does not keep."""
+
+    name: str
+    report: Report
+    iterations: int | None
+    """How many `composition` and `traffic` are of; None: not known, and they are of the whole recording."""
+    ops: tuple[OpUse, ...]
+    composition: Composition
+    traffic: Traffic
+    latencies: Mapping[Kind, NDArray[Any]]
+    """Medians of stretches of time, of the most frequent kinds; seconds."""
+    notes: tuple[str, ...]
+    """What makes figures unsure, one sentence each."""
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether calls were recorded; if not, the job's traffic is unknown and not 0."""
+        return bool(self.ops)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Everything that `railscope compare` shows."""
+
+    a: str
+    b: str
+    predicted: bool
+    """Whether B is an estimate."""
+    simulated: bool
+    figures: tuple[Figure, ...]
+    notes: tuple[str, ...]
+    caveats: tuple[str, ...] = ()
+    """Why the sides are not like with like, or one of them not whole: to be read before any difference."""
+    between_runs: bool = False
+    """Whether figures are tested by the spread between recordings, and not within two of them."""
+
+
+def read_side(folder: Path, name: str, iterations: int | None = None, leaf_map: LeafMap | None = None) -> Side:
+    """One recording of a comparison, which is called `name`; `iterations` is how many it holds, where the user knows.
+
+    Raises:
+        DatasetError: the folder is no dataset.
+        ConfigError: the leaf map lacks a server of the dataset.
     """
-    runs = [run_of(name, side.report) for name, side in (("A", first), ("B", second))]
-    found = find_scaling(runs)
-    if len(found) < 2 or found[0].gpus == found[1].gpus:
-        return [], ""
-    reason = why_not_comparable(*runs)
-    if reason:
-        return [], (
-            f"There is no scaling factor: it is of one job on {runs[0].gpus:,} and on {runs[1].gpus:,} GPUs, and these "
-            f"are not comparable, since {reason}."
-        )
-    factors = ((WEAK, found[1].weak_factor), (STRONG, found[1].strong_factor))
-    doubt = "" if found[1].kind else "if it is "
-    return [
-        Value(14, f"scaling factor, {doubt}{kind} scaling", Unit.SHARE, factor)
-        for kind, factor in factors
-        if found[1].kind in (kind, None)
-    ], ""
+    with engine(DUCKDB, DEFAULT_MEMORY_BYTES) as backend:
+        return side_of(open_dataset([folder], backend), name, iterations, leaf_map)
 
 
-def values_of(side: Side, kinds: set[Kind], *, by_iteration: bool) -> Iterator[Value]:
-    """Every figure of a recording, as comparisons pair them; latency and bandwidth of these kinds of operations."""
-    yield Value(1, "GPUs", Unit.COUNT, len(side.report.gpus))
-    yield Value(1, "servers", Unit.COUNT, len({gpu.server for gpu in side.report.gpus}))
-    times = side.iterations if by_iteration and side.iterations is not None else 1
-    suffix = " an iteration" if by_iteration else ""
-    yield from _pattern(side, times, suffix)
-    yield from _durations(side, kinds)
-    yield from _composition(side, times, suffix)
-    yield from _iterations(side)
-    yield from _bandwidth(side, kinds)
-    yield from _receives(side, times, suffix)
-
-
-def iteration_value(
-    row: int, name: str, unit: Unit, iterations: Sequence[Iteration], get: Callable[[Iteration], float | None]
-) -> Value:
-    """The median of a figure of iterations, with all of its values."""
-    known = [value for value in map(get, iterations) if value is not None]
-    return Value(row, name, unit, median(known) if known else None, np.array(known) if known else None)
-
-
-def _pattern(side: Side, times: int, suffix: str) -> Iterator[Value]:
-    report, traffic = side.report, side.traffic
-    for op in sorted({use.op for use in side.ops}):
-        uses = [use for use in side.ops if use.op == op]
-        yield Value(1, f"{op} calls{suffix}", Unit.COUNT, sum(use.calls for use in uses) / times)
-        yield Value(1, f"{op} payload{suffix}", Unit.BYTES, sum(use.payload_bytes for use in uses) / times)
-    points = cdf(report.sizes)
-    for share, name in ((0.5, "median size of calls"), (0.9, "90 % of calls are at most")):
-        yield Value(2, name, Unit.BYTES, points.quantile_bytes(share))
-    known = side.has_calls
-    total = traffic.pairs.total_bytes
-    yield Value(3, f"wire bytes between GPUs{suffix}", Unit.BYTES, total / times if known else None)
-    yield Value(3, "pairs that talk", Unit.COUNT, len(traffic.pairs) if known else None)
-    yield Value(4, "pairs that talk, of all", Unit.SHARE, traffic.sparsity if known else None)
-    for name, count in (
-        ("wire bytes between servers", traffic.between_servers_wire_bytes),
-        ("wire bytes across rails", traffic.cross_rail_wire_bytes),
-        ("wire bytes over the spine", traffic.spine_wire_bytes),
-    ):
-        yield Value(5, f"{name}{suffix}", Unit.BYTES, count / times if known and count is not None else None)
-
-
-def _durations(side: Side, kinds: set[Kind]) -> Iterator[Value]:
-    shown = _format_sizes(kinds)
-    for row in side.report.latency.rows:
-        kind = (row.op, row.payload_bytes, row.source)
-        if kind in kinds:
-            payload = row.payload_bytes
-            name = (
-                f"{row.op}{'' if payload is None else f' of {_format_class(shown, payload, row.over_bytes)}'} "
-                f"({row.source})"
-            )
-            yield Value(6, f"median {name}", Unit.SECONDS, row.p50_seconds, side.latencies.get(kind), payload)
-            yield Value(6, f"99th percentile of {name}", Unit.SECONDS, row.p99_seconds, payload_bytes=payload)
-    if side.report.latency.rows:
-        yield Value(6, "far slower than usual, or stalled", Unit.COUNT, side.report.latency.anomaly_count)
-
-
-def _composition(side: Side, times: int, suffix: str) -> Iterator[Value]:
-    for role in side.composition.roles:
-        name = ROLE_NAMES.get(role.role, role.role)
-        yield Value(7, f"{name} payload of a rank{suffix}", Unit.BYTES, role.rank_payload_bytes / times)
-
-
-def _iterations(side: Side) -> Iterator[Value]:
-    iterations, regularity = side.report.iterations, side.report.regularity
-    yield iteration_value(9, "period", Unit.SECONDS, iterations, lambda one: one.period_seconds)
-    yield Value(9, "duty cycle", Unit.SHARE, None if regularity is None else regularity.duty_cycle)
-    yield Value(9, "recurrence", Unit.SHARE, None if regularity is None else regularity.recurrence)
-    yield iteration_value(
-        10,
-        "all-to-all (max − min) / mean",
-        Unit.COUNT,
-        iterations,
-        lambda one: None if one.all_to_all is None else one.all_to_all.relative,
+def side_of(dataset: Dataset, name: str, iterations: int | None = None, leaf_map: LeafMap | None = None) -> Side:
+    """As `read_side`, of an open dataset."""
+    report = report_of(dataset, leaf_map)
+    gpus, counted = find_gpus(dataset), count_calls(dataset)
+    whole = count_iterations(dataset, gpus, counted, report.regularity, report.iterations, iterations)
+    usual = Side(
+        name,
+        report,
+        None if whole is None else whole.number,
+        report.ops,
+        report.composition,
+        report.matrix,
+        _latencies(dataset, report),
+        report.losses,
     )
-    yield iteration_value(11, "communication", Unit.SECONDS, iterations, lambda one: one.comm_seconds)
-    yield iteration_value(11, "communication ratio", Unit.SHARE, iterations, lambda one: one.comm_ratio)
-    yield iteration_value(12, "not overlapped", Unit.SECONDS, iterations, lambda one: one.non_overlapped_seconds)
-    yield iteration_value(12, "non-overlapped ratio", Unit.SHARE, iterations, lambda one: one.non_overlapped_ratio)
+    if whole is None or not whole.note:
+        return usual
+    return replace(
+        usual,
+        ops=find_ops(whole.counted),
+        composition=find_composition(dataset, gpus, whole.counted)[0],
+        traffic=find_traffic(dataset, gpus, whole.counted, leaf_map)[0],
+        notes=(whole.note, *report.losses),
+    )
 
 
-def _bandwidth(side: Side, kinds: set[Kind]) -> Iterator[Value]:
-    compared = {(op, payload) for op, payload, _ in kinds}
-    shown = _format_sizes(kinds)
-    for row in side.report.bandwidth:
-        if (row.op, row.payload_bytes) not in compared:
-            continue
-        name = f"{row.op} of {_format_class(shown, row.payload_bytes, row.over_bytes)}"
-        yield Value(
-            13,
-            f"bus bandwidth of {name}",
-            Unit.RATE,
-            row.busbw_bytes_per_second,
-            _rates(side, row.op, row.payload_bytes),
-            row.payload_bytes,
-        )
-        if row.utilisation is not None:
-            part = f"part of the links' rate of {name}"
-            yield Value(13, part, Unit.SHARE, row.utilisation, payload_bytes=row.payload_bytes)
+def median_values(runs: Sequence[Sequence[Value]]) -> list[Value]:
+    """The figures of several recordings of a side: the median, with the value of each recording that knows it."""
+    together: defaultdict[tuple[int, str, int | None], list[Value]] = defaultdict(list)
+    for values in runs:
+        for value in values:
+            together[_key(value)].append(value)
+    medians = []
+    for found in together.values():
+        known = [value.value for value in found if value.value is not None]
+        middle = median(known) if known else None
+        medians.append(replace(found[0], value=middle, samples=np.array(known, dtype=float)))
+    return medians
 
 
-def _rates(side: Side, op: str, payload: int) -> np.ndarray[tuple[int], np.dtype[np.float64]] | None:
-    """Of stretches of time; only their order matters, so bytes a second of the payload will do."""
-    found = [medians for kind, medians in side.latencies.items() if kind[:2] == (op, payload) and len(medians)]
-    if len(found) != 1:
+def compare_values(
+    a: Sequence[Value], b: Sequence[Value], *, predicted: bool = False, between_runs: bool = False
+) -> tuple[Figure, ...]:
+    """Pair figures of the same row, name and size, in A's order, then those that only B has."""
+    others = {_key(value): value for value in b}
+    pairs: list[tuple[Value | None, Value | None]] = [(value, others.pop(_key(value), None)) for value in a]
+    pairs += [(None, value) for value in others.values()]
+    test = mean_test if between_runs else rank_test
+    figures = [_figure(*pair, test, predicted=predicted) for pair in pairs]
+    tested = [place for place, figure in enumerate(figures) if figure.test is not None]
+    surer = adjusted([figures[place].p or 0.0 for place in tested])
+    for place, p in zip(tested, surer, strict=True):
+        figures[place] = replace(figures[place], p=p)
+    return tuple(sorted(figures, key=lambda figure: figure.row))
+
+
+def accuracy(measured: float | None, predicted: float | None) -> float | None:
+    """An estimate's accuracy: 1 − |predicted − measured| / measured; None where one is not known, or 0 was measured."""
+    if measured is None or predicted is None or not measured:
         return None
-    rates: np.ndarray[tuple[int], np.dtype[np.float64]] = payload / np.maximum(found[0], 1e-9)
-    return rates
+    return 1 - abs(predicted - measured) / abs(measured)
 
 
-def _receives(side: Side, times: int, suffix: str) -> Iterator[Value]:
-    receives = side.report.receives
-    if not receives:
-        return
-    yield Value(
-        16, f"transfer of a GPU's receives{suffix}", Unit.SECONDS, fmean(use.active_seconds for use in receives) / times
+def _key(value: Value) -> tuple[int, str, int | None]:
+    return value.row, value.name, value.payload_bytes
+
+
+def _figure(
+    a: Value | None,
+    b: Value | None,
+    tested: Callable[[NDArray[Any], NDArray[Any]], ChanceTest | None],
+    *,
+    predicted: bool,
+) -> Figure:
+    known = a if a is not None else b
+    assert known is not None
+    test = None
+    if a is not None and b is not None and a.samples is not None and b.samples is not None:
+        test = tested(a.samples, b.samples)
+    left, right = (None if one is None else one.value for one in (a, b))
+    return Figure(
+        row=known.row,
+        name=known.name,
+        unit=known.unit,
+        a=left,
+        b=right,
+        test=test,
+        p=None if test is None else test.p,
+        accuracy=accuracy(left, right) if predicted else None,
     )
-    yield Value(
-        16, f"waiting of a GPU's receives{suffix}", Unit.SECONDS, fmean(use.idle_seconds for use in receives) / times
+
+
+def _latencies(dataset: Dataset, report: Report) -> dict[Kind, NDArray[Any]]:
+    """Medians of equal stretches of time, of the most frequent kinds of operations.
+
+    Operations next to each other are alike; stretches are less so, and there are few enough of them to test.
+    """
+    most = sorted(report.latency.rows, key=lambda row: (-row.count, row.op, row.payload_bytes or -1, row.source))
+    kinds = [(row.op, row.payload_bytes, row.source) for row in most[:MOST_KINDS]]
+    if not kinds:
+        return {}
+    operations = dataset["operations"]
+    took = operations["end_ns"] - operations["begin_ns"]
+    timed = operations.filter(took >= 0).select(
+        "begin_ns",
+        op=operations["op"].fill_null(""),
+        payload=find_size_classes(dataset).class_of(operations["op"], operations["payload_bytes"]).fill_null(-1),
+        source=operations["source"].fill_null(""),
+        took_ns=took,
     )
-    ratios = [use.bubble_ratio for use in receives if use.bubble_ratio is not None]
-    yield Value(16, "bubble ratio", Unit.SHARE, fmean(ratios) if ratios else None)
-
-
-def _format_class(shown: Mapping[int, str], payload: int, over: int | None) -> str:
-    """A size, or sizes that are put together."""
-    return shown[payload] if over is None else format_size_class(payload, over)
-
-
-def _format_sizes(kinds: set[Kind]) -> dict[int, str]:
-    """How each size of both sides is shown: to the byte where another one would look the same."""
-    payloads = {payload for _, payload, _ in kinds if payload is not None}
-    alike = Counter(map(format_bytes, payloads))
-    return {
-        payload: format_bytes(payload) if alike[format_bytes(payload)] == 1 else f"{payload:,} B"
-        for payload in payloads
-    }
+    sizes = sorted({-1 if payload is None else payload for _, payload, _ in kinds})
+    timed = timed.filter(timed["payload"].isin(sizes))
+    ends = dataset.rows(timed.aggregate(first=timed["begin_ns"].min(), last=timed["begin_ns"].max()))
+    first, last = (ends[name][0].as_py() for name in ("first", "last"))
+    if first is None:
+        return {}
+    width = (last - first) // _STRETCHES + 1
+    timed = timed.mutate(stretch=(timed["begin_ns"] - first) // width)
+    grouped = timed.group_by("op", "payload", "source", "stretch").agg(median=timed["took_ns"].median())
+    medians: dict[Kind, list[tuple[int, float]]] = {kind: [] for kind in kinds}
+    for row in dataset.rows(grouped).to_pylist():
+        kind = (row["op"], None if row["payload"] < 0 else row["payload"], row["source"])
+        if kind in medians:
+            medians[kind].append((int(row["stretch"]), row["median"] / 1e9))
+    return {kind: np.array([median for _, median in sorted(found)]) for kind, found in medians.items()}

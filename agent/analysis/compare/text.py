@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Final
 
-from railscope.agent.analysis.compare.compare import Compared, Figure, Unit
+from railscope.agent.analysis.compare.figures import Compared, Figure, Unit
 from railscope.agent.analysis.compare.significance import FEWEST
 from railscope.agent.analysis.facts import quantities
 from railscope.agent.analysis.facts.quantities import UNKNOWN

@@ -106,7 +106,7 @@ class Pairs(Columns[PairTraffic]):
         return self._apart(gpus, self.source, places)
 
     def received_apart(self, gpus: int, *places: NDArray[np.int32]) -> NDArray[np.int64]:
-        """The same by receiving GPU."""
+        """Bytes by receiving GPU, of pairs whose GPUs are at different places, of each kind of place."""
         return self._apart(gpus, self.destination, places)
 
     def _apart(self, gpus: int, ends: NDArray[np.int32], places: tuple[NDArray[np.int32], ...]) -> NDArray[np.int64]:

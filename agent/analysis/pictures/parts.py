@@ -123,7 +123,7 @@ def paint_colours() -> tuple[dict[str, str], dict[str, str]]:
 
 
 def translate(part: Part, right: float, down: float) -> Part:
-    """The same part of a picture elsewhere."""
+    """Move a part of a picture, in pixels."""
     if isinstance(part, Line):
         return replace(part, points=tuple((x + right, y + down) for x, y in part.points))
     return replace(part, x=part.x + right, y=part.y + down)

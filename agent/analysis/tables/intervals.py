@@ -47,7 +47,7 @@ class Intervals:
         return self.length_before(to_ns) - self.length_before(from_ns)
 
     def fill_gaps(self, gap_ns: int) -> Intervals:
-        """The same with gaps shorter than `gap_ns` filled."""
+        """These intervals, with gaps shorter than `gap_ns` filled."""
         if not len(self.begin_ns):
             return self
         apart = self.begin_ns[1:] - self.end_ns[:-1] >= gap_ns

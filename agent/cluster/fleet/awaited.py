@@ -16,7 +16,7 @@ from railscope.agent.cluster.fleet.facts import Rank
 from railscope.agent.cluster.fleet.prometheus import Sample
 from railscope.agent.cluster.fleet.scrapes import Scrapes
 from railscope.agent.facts.host_calls import MAKES_FIRST
-from railscope.agent.facts.snapshot import identity_of
+from railscope.agent.facts.rank_identity import rank_identity_from_labels
 
 _JOB: Final = "exported_job"
 """The store's own label `job` is that of the scrape."""
@@ -71,7 +71,7 @@ def _rank(comm: str, number: str, labels: _Labels, scrapes: Scrapes) -> Rank:
     instance = labels.get("instance", "")
     info = {"nranks": labels["world_size"], "pid": labels.get("pid", "")}
     return Rank(
-        identity=identity_of(comm, number, info, (("job", labels[_JOB]), ("world_rank", number))),
+        identity=rank_identity_from_labels(comm, number, info, (("job", labels[_JOB]), ("world_rank", number))),
         host=scrapes.names.get(instance, instance or "unknown"),
         awaited=True,
         scraped=scrapes.scraped.get(instance),

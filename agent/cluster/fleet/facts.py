@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from railscope.agent.cluster.fleet.sequences import Position
-from railscope.agent.facts.snapshot import RankIdentity
+from railscope.agent.facts.rank_identity import RankIdentity
 from railscope.agent.facts.stall import LastCollectives
 
 RECENT_SECONDS: Final = 60.0

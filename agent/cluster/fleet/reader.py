@@ -38,7 +38,7 @@ from railscope.agent.cluster.fleet.stalls import (
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.communicator_names import HASH_DIGITS, describe_ambiguity
 from railscope.agent.facts.label_numbers import parse_number
-from railscope.agent.facts.snapshot import identity_of
+from railscope.agent.facts.rank_identity import rank_identity_from_labels
 from railscope.agent.facts.stall import LastCollectives, parse_shapes
 
 _LABELS_OF_JOB: Final = {"job": "exported_job", "world_rank": "world_rank", "user": "user"}
@@ -246,7 +246,7 @@ def _ranks(
             continue  # it moved to another host, or is scraped twice
         ranks.append(
             Rank(
-                identity=identity_of(comm, rank, labels, job),
+                identity=rank_identity_from_labels(comm, rank, labels, job),
                 host=scrapes.names.get(instance, instance or "unknown"),
                 present=present,
                 # One that is seen may be a later job's, where jobs fix NCCL's id.

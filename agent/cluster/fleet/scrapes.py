@@ -47,7 +47,7 @@ class Scrapes:
 
     @property
     def spacing_seconds(self) -> float:
-        """The same; what is usual for Prometheus where it is not known."""
+        """Seconds from scrape to scrape; what is usual for Prometheus where it is not known."""
         return self.interval_seconds or 15.0
 
     def promql_range(self, scrapes: float) -> str:

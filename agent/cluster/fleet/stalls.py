@@ -18,7 +18,7 @@ from railscope.agent.cluster.fleet.scrapes import MOST_POINTS, Asker, Scrapes
 from railscope.agent.cluster.fleet.sequences import StoredRankKey, stored_rank_key
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.causes import ONLY_WAITS, tier_of
-from railscope.agent.facts.snapshot import UNKNOWN
+from railscope.agent.facts.label_numbers import UNKNOWN
 
 _GAP: Final = 1.5
 """Scrape intervals: where the next one did not show it, the stall had ended in between."""

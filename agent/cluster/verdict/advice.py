@@ -15,7 +15,7 @@ from railscope.agent.cluster.fleet.facts import Rail, Rank
 from railscope.agent.cluster.verdict.culprits import Culprit
 from railscope.agent.cluster.verdict.verdict import StalledCommunicator
 from railscope.agent.facts.causes import CAUSES, About, Cause, CauseFacts, StepFacts, Where, facts_of
-from railscope.agent.facts.snapshot import UNKNOWN
+from railscope.agent.facts.label_numbers import UNKNOWN
 
 _MOST_SUBJECTS: Final = 2
 _BEFORE_SECONDS: Final = 120.0

@@ -21,7 +21,7 @@ from railscope.agent.cluster.fleet.facts import Fleet, Rail, Rank
 from railscope.agent.facts.causes import HELD, OF_A_PROCESS, ONLY_WAITS, RAIL_CAUSES, Cause, Tier, tier_of
 from railscope.agent.facts.host_calls import MAKES_FIRST, OF_SOME
 from railscope.agent.facts.label_numbers import parse_number
-from railscope.agent.facts.snapshot import identity_of
+from railscope.agent.facts.rank_identity import rank_identity_from_labels
 from railscope.agent.facts.stall import Disagreement, find_disagreement
 
 _SETTLED_SECONDS: Final = 1.0
@@ -217,7 +217,7 @@ def _left(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:
 
 def _unseen(comm: str, number: str) -> Rank:
     """A rank that no host tells of."""
-    return Rank(identity_of(comm, number, {}, ()), host="", present=False)
+    return Rank(rank_identity_from_labels(comm, number, {}, ()), host="", present=False)
 
 
 def _blamed_by(rank: Rank, by_number: Mapping[str, Rank]) -> Rank | None:

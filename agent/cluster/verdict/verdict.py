@@ -24,7 +24,7 @@ from railscope.agent.cluster.verdict.culprits import (
     stall_start,
 )
 from railscope.agent.facts.causes import HELD, Cause, Tier
-from railscope.agent.facts.snapshot import UNKNOWN
+from railscope.agent.facts.label_numbers import UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from railscope.agent.facts.snapshot import UNKNOWN
+from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.stall import Disagreement, LastCollectives, find_disagreement
 from railscope.agent.node.collectives.communicators import Communicator
 from railscope.probes.loading.bpf_syscall import KernelRefusal

@@ -1,9 +1,9 @@
 """Exact counts of calls and payload, from the kernel's table.
 
-The BPF programs count by (process, communicator, op, data type, size bucket, peer).  Rows that no call adds to any more
-are taken out of the table, so that it stays small, and kept by who takes them (agent/node/collectives/node_totals.py
-for the node, agent/node/collectives/ended.py for the communicator).  The table is read once for everything that ends at
-one time.
+The BPF programs count by (process, communicator, op, data type, size bucket, peer).  Rows that no call adds to any
+more are taken out of the table, so that it stays small, and kept by who takes them
+(agent/node/collectives/node_totals.py for the node, agent/node/collectives/communicator_facts.py for the
+communicator).  The table is read once for everything that ends at one time.
 """
 
 from __future__ import annotations

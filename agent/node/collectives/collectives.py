@@ -1,8 +1,8 @@
 """Turns the kernel's tables into the communicators and calls of running processes.
 
 What has ended leaves the kernel's tables at the next tick, all with one reading, and is kept as totals of the node
-(agent/node/collectives/node_totals.py, agent/node/collectives/expected_bytes.py) and of its communicator
-(agent/node/collectives/ended.py).
+(agent/node/collectives/node_totals.py, agent/node/collectives/expected_wire.py) and of its communicator
+(agent/node/collectives/communicator_facts.py).
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
-from railscope.agent.facts.snapshot import UNKNOWN, NodeCollectives, NodeCompletion, NodeTimes, RankKey
+from railscope.agent.facts.label_numbers import UNKNOWN
+from railscope.agent.facts.rank_identity import RankKey
+from railscope.agent.facts.snapshot import NodeCollectives, NodeCompletion, NodeTimes
 from railscope.agent.facts.stall import Disagreement, LastCollectives
 from railscope.agent.model.expected import ExpectedBytes
 from railscope.agent.node.collectives.agreement import Agreement
 from railscope.agent.node.collectives.call_counts import CallCount
+from railscope.agent.node.collectives.communicator_facts import CommunicatorHistory
 from railscope.agent.node.collectives.communicators import Communicator, Communicators, format_label
-from railscope.agent.node.collectives.ended import CommunicatorHistory
 from railscope.agent.node.collectives.events import CommEvents, StoredErrors
-from railscope.agent.node.collectives.expected_bytes import ExpectedWire
+from railscope.agent.node.collectives.expected_wire import ExpectedWire
 from railscope.agent.node.collectives.kernel_readings import CountingPrograms, KernelReadings
 from railscope.agent.node.collectives.name_claims import NameClaims
 from railscope.agent.node.collectives.node_totals import NodeTotals

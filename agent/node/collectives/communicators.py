@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from railscope.agent.facts.snapshot import UNKNOWN
+from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.model.edge_share import Placement, placement_of
 from railscope.agent.node.collectives.call_counts import Table
 from railscope.agent.node.collectives.events import error_name

@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
 
-from railscope.agent.facts.snapshot import UNKNOWN, CollectiveTotal, Histogram, OpHistogram
+from railscope.agent.facts.label_numbers import UNKNOWN
+from railscope.agent.facts.snapshot import CollectiveTotal, Histogram, OpHistogram
 from railscope.agent.node.collectives.call_counts import CallCount
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import data_type_name, op_name

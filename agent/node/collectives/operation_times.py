@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from railscope.agent.facts.snapshot import UNKNOWN, CompletedTotal, RankTimes
+from railscope.agent.facts.label_numbers import UNKNOWN
+from railscope.agent.facts.snapshot import CompletedTotal, RankTimes
 from railscope.agent.model.bus_factor import bus_factor
 from railscope.agent.node.collectives.communicators import Communicator, format_label
 from railscope.probes.loading.maps import Records

@@ -78,7 +78,7 @@ class Reckoning:
         self.settled = True
 
     def skip_sample(self, calls: int) -> None:
-        """It was in the middle of a call, or cannot be read."""
+        """Take no look at NCCL's count of a communicator: a call was under way, or it cannot be read."""
         self.calls, self.settled = calls, False
 
     def position(self, enqueued: int) -> int | None:

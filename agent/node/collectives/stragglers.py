@@ -17,7 +17,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from railscope.agent.facts.snapshot import UNKNOWN, RankArrivals
+from railscope.agent.facts.label_numbers import UNKNOWN
+from railscope.agent.facts.snapshot import RankArrivals
 from railscope.agent.node.collectives.communicators import Communicator, format_label
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op

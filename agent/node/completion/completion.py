@@ -12,14 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from railscope.agent.facts.snapshot import (
-    UNKNOWN,
-    CommunicatorFacts,
-    Histogram,
-    LaunchTotal,
-    NodeCompletion,
-    OpHistogram,
-)
+from railscope.agent.facts.label_numbers import UNKNOWN
+from railscope.agent.facts.snapshot import CommunicatorFacts, Histogram, LaunchTotal, NodeCompletion, OpHistogram
 from railscope.agent.node.completion.cuda import CudaCompletion, CudaLibrary
 from railscope.agent.node.completion.exemplars import Exemplars
 from railscope.agent.node.completion.handed_over import RailBytes

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from railscope.agent.facts.snapshot import UNKNOWN
+from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.node.inspection.questions import NotYet, Refused
 from railscope.agent.node.targets.processes import ProcessOf
 from railscope.probes.nccl.memory.net_devices import NetDevice

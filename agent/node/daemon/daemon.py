@@ -45,7 +45,7 @@ from railscope.agent.node.overhead.control import LevelControl
 from railscope.agent.node.recorder.feed import RecorderFeed, Stream, make_recorder
 from railscope.agent.node.recorder.store import RecordingStore
 from railscope.agent.node.recorder.triggers import Recordings, settling_ns
-from railscope.agent.recording.format import RecordedStall, Recording
+from railscope.agent.recording.recording import RecordedStall, Recording
 from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.web.http import MetricsServer, ServerSettings

@@ -164,7 +164,10 @@ class Hardware:
         return self.rails.update(self._relate_rdma(expected, handed), handed)
 
     def correlate(self, expected: list[ExpectedBytes], handed_over: Callable[[], HandedBytes]) -> None:
-        """The same between two ticks.  `handed_over` is asked after connections were: none seems to carry more."""
+        """Correlate bytes of rails between two ticks, too.
+
+        `handed_over` is asked after connections were: none seems to carry more.
+        """
         if self._ethernet is not None:
             self.rails.set_ethernet(self._ethernet.facts())
         handed = handed_over()

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from railscope.agent.facts.snapshot import RankKey, Snapshot
+from railscope.agent.facts.rank_identity import RankKey
+from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.node.daemon.totals_file import Saved, TotalsFolder, UnreadableTotalsError, encode
 from railscope.exporters.series.earlier import EarlierTotals, RankPids, rank_pids
 from railscope.exporters.series.family import Family

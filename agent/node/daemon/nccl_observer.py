@@ -18,16 +18,10 @@ from typing import Final
 
 from railscope.agent.config.options import Config
 from railscope.agent.config.unmatched import pids_without_nccl
+from railscope.agent.facts.label_numbers import UNKNOWN
+from railscope.agent.facts.rank_identity import RankKey
 from railscope.agent.facts.remarks import Remark, Troubles
-from railscope.agent.facts.snapshot import (
-    UNKNOWN,
-    AttachedProbe,
-    CollectorResult,
-    NodeCollectives,
-    NodeStalls,
-    ProbeHealth,
-    RankKey,
-)
+from railscope.agent.facts.snapshot import AttachedProbe, CollectorResult, NodeCollectives, NodeStalls, ProbeHealth
 from railscope.agent.facts.stall import Stall
 from railscope.agent.node.attribution.evidence import NOT_OBSERVED, HandedBytes
 from railscope.agent.node.collectives.collectives import Collectives

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from railscope.agent.facts.snapshot import UNKNOWN, GpuFacts, NvlinkFacts
+from railscope.agent.facts.label_numbers import UNKNOWN
+from railscope.agent.facts.snapshot import GpuFacts, NvlinkFacts
 from railscope.agent.node.sampling.utilization import Utilization
 from railscope.probes.clock import Clock
 from railscope.probes.nvlink.links import GpuLinks, GpuReading, LinkReading, refresh_seconds

@@ -28,7 +28,7 @@ from itertools import count
 from typing import Final
 
 from railscope.agent.config.rail_patterns import RailPattern
-from railscope.agent.facts.snapshot import UNKNOWN
+from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.node.rails.selection import RdmaPorts, RdmaRail, natural_order
 from railscope.probes.rdma.inventory import RdmaPort
 from railscope.probes.topology.ib_hca import HcaList

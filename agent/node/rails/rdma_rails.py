@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from railscope.agent.config.rail_patterns import RailPattern
-from railscope.agent.facts.snapshot import UNKNOWN, CollectorResult, Histogram, RailFacts
+from railscope.agent.facts.label_numbers import UNKNOWN
+from railscope.agent.facts.snapshot import CollectorResult, Histogram, RailFacts
 from railscope.agent.model.expected import ExpectedBytes, WireTotals
 from railscope.agent.node.attribution.evidence import (
     NOT_OBSERVED,

@@ -37,8 +37,9 @@ from types import MappingProxyType
 from typing import Final
 
 from railscope.agent.config.rail_patterns import RailPattern
+from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.rail_decision import RailDecision
-from railscope.agent.facts.snapshot import UNKNOWN, Histogram, RailFacts, RailLedger
+from railscope.agent.facts.snapshot import Histogram, RailFacts, RailLedger
 from railscope.agent.node.rails.ethernet_facts import RailEthernet, pci_stalled
 from railscope.agent.node.sampling.state import DeviceTotals
 from railscope.agent.node.sampling.totals import RATE_BOUNDS

@@ -17,7 +17,7 @@ from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder, Piece
 from railscope.agent.node.recorder.triggers import make_recorded_stall
-from railscope.agent.recording.format import RecordedStall, Recording
+from railscope.agent.recording.recording import RecordedStall, Recording
 from railscope.probes.clock import Clock
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.maps import Records

@@ -22,7 +22,7 @@ from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.facts.snapshot import CommunicatorFacts, RailFacts, Snapshot
 from railscope.agent.node.recorder.rail_samples import SampledRails
 from railscope.agent.node.recorder.ring import RecordRing
-from railscope.agent.recording.format import (
+from railscope.agent.recording.recording import (
     KINDS,
     LINK_EVENT,
     UNKNOWN_CARRIER,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from railscope.agent.recording.format import RAIL_SAMPLE
+from railscope.agent.recording.recording import RAIL_SAMPLE
 from railscope.probes.loading.maps import Records
 from railscope.probes.netdev.counters import CounterBlock, CounterReading
 

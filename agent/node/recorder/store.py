@@ -24,7 +24,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from railscope.agent.recording.format import STALL, Recording
+from railscope.agent.recording.recording import STALL, Recording
 
 _log = logging.getLogger("railscope.recordings")
 

@@ -20,7 +20,7 @@ from typing import Final
 from railscope.agent.facts.clocks import ClockReading, read_clocks
 from railscope.agent.facts.stall import Stall
 from railscope.agent.node.recorder.store import RecordingStore, WriteResult
-from railscope.agent.recording.format import SIGNAL, STALL, RecordedStall, Recording
+from railscope.agent.recording.recording import SIGNAL, STALL, RecordedStall, Recording
 from railscope.probes.clock import Clock
 
 _log = logging.getLogger("railscope.recordings")

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from railscope.agent.facts.causes import HELD, RAIL_CAUSES, Cause
-from railscope.agent.facts.snapshot import UNKNOWN
+from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.stall import Diagnosis, InFlight, Stall
 from railscope.agent.node.stalls.evidence import Evidence, RailSigns, RankFacts
 from railscope.agent.node.stalls.root_cause import find_root_cause

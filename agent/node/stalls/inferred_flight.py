@@ -19,7 +19,7 @@ from enum import IntEnum
 from heapq import nsmallest
 from typing import Final, NamedTuple
 
-from railscope.agent.facts.snapshot import UNKNOWN
+from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.stall import InFlight, OwnHistory
 from railscope.agent.node.inspection.questions import NotYet, Refused
 from railscope.agent.node.stalls.evidence import ProcessFacts, RailSigns, RankFacts

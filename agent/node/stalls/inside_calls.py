@@ -26,8 +26,7 @@ import numpy as np
 
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.host_calls import CALL_NAMES
-from railscope.agent.facts.label_numbers import parse_number
-from railscope.agent.facts.snapshot import UNKNOWN
+from railscope.agent.facts.label_numbers import UNKNOWN, parse_number
 from railscope.agent.facts.stall import Diagnosis, Stall
 from railscope.agent.node.collectives.communicators import Communicator, format_label
 from railscope.agent.node.stalls.detector import Changes

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from railscope.agent.facts.snapshot import UNKNOWN
+from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.stall import InFlight, OwnHistory
 from railscope.agent.node.collectives.call_counts import Table
 from railscope.agent.node.collectives.communicators import Communicator

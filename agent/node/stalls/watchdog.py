@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Final
 
 from railscope.agent.facts.clocks import read_clocks
-from railscope.agent.facts.label_numbers import parse_number
+from railscope.agent.facts.label_numbers import UNKNOWN, parse_number
+from railscope.agent.facts.rank_identity import RankKey
 from railscope.agent.facts.rank_process import describe_process
-from railscope.agent.facts.snapshot import UNKNOWN, CommunicatorStall, NodeStalls, NodeTimes, RankKey, StallTotal
+from railscope.agent.facts.snapshot import CommunicatorStall, NodeStalls, NodeTimes, StallTotal
 from railscope.agent.facts.stall import Diagnosis, Disagreement, InFlight, ProcessStack, Stall, rail_name
 from railscope.agent.node.collectives.call_counts import Table
 from railscope.agent.node.collectives.stragglers import Stragglers

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from railscope.agent.facts.snapshot import Labels
+from railscope.agent.facts.rank_identity import Labels
 from railscope.probes.printable import printable
 
 _LONGEST: Final = 128

@@ -23,7 +23,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from railscope.agent.facts.snapshot import UNKNOWN, AttachedProbe
+from railscope.agent.facts.label_numbers import UNKNOWN
+from railscope.agent.facts.snapshot import AttachedProbe
 from railscope.agent.node.inspection.inspection import Inspection
 from railscope.agent.node.inspection.pages import load_pages
 from railscope.agent.node.inspection.questions import NotYet, Refused

@@ -36,7 +36,7 @@ class ProbePoints:
         return (*self.calls, *self.calls_entry_only, *self.inits, *self.ends, *self.followed)
 
     def numbered(self, library: int) -> ProbePoints:
-        """The same for a library of this number; these are for number 0."""
+        """The probe points with another library's number in their cookies; these have 0."""
 
         def all_of(points: tuple[ProbePoint, ...]) -> tuple[ProbePoint, ...]:
             return tuple(replace(point, cookie=point.cookie | library << 32) for point in points)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from railscope.agent.facts.clocks import ClockReading
-from railscope.agent.facts.snapshot import RankIdentity
+from railscope.agent.facts.rank_identity import RankIdentity
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.records.calls import CALL_EVENT, LIFECYCLE_EVENT, LifecycleKind
 from railscope.probes.nccl.records.internals import COMPLETION_EVENT, CONNECTION, OPERATION

@@ -11,7 +11,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from railscope.agent.facts.snapshot import UNKNOWN, CommunicatorFacts, OpTotal, RankIdentity
+from railscope.agent.facts.label_numbers import UNKNOWN
+from railscope.agent.facts.rank_identity import RankIdentity
+from railscope.agent.facts.snapshot import CommunicatorFacts, OpTotal
 from railscope.agent.node.collectives.call_counts import CallCount
 from railscope.agent.node.collectives.communicators import Communicator, format_label
 from railscope.agent.node.completion.completion import CommunicatorProgress
