@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -22,6 +22,8 @@ from typing import Final
 from railscope.probes.processes.state import MOST_THREADS
 
 MOST_DESCENDANTS: Final = 64
+MOST_FILES: Final = 1024
+"""Of threads, in which a look finds the descendants of one process: some 7 ms."""
 _LIST_BYTES: Final = 4096
 _IO_BYTES: Final = 512
 
@@ -101,21 +103,26 @@ def written_bytes(procfs: Path, pid: int) -> int | None:
 
 
 def descendants(procfs: Path, pid: int) -> list[int]:
-    """Pids of the processes that a process has made and these have, of at most `MOST_DESCENDANTS`, nearest first."""
+    """Pids of the processes that a process has made and these have, nearest first.
+
+    At most `MOST_DESCENDANTS`, and those that `MOST_FILES` of their threads tell of.
+    """
     found: dict[int, None] = {}
     ahead = deque([pid])
+    files = iter(range(MOST_FILES))
     while ahead and len(found) < MOST_DESCENDANTS:
-        for child in _children(procfs, ahead.popleft()):
+        for child in _children(procfs, ahead.popleft(), files):
             if child not in found and len(found) < MOST_DESCENDANTS:
                 found[child] = None
                 ahead.append(child)
     return list(found)
 
 
-def _children(procfs: Path, pid: int) -> list[int]:
+def _children(procfs: Path, pid: int, files: Iterator[int]) -> list[int]:
+    """`files`: one for each that may still be read."""
     found = []
     with contextlib.suppress(OSError), os.scandir(f"{procfs}/{pid}/task") as tasks:
-        for task in islice(tasks, MOST_THREADS):
+        for task, _ in zip(islice(tasks, MOST_THREADS), files, strict=False):
             with contextlib.suppress(OSError, ValueError):
                 found += [int(word) for word in _read(f"{task.path}/children", _LIST_BYTES).split()]
     return found

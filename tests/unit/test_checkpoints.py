@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from railscope.agent.facts.rank_identity import RankKey
-from railscope.agent.node.stalls.checkpoints import PERIOD_NS, Checkpoints, LastCall
+from railscope.agent.node.stalls.checkpoints import MOST_ASKED, MOST_CLOSELY, PERIOD_NS, Checkpoints, LastCall
 from railscope.probes.processes.tree import written_bytes
 from tests.unit.stall_world import AFTER_S, COMM_HASH, LOOK_S, MIB, RUNNING, WRITING, Rank, World, steady
 
@@ -153,6 +153,27 @@ def test_an_idle_process_is_not_asked() -> None:
     for look in range(40):
         asked(writers, 2000 + look, {1: 999 * PERIOD_NS})
     assert questions == []
+
+
+def test_one_tenants_thousands_of_silent_processes_take_no_turn_of_anothers() -> None:
+    ours, last_calls = {1, 2}, dict.fromkeys(range(1, 3000), 1000 * PERIOD_NS)
+    looks: list[tuple[int, bool]] = []
+
+    def written(pid: int, *, closely: bool) -> int:
+        looks.append((pid, closely))
+        return 0
+
+    writers = Checkpoints(written, PERIOD_NS, 30 * PERIOD_NS, lambda pid: pid in ours)
+    every: set[int] = set()
+    for second in range(5, 25):
+        looks.clear()
+        asked(writers, 1000 + second, last_calls)
+        assert len(looks) <= MOST_ASKED + MOST_CLOSELY
+        assert sum(closely for _, closely in looks) <= MOST_CLOSELY
+        assert ours <= {pid for pid, _ in looks}
+        assert second > 5 or ours <= {pid for pid, closely in looks if closely}
+        every |= {pid for pid, _ in looks}
+    assert len(every) == len(last_calls), "each has its turn"
 
 
 def test_where_nobody_looks_any_more_nobody_is_said_to_write() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from railscope.probes.processes.tree import ProcessTrees, descendants
+from railscope.probes.processes.tree import MOST_FILES, ProcessTrees, descendants
 
 PROC = Path("/proc")
 MIB = 1 << 20
@@ -106,3 +106,15 @@ def test_descendants_are_looked_for_below_those_that_are_found_and_no_more_than_
     made_up(tmp_path, 5, 0, *range(100, 300))
     assert len(descendants(tmp_path, 5)) == 64
     assert descendants(tmp_path, 99) == []
+
+
+def test_a_look_for_descendants_reads_so_many_files_whatever_threads_the_tree_has(tmp_path: Path) -> None:
+    # A chain in which each process has so many threads, the last of which made the next one.
+    threads, length = 300, 20
+    for pid in range(1, length):
+        for tid in range(threads):
+            folder = tmp_path / str(pid) / "task" / f"{pid}{tid:03}"
+            folder.mkdir(parents=True)
+            (folder / "children").write_text(f"{pid + 1} ")
+    found = descendants(tmp_path, 1)
+    assert found == list(range(2, 2 + -(-MOST_FILES // threads)))

@@ -6,11 +6,15 @@ once a second: what it and its descendants wrote to files, in memory ones too (p
 the longer it is silent, new descendants are looked for, and what was sent to services, as to storage, is asked for
 (probes/netdev/connection_state.py).  Who
 pauses where it wrote the last times counts as writing (agent/node/stalls/pauses.py).
+
+A tenant may have thousands of silent processes, each with a tree of its own: so many are asked at a time, and so many
+looked at closely, and tenants take turns, each with those first that have waited longest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
@@ -26,6 +30,10 @@ _CLOSELY_AFTER_NS: Final = 3_000_000_000
 """Of silence: it takes a file of every thread, and all connections of a network namespace."""
 _CLOSELY_PART: Final = 10
 """Of the silence so far, until the next close look."""
+MOST_ASKED: Final = 256
+"""At a time, with their descendants: a millisecond each at worst."""
+MOST_CLOSELY: Final = 8
+"""At a time: some 7 ms each at worst (probes/processes/tree.py)."""
 
 
 class LastCall(NamedTuple):
@@ -52,6 +60,7 @@ class _Silence:
     call_ns: int
     written_bytes: int
     """Since it began, when it was asked last."""
+    asked_ns: int
     close_ns: int
     """When it was last looked at closely, or when its silence began."""
     wrote_ns: int | None = None
@@ -61,9 +70,19 @@ class _Silence:
 class Checkpoints:
     """Not thread-safe: the daemon's lock guards it."""
 
-    def __init__(self, written: Written, silence_ns: int, excuse_ns: int) -> None:
-        """A process is silent after `silence_ns` without a call; who wrote counts as writing for `excuse_ns`."""
+    def __init__(
+        self,
+        written: Written,
+        silence_ns: int,
+        excuse_ns: int,
+        tenant_of: Callable[[int], Hashable] = lambda _pid: None,
+    ) -> None:
+        """A process is silent after `silence_ns` without a call; who wrote counts as writing for `excuse_ns`.
+
+        `tenant_of`: by pid, whose turn it takes.
+        """
         self._written = written
+        self._tenant_of = tenant_of
         self._silence_ns = silence_ns
         self._excuse_ns = excuse_ns
         self._looked_ns = 0
@@ -80,25 +99,45 @@ class Checkpoints:
         self._looked_ns = now_ns
         self._pauses.keep(last_calls.keys())
         silent = {}
+        waiting, due = {}, {}
         for pid, (call_ns, calls) in last_calls.items():
             self._pauses.update(now_ns, pid, call_ns, calls)
             before = self._silent.get(pid)
             if before is not None and before.call_ns != call_ns:
                 before = None
-            wrote_ns = None if before is None else before.wrote_ns
             quiet_ns = now_ns - call_ns
-            if quiet_ns < self._silence_ns or (quiet_ns > _IDLE_NS and wrote_ns is None):
+            if quiet_ns < self._silence_ns or (quiet_ns > _IDLE_NS and (before is None or before.wrote_ns is None)):
                 continue
+            waiting[pid] = call_ns if before is None else before.asked_ns
             close_ns = call_ns if before is None else before.close_ns
-            closely = quiet_ns >= _CLOSELY_AFTER_NS and now_ns - close_ns >= quiet_ns // _CLOSELY_PART
-            written_bytes = self._written(pid, closely=closely)
+            if quiet_ns >= _CLOSELY_AFTER_NS and now_ns - close_ns >= quiet_ns // _CLOSELY_PART:
+                due[pid] = close_ns
+            if before is not None:
+                silent[pid] = before
+        closely = frozenset(self._in_turn(due)[:MOST_CLOSELY])
+        for pid in {*closely, *self._in_turn(waiting)[:MOST_ASKED]}:
+            written_bytes = self._written(pid, closely=pid in closely)
+            before = silent.pop(pid, None)
             if written_bytes is None:
                 continue
+            call_ns = last_calls[pid].time_ns
+            wrote_ns = None if before is None else before.wrote_ns
             if before is not None and written_bytes - before.written_bytes >= LEAST_WRITTEN_BYTES:
                 wrote_ns = now_ns
                 self._pauses.record_writing(pid)
-            silent[pid] = _Silence(call_ns, written_bytes, now_ns if closely else close_ns, wrote_ns)
+            close_ns = now_ns if pid in closely else call_ns if before is None else before.close_ns
+            silent[pid] = _Silence(call_ns, written_bytes, now_ns, close_ns, wrote_ns)
         self._silent = silent
+
+    def _in_turn(self, since_ns: Mapping[int, int]) -> list[int]:
+        """Pids, tenants in turns: of each those first that have waited longest, since when by pid."""
+        turns = Counter[Hashable]()
+        order = []
+        for pid in sorted(since_ns, key=lambda one: since_ns[one]):
+            tenant = self._tenant_of(pid)
+            order.append((turns[tenant], since_ns[pid], pid))
+            turns[tenant] += 1
+        return [pid for _, _, pid in sorted(order)]
 
     def forget(self, pid: int) -> None:
         """A process has ended."""

@@ -92,7 +92,7 @@ class Watchdog:
         self._stacks = stacks
         self._stragglers = Stragglers()
         self._deaths = Deaths()
-        self._checkpoints = Checkpoints(self._written_bytes, limits.suspicion_ns(), limits.after_ns)
+        self._checkpoints = Checkpoints(self._written_bytes, limits.suspicion_ns(), limits.after_ns, self._tenant)
         self._resting: frozenset[int] = frozenset()
         """Instances that were looked at closely last: suspected, or without a call for a second and more."""
         self._come_to_rest = False
@@ -469,6 +469,10 @@ class Watchdog:
     def _written_bytes(self, pid: int, *, closely: bool) -> int | None:
         process = self._known.process(pid)
         return self._inspector.written_bytes(process, closely=closely) if process is not None else None
+
+    def _tenant(self, pid: int) -> Tenant | None:
+        process = self._known.process(pid)
+        return process.tenant if process is not None else None
 
     def _process(self, process: ObservedProcess) -> ProcessFacts:
         pid = process.identity.pid
