@@ -11,7 +11,9 @@ import pytest
 
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.stall import Stall
+from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.stalls.inside_calls import MOST_OF_A_PROCESS, MOST_OF_A_USER
+from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.nccl.comm_hash import comm_hash, two_lane_hash
 from railscope.probes.nccl.records.calls import LifecycleKind
 from tests.unit.stall_world import AFTER_S, COMM_HASH, LOOKS_A_SECOND, RUNNING, STOPPED, World
@@ -74,6 +76,41 @@ def test_where_nccls_name_is_not_known_the_unique_id_names_the_communicator_on_a
     first, second = world.watch.current
     assert first.comm == second.comm == f"id-{two_lane_hash(ID.tobytes()):016x}"
     assert (first.rank, second.rank, second.nranks) == ("0", "1", "3")
+
+
+def test_whoever_says_anothers_unique_id_later_takes_neither_its_name_nor_its_stall(tmp_path: Path) -> None:
+    # The second sorts first by user; the name of the first is known from /metrics, and ids that give it can be made.
+    world = a_world(tmp_path)
+    name = f"id-{two_lane_hash(ID.tobytes()):016x}"
+    for pid, uid in ((5001, 1001), (5002, 1000)):
+        live(tmp_path, pid, pid)
+        calls(world, pid, LifecycleKind.INIT, pid=pid, uid=uid, nranks=2, rank=0, has_unique_id=1, unique_id=ID)
+        world.step(LOOKS_A_SECOND)
+    world.step(TOO_LONG)
+    assert [(one.comm, one.pid) for one in world.watch.current] == [(name, 5001), (f"{name}~5002", 5002)]
+    world.step(TOO_LONG)
+    assert [(one.comm, one.pid) for one in world.watch.current] == [(name, 5001), (f"{name}~5002", 5002)]
+
+
+def test_another_user_takes_no_rank_of_the_first_users_communicator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = a_world(tmp_path, ranks=2)
+    processes = world.watch._inside._known.process  # type: ignore[union-attr]
+    pids = [rank.pid for rank in world.ranks]
+
+    def process(pid: int) -> ObservedProcess | None:
+        found = processes(pid)
+        return None if found is None else replace(found, tenant=Tenant(1000 + pids.index(pid)))
+
+    monkeypatch.setattr(world.watch._inside._known, "process", process)  # type: ignore[union-attr]
+    for rank, pid in enumerate(pids):
+        live(tmp_path, pid, pid)
+        calls(world, pid, LifecycleKind.INIT, pid=pid, nranks=2, rank=rank, has_unique_id=1, unique_id=ID)
+        world.step(LOOKS_A_SECOND)
+    world.step(TOO_LONG)
+    name = f"{comm_hash(ID.tobytes(), '2.27.3'):016x}"
+    assert [one.comm for one in world.watch.current] == [name, f"{name}~{pids[1]}"]
 
 
 def test_a_call_that_returns_ends_its_stall(tmp_path: Path) -> None:

@@ -139,9 +139,9 @@ class NameClaims:
         if one.nranks is not None and owner.nranks is not None and one.nranks != owner.nranks:
             return f"it has {one.nranks} ranks, and that of process {owner.tgid} {owner.nranks}"
         mine, other = self._process_of(one.tgid), self._process_of(owner.tgid)
-        if mine is None or other is None or None in (mine.tenant.uid, other.tenant.uid):
+        if mine is None or other is None:
             return ""
-        apart = not mine.tenant.container and not other.tenant.container and mine.tenant.uid != other.tenant.uid
+        apart = mine.tenant.is_other_user(other.tenant)
         return f"user {mine.tenant.uid} has it, and user {other.tenant.uid} had it first" if apart else ""
 
     def _lives(self, owner: Named, current: Callable[[int], Named | None]) -> bool:

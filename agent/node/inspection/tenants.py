@@ -42,6 +42,15 @@ class Tenant:
         uid = "unknown" if self.uid is None else str(self.uid)
         return f"{uid}/{self.container[:12]}" if self.container else uid
 
+    def is_other_user(self, other: Tenant) -> bool:
+        """Whether this is for certain another user of the host.
+
+        In a container there are what users its maker says, and pods of several may share a job.
+        """
+        return (
+            not self.container and not other.container and None not in (self.uid, other.uid) and self.uid != other.uid
+        )
+
 
 UNKNOWN_TENANT: Final = Tenant(None)
 

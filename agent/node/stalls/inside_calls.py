@@ -13,6 +13,10 @@ library without `.symtab` these, and the connecting of ranks inside an operation
 
 One user may have thousands of threads inside calls.  Of each process and of each user the oldest are described, so
 that the work and what is shown stay bounded; a thread that has ended inside its call is taken out.
+
+A unique id is what a process says, and anybody may say another's.  So the name that it gives belongs to who came first,
+as that of a communicator does (agent/node/collectives/name_claims.py): a later call of another user, or of another
+process with the same rank, has a mark in its name, and hides nothing.
 """
 
 from __future__ import annotations
@@ -122,7 +126,9 @@ class InsideCalls:
         found: dict[tuple[int, int], Stall] = {}
         told: set[tuple[object, ...]] = set()
         gone = []
-        for tid, call in zip(tids.tolist(), calls, strict=True):
+        owners = _Owners(self._known)
+        order = np.argsort(calls["start_ns"], kind="stable")
+        for tid, call in zip(tids[order].tolist(), calls[order], strict=True):
             key = tid, int(call["start_ns"])
             if not self._thread_lives(int(call["tgid"]), tid):
                 gone.append(key)
@@ -131,6 +137,10 @@ class InsideCalls:
             # NCCL's version, of which the name of a communicator depends, may be known later than the call.
             if stall is None or stall.comm == UNKNOWN:
                 stall = self._described(stall, tid, call, now_ns)
+                if call["kind"] == LifecycleKind.INIT and not owners.take(stall):
+                    stall = replace(stall, comm=f"{stall.comm}~{stall.pid}")
+            elif call["kind"] == LifecycleKind.INIT:
+                owners.take(stall)
             # Two threads of one rank may be inside, one for the other.
             who = (stall.comm, stall.rank, stall.op, stall.pid if UNKNOWN in (stall.comm, stall.rank) else 0)
             if who not in told:
@@ -233,6 +243,29 @@ class InsideCalls:
                 "the call itself has returned; the communicator cannot be used before this is done",
             )
         return (f"thread {tid} has not returned from {CALL_NAMES[kind]}",)
+
+
+class _Owners:
+    """To whom the names belong that unique ids give, at one look; calls come oldest first."""
+
+    def __init__(self, known: Known) -> None:
+        self._known = known
+        self._first: dict[str, int] = {}
+        """Pids, by name."""
+        self._ranks: dict[tuple[str, str], int] = {}
+
+    def take(self, stall: Stall) -> bool:
+        """Whether a call may have its name; if so, it and its rank are taken."""
+        if stall.comm == UNKNOWN:
+            return True
+        first = self._first.setdefault(stall.comm, stall.pid)
+        if self._are_apart(first, stall.pid):
+            return False
+        return self._ranks.setdefault((stall.comm, stall.rank), stall.pid) == stall.pid
+
+    def _are_apart(self, one: int, other: int) -> bool:
+        mine, its = self._known.process(one), self._known.process(other)
+        return mine is not None and its is not None and mine.tenant.is_other_user(its.tenant)
 
 
 def _bounded(tids: Records, calls: Records) -> tuple[Records, Records]:
