@@ -15,7 +15,7 @@ _CALLS: Final = 'program="calls"'
 
 
 def alerts(least: Thresholds) -> Iterator[Alert]:
-    """In the file's order."""
+    """Alerts on the agents themselves, in the order of the rules' file."""
     yield Alert(
         Group.ITSELF,
         "RailscopeAgentSilent",

@@ -55,7 +55,7 @@ _PROCESS: Final = (
 
 
 def alerts(least: Thresholds) -> Iterator[Alert]:
-    """In the file's order."""
+    """Alerts on what a job does, in the order of the rules' file."""
     yield Alert(
         Group.STALLS,
         "RailscopeCollectiveStalled",

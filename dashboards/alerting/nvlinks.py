@@ -19,7 +19,7 @@ _DOWN: Final = (
 
 
 def alerts(least: Thresholds) -> Iterator[Alert]:
-    """In the file's order."""
+    """Alerts on NVLinks and their fabric, in the order of the rules' file."""
     yield Alert(
         Group.NVLINKS,
         "RailscopeNVLinksDown",

@@ -22,7 +22,7 @@ _MEAN: Final = 'stat="mean"'
 
 
 def alerts(least: Thresholds) -> Iterator[Alert]:
-    """In the file's order."""
+    """Alerts on rails, in the order of the rules' file."""
     down_under_load = promql(
         f"""
         {catalogue.RAIL_UP} == 0

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from railscope.agent.facts.snapshot import RailFacts
-from railscope.agent.node.rails.netdev_rails import RailWatch
+from railscope.agent.node.rails.netdev_rails import NetdevRails
 from railscope.agent.node.sampling.state import SourceResult
 from railscope.probes.clock import SystemClock
 from railscope.probes.processes.namespaces import NetworkNamespace, network_namespace
@@ -50,7 +50,7 @@ class Watched:
         self.talker(self.peer.command(sys.executable, "-c", SERVE, *self.peer.addresses))
         self.senders = [self.talker(self.host.command(sys.executable, "-c", SEND)) for _ in range(RAILS)]
         namespace: NetworkNamespace = network_namespace(PROCFS, self.senders[0].pid)
-        self.watch = RailWatch(
+        self.watch = NetdevRails(
             SystemClock(),
             procfs=PROCFS,
             sysfs=SYSFS,

@@ -14,7 +14,7 @@ import pytest
 
 from railscope.agent.node.rails import netdev_rails as rail_watch
 from railscope.agent.node.rails.ethernet_facts import RailEthernet
-from railscope.agent.node.rails.netdev_rails import RailWatch
+from railscope.agent.node.rails.netdev_rails import NetdevRails
 from railscope.agent.node.rails.selection import RdmaPorts, RdmaRail
 from railscope.probes.clock import SystemClock
 from railscope.probes.netdev.counters import CounterReading
@@ -105,7 +105,7 @@ class Watch:
         self.events, self.inventory, self.counters = SimulatedEvents(), SimulatedInventory(), NoCounters()
         sources = DeviceSources(NETNS, self.inventory, self.counters, cast(LinkEvents, self.events), "netlink", "")
         monkeypatch.setattr(rail_watch, "open_namespace", lambda *_, **__: sources)
-        self.rails = RailWatch(
+        self.rails = NetdevRails(
             clock or SystemClock(),
             procfs=Path("/proc"),
             sysfs=Path("/sys"),

@@ -16,7 +16,7 @@ from railscope.agent.node.attribution.evidence import HandedBytes
 from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.nvlink.watch import NvlinkWatch
 from railscope.agent.node.rails.ethernet import EthernetWatch
-from railscope.agent.node.rails.netdev_rails import RailWatch
+from railscope.agent.node.rails.netdev_rails import NetdevRails
 from railscope.agent.node.rails.rdma_rails import RdmaRails
 from railscope.agent.node.sampling.sampler import OnReading, Sampler
 from railscope.agent.node.targets.processes import Description
@@ -36,7 +36,7 @@ class Hardware:
     def __init__(self, config: Config, clock: Clock, on_reading: OnReading | None) -> None:
         """`on_reading` is called with every reading of byte counters."""
         self._config = config
-        self.rails = RailWatch(
+        self.rails = NetdevRails(
             clock,
             procfs=config.procfs,
             sysfs=config.sysfs,

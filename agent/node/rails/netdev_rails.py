@@ -83,7 +83,7 @@ class _Gone:
     until_ns: int
 
 
-class RailWatch:
+class NetdevRails:
     """Not thread-safe: the daemon's lock guards it; the sampler has a thread of its own."""
 
     def __init__(
