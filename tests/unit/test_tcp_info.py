@@ -35,7 +35,8 @@ from railscope.probes.netdev.tcp_info import (
     parse_table,
     read_table,
 )
-from railscope.probes.processes.socket_owners import SocketOwners, socket_inodes
+from railscope.probes.processes import socket_owners
+from railscope.probes.processes.socket_owners import MOST_IN_ALL, SocketOwners, socket_inodes
 from tests.unit.netdev_messages import SteppedClock, attribute, done, message
 from tests.unit.tcp_reference import OFFSETS, TcpInfo
 
@@ -308,6 +309,31 @@ def test_descriptors_are_looked_through_only_for_sockets_that_are_not_known(tmp_
     clock.sleep(31)
     assert owners.owners({11}, [5, 99]) == {5: 11, 99: 11}
     assert owners.looks == looks + 1
+
+
+def test_whoever_has_very_many_descriptors_hides_its_own_sockets_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pid in (10, 11, 12):
+        process(tmp_path, pid, f"socket:[{pid}]")
+    sizes = {10: 32_768, 11: 200, 12: MOST_IN_ALL - 300}
+    monkeypatch.setattr(socket_owners, "_descriptors", lambda _procfs, pid: sizes[pid])
+    owners = SocketOwners(tmp_path, SteppedClock())
+    assert owners.owners({10, 11, 12}, [10, 11, 12]) == {10: 10, 11: 11}
+    assert [one.pid for one in owners.unreadable] == [12]
+
+
+def test_after_a_look_that_took_long_the_next_is_put_off(tmp_path: Path) -> None:
+    for pid in (10, 11):
+        process(tmp_path, pid, f"socket:[{pid}]")
+    clock = SteppedClock(cost_ns=1_000_000_000)
+    owners = SocketOwners(tmp_path, clock)
+    assert owners.owners({10}, [10, 11]) == {10: 10}
+    for _ in range(7):
+        assert owners.owners({11}, [10, 11]) == {}
+    assert owners.looks == 1
+    clock.sleep(10)
+    assert owners.owners({11}, [10, 11]) == {11: 11}
 
 
 def test_a_process_that_has_ended_has_no_sockets(tmp_path: Path) -> None:
