@@ -74,6 +74,17 @@ struct {
 	__type(value, struct aggregate);
 } overflow_totals SEC(".maps");
 
+/*
+ * Calls whose arguments could not be read, by process: who asks must not doubt those of others.  The latest processes,
+ * as one user may start any number.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, UNREADABLE_PROCESSES);
+	__type(key, __u32);
+	__type(value, __u64);
+} unreadable_calls SEC(".maps");
+
 /* Host time inside the call, by op. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -205,6 +216,23 @@ static __noinline int add_overflow(struct call *call)
 	return 0;
 }
 
+static __noinline int note_unreadable(struct thread *thread)
+{
+	__u64 *known, one = 1;
+	__u32 tgid;
+
+	if (!thread)
+		return 0;
+	count(STAT_ARGUMENTS_UNREADABLE);
+	tgid = thread->tgid;
+	known = bpf_map_lookup_elem(&unreadable_calls, &tgid);
+	if (known)
+		__sync_fetch_and_add(known, 1);
+	else
+		bpf_map_update_elem(&unreadable_calls, &tgid, &one, BPF_ANY);
+	return 0;
+}
+
 /* Count a call whose combination has no slot. */
 static __noinline int add_unslotted(struct call *call, __u32 tgid, __u32 instance)
 {
@@ -304,7 +332,7 @@ static __always_inline __u64 account(const struct registers *ctx, __u64 cookie, 
 		return 0;
 	count(STAT_CALLS);
 	if (!read_call(ctx, cookie, call)) {
-		count(STAT_ARGUMENTS_UNREADABLE);
+		note_unreadable(thread);
 		return 0;
 	}
 	now = bpf_ktime_get_ns();

@@ -28,6 +28,7 @@
 #define NO_OFFSET 0xffffffffU
 #define COMMUNICATOR_MAGIC 0x0280028002800280ULL /* NCCL_MAGIC, src/include/comm.h, 2.21 to 2.32 */
 #define MOST_GPUS 1024 /* of one host */
+#define UNREADABLE_PROCESSES 1024 /* that are told apart */
 
 /*
  * Attach cookie of a collective's entry point.  A place is 0-7: argument register; 8-14: stack slot, counted from

@@ -174,3 +174,22 @@ def test_stack_arguments_are_found_where_the_prologue_has_moved_the_stack(
     # No return probe fits behind the moved stack pointer
     timed_ops = {Op(int(op)) for op in timed.nonzero()[0]}
     assert timed_ops == (set() if enqueue_time is EnqueueTime.OFF else {Op.AllReduce, Op.Broadcast})
+
+
+@on_x86_64
+def test_calls_whose_arguments_are_not_there_are_told_of_their_process_alone(tmp_path: Path, layouts: Layouts) -> None:
+    library = assemble(
+        tmp_path,
+        ncclReduce="endbr64; push %rbp; pop %rbp; xor %eax, %eax; ret",
+        from_stack="push %rbx; mov %rsp, %rbx; mov %rdi, %rsp; call ncclReduce@PLT; mov %rbx, %rsp; pop %rbx; ret",
+    )
+    with target(library, layouts) as one, target(library, layouts) as other:
+        words = [1, 2, 13, 9, 0, 3, one.caller.memory(4096), 7]
+        top = one.caller.pages(8192) + 4096  # the page above it holds arguments, and nobody has touched it
+        with loaded(one, other) as programs, attached(programs, one):
+            assert programs.unreadable_calls() == {}
+            for times in (1, 2):
+                assert one.caller.call("from_stack", times, top) == 0
+                assert other.caller.call("ncclReduce", times, *words) == 0
+            assert programs.unreadable_calls() == {one.caller.pid: 3}
+            assert programs.stats()[Stat.ARGUMENTS_UNREADABLE] == 3

@@ -194,6 +194,10 @@ class SimulatedPrograms:
         self._refuse()
         return self._enqueue_times.copy()
 
+    def unreadable_calls(self) -> dict[int, int]:
+        self._refuse()
+        return {}
+
     def stats(self) -> dict[Stat, int]:
         self._refuse()
         return dict.fromkeys(Stat, 3)

@@ -43,8 +43,8 @@ class Ranks:
         for one in self.ends:
             self.shapes.make(one.instance, op, times=times, payload=payload)
 
-    def update(self, seconds: float = 0.1, lost: int = 0) -> None:
-        self.agreement.update(self.ends, lost, FIRST_NS + int(seconds * SECOND))
+    def update(self, seconds: float = 0.1, lost: dict[int, int] | None = None) -> None:
+        self.agreement.update(self.ends, lost or {}, FIRST_NS + int(seconds * SECOND))
 
     def signatures(self) -> list[int | None]:
         return [self.agreement.signature(one.instance) for one in self.ends]
@@ -189,17 +189,29 @@ def test_what_nccl_does_not_number_leaves_ranks_that_were_seen_late_incomparable
 def test_calls_that_were_lost_make_what_lived_then_unknown() -> None:
     ranks = Ranks()
     ranks.all_make(times=WINDOW)
-    ranks.update(600, lost=3)
+    ranks.update(600, lost={4713: 3})
     assert ranks.signatures()[0] is not None
     ranks.shapes.make(1, Op.AllGather)
     ranks.shapes.make(2, Op.AllReduce)
-    ranks.update(601, lost=4)
+    ranks.update(601, lost={4711: 1, 4712: 1, 4713: 3})
     assert ranks.signatures() == [None, None]
     assert ranks.agreement.find(ranks.ends) is None
     ranks.ends = [end(3, 0), end(4, 1)]
     ranks.all_make(times=WINDOW)
-    ranks.update(1200, lost=4)
+    ranks.update(1200, lost={4711: 1, 4712: 1, 4713: 3})
     assert ranks.signatures()[0] is not None
+
+
+def test_calls_that_another_process_lost_make_nothing_unknown() -> None:
+    ranks = Ranks()
+    for second in range(3):
+        ranks.all_make(times=WINDOW)
+        ranks.update(600 + second, lost={5000: second + 1})
+        assert ranks.signatures()[0] is not None
+    ranks.shapes.make(1, Op.AllGather)
+    ranks.shapes.make(2, Op.AllReduce)
+    ranks.update(604, lost={5000: 9})
+    assert ranks.agreement.find(ranks.ends) is not None
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ have been lost nothing is compared: what is not known is not said.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -66,8 +66,8 @@ class Agreement:
         self._shapes = shapes
         self._calls_of = calls_of
         self._position_of = position_of
-        self._lost: int | None = None
-        """Calls whose arguments could not be read, of communicators that are unknown."""
+        self._lost: Mapping[int, int] = {}
+        """Calls whose arguments could not be read, by pid; which communicators they were of is unknown."""
         self._doubtful: set[int] = set()
         """Instances that such a call may have belonged to."""
         self._signatures: dict[int, int] = {}
@@ -78,14 +78,15 @@ class Agreement:
         """A rank's checkpoint, as `comm_signature` shows it; None: another rank tells it, or it is unknown."""
         return self._signatures.get(instance)
 
-    def update(self, living: Iterable[Communicator], lost: int, now_ns: int) -> None:
+    def update(self, living: Iterable[Communicator], lost: Mapping[int, int], now_ns: int) -> None:
         """Compare the ranks of this host, and bring checkpoints up to date; call it once a second or so.
 
-        `living` are the communicators that have not ended; `lost` counts calls whose arguments could not be read.
+        `living` are the communicators that have not ended; `lost` counts calls whose arguments could not be
+        read, by pid: what a process lost makes nothing of another's unknown.
         """
         known = list(living)
-        if self._lost not in (None, lost):
-            self._doubtful.update(one.instance for one in known)
+        fresh = {pid for pid, calls in lost.items() if self._lost.get(pid) != calls}
+        self._doubtful.update(one.instance for one in known if one.tgid in fresh)
         self._lost = lost
         compared = [one for one in known if one.whole and self._is_comparable(one)]
         self._doubtful &= {one.instance for one in known}

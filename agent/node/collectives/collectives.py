@@ -150,9 +150,8 @@ class Collectives:
         """Compare what the ranks of each communicator called; call it right after `read`."""
         if not self.processes_with_communicators:
             return
-        lost = self._readings.events_lost()["arguments_unreadable"]
         living = (one for one in self._communicators if one.ended_ns is None)
-        self._agreement.update(living, lost, now_ns)
+        self._agreement.update(living, self._readings.unreadable_calls(), now_ns)
 
     def disagreement(self, comm: str) -> Disagreement | None:
         """Where the ranks of a communicator on this host, which make no call now, did not make the same collectives.

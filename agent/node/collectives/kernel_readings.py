@@ -73,6 +73,8 @@ class CountingPrograms(Protocol):
 
     def overflow_totals(self) -> Records: ...
 
+    def unreadable_calls(self) -> Mapping[int, int]: ...
+
     def enqueue_times(self) -> Records: ...
 
     def stats(self) -> Mapping[Stat, int]: ...
@@ -87,6 +89,7 @@ class KernelReadings:
         self._overflow: Records | None = None
         self._enqueue_times: tuple[OpHistogram, ...] = ()
         self._lost = dict.fromkeys(_LOST, 0)
+        self._unreadable: Mapping[int, int] = {}
         self._limits_reached: Mapping[tuple[str, int | None], int] = {}
         self._full: tuple[int, ...] | None = (0,) * len(_FULL)
         """Calls that found no place in a table when the shares were read last."""
@@ -141,6 +144,12 @@ class KernelReadings:
         reading = self._attempt("losses", self._read_lost)
         self._lost = self._lost if reading is None else reading
         return dict(self._lost)
+
+    def unreadable_calls(self) -> Mapping[int, int]:
+        """Calls whose arguments could not be read, by pid: of the processes that made any of late."""
+        reading = self._attempt("unreadable calls", self._programs.unreadable_calls)
+        self._unreadable = self._unreadable if reading is None else reading
+        return self._unreadable
 
     def limits_reached(self) -> Mapping[tuple[str, int | None], int]:
         """Calls that got no entry because a user's share was used up, by table and uid."""

@@ -195,6 +195,7 @@ class NcclPrograms:
         self._overflow = map_of("overflow_totals", records.SLOT, records.AGGREGATE, per_cpu=True)
         self._enqueue_times = map_of("enqueue_times", records.SLOT, records.ENQUEUE_TIME, per_cpu=True)
         self._stats = map_of("stats", records.SLOT, records.STAT, per_cpu=True)
+        self._unreadable = map_of("unreadable_calls", records.SLOT, records.STAT)
         self._layouts = map_of("layouts", records.SLOT, records.COMM_LAYOUT)
         self._observed = map_of("observed_processes", records.SLOT, np.dtype("u1"))
         namespaces = map_of("observed_namespaces", records.SLOT, np.dtype("u1"))
@@ -293,6 +294,11 @@ class NcclPrograms:
         keys, values = self._stats.read()
         totals = values.sum(axis=1)
         return {Stat(int(key)): int(total) for key, total in zip(keys, totals, strict=True)}
+
+    def unreadable_calls(self) -> Mapping[int, int]:
+        """Calls of operations whose arguments could not be read, by pid: of the processes that made any of late."""
+        pids, calls = self._unreadable.read()
+        return dict(zip(pids.tolist(), calls.tolist(), strict=True))
 
     def overflow_totals(self) -> Records:
         """Calls and payload that found the aggregates full: shape (ops, data types), dtype AGGREGATE."""
