@@ -12,7 +12,7 @@ import pytest
 
 from railscope.agent.facts.snapshot import RailFacts
 from railscope.agent.node.stalls import inspector as close_look
-from railscope.agent.node.stalls.inspector import READ_PERIOD_NS, Inspector
+from railscope.agent.node.stalls.inspector import MOST_FRESH, READ_PERIOD_NS, Inspector
 from railscope.agent.node.targets.jobs import JobFacts
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.clock import Clock
@@ -266,6 +266,20 @@ def test_connections_are_asked_about_once_for_all_suspects(world: World) -> None
         world.look.process(world.process(5))
         world.look.rails(world.process(5), frozenset())
     assert world.asked == 1
+
+
+def test_of_thousands_of_new_suspects_a_few_are_read_out_of_turn_and_the_others_with_the_next(world: World) -> None:
+    pids = range(5, 105)
+    world.connections = [connection(pid, 100, pid=pid) for pid in pids]
+    for pid in pids:
+        world.look.process(world.process(pid))
+    assert world.asked == 1 + MOST_FRESH
+    for seconds in (0.5, 0.5):
+        world.wait(seconds)
+        world.connections = [replace(one, bytes_acked=one.bytes_acked + 10) for one in world.connections]
+        moved = [world.look.process(world.process(pid)).moved_bytes for pid in pids]
+    assert world.asked == 3 + MOST_FRESH
+    assert all(one in (10, 20) for one in moved)
 
 
 def test_what_nobody_asks_about_is_let_go(world: World) -> None:

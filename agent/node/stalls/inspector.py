@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,9 @@ _log = logging.getLogger("railscope.stalls")
 
 READ_PERIOD_NS: Final = 400_000_000
 """A process with hundreds of threads costs some milliseconds to look at."""
+MOST_FRESH: Final = 16
+"""Suspects that are new, for each of which connections are read out of turn: a reading is of all suspects, and one user
+may have thousands.  The others come with the next."""
 _WINDOW_NS: Final = 1_500_000_000
 _KEPT_NS: Final = 10_000_000_000
 """How long a namespace stays open after the last suspicion: an open socket keeps it alive."""
@@ -90,6 +93,8 @@ class Inspector:
         self._connections: dict[int, deque[tuple[int, tuple[ConnectionState, ...]]]] = {}
         """By network namespace: readings of all suspected processes in it."""
         self._suspects: defaultdict[int, set[int]] = defaultdict(set)
+        self._fresh: Counter[int] = Counter()
+        """Readings in a row for suspects that were new, by namespace."""
         """Pids by network namespace."""
         self._opened: dict[int, ProcessConnections] = {}
         self._counters: dict[int, deque[tuple[int, Mapping[Port, tuple[RailFacts, int | None]]]]] = {}
@@ -255,6 +260,7 @@ class Inspector:
         self._counters.pop(netns, None)
         self._latest.pop(netns, None)
         self._suspects.pop(netns, None)
+        self._fresh.pop(netns, None)
         self._hidden.pop(netns, None)
 
     def _read(self, namespace: NetworkNamespace, pid: int) -> None:
@@ -265,8 +271,10 @@ class Inspector:
         suspects.add(pid)
         readings = self._connections.setdefault(namespace.inode, deque())
         _drop_if_old(readings, now_ns - _WINDOW_NS, lambda reading: reading[0])
-        if readings and not fresh and now_ns - readings[-1][0] < READ_PERIOD_NS:
+        in_turn = not readings or now_ns - readings[-1][0] >= READ_PERIOD_NS
+        if not in_turn and (not fresh or self._fresh[namespace.inode] >= MOST_FRESH):
             return
+        self._fresh[namespace.inode] = 0 if in_turn else self._fresh[namespace.inode] + 1
         rails = {(facts.device, facts.port): (facts, lost) for facts, lost in self._rails_of(namespace.inode)}
         counters = self._counters.setdefault(namespace.inode, deque())
         _drop_if_old(counters, now_ns - _WINDOW_NS, lambda reading: reading[0])
