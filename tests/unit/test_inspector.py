@@ -11,14 +11,16 @@ from types import SimpleNamespace
 import pytest
 
 from railscope.agent.facts.snapshot import RailFacts
+from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.stalls import inspector as close_look
-from railscope.agent.node.stalls.inspector import MOST_FRESH, READ_PERIOD_NS, Inspector
+from railscope.agent.node.stalls.inspector import MOST_FRESH, MOST_LOOKS, READ_PERIOD_NS, Inspector
 from railscope.agent.node.targets.jobs import JobFacts
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.clock import Clock
 from railscope.probes.netdev.connection_state import ConnectionState
 from railscope.probes.processes.namespaces import NetworkNamespace
 from railscope.probes.processes.processes import ProcessIdentity
+from railscope.probes.processes.tree import ProcessTrees
 from tests.unit.exporters_snapshots import rail
 from tests.unit.stall_world import SimulatedClock
 from tests.unit.test_connection_state import QUIET
@@ -280,6 +282,25 @@ def test_of_thousands_of_new_suspects_a_few_are_read_out_of_turn_and_the_others_
         moved = [world.look.process(world.process(pid)).moved_bytes for pid in pids]
     assert world.asked == 3 + MOST_FRESH
     assert all(one in (10, 20) for one in moved)
+
+
+def test_one_tenants_suspects_take_no_look_for_descendants_from_anothers(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+
+    def totals(_trees: ProcessTrees, pid: int, *, look: bool) -> None:
+        looks.extend([pid] * look)
+
+    monkeypatch.setattr(ProcessTrees, "totals", totals)
+    for _ in range(3):
+        looks.clear()
+        for pid in range(5, 5 + 2 * MOST_LOOKS):
+            world.look.process(replace(world.process(pid), tenant=Tenant(1000)))
+        world.look.process(replace(world.process(4), tenant=Tenant(1001)))
+        assert len(looks) == MOST_LOOKS + 1
+        assert looks[-1] == 4
+        world.wait(1)
 
 
 def test_what_nobody_asks_about_is_let_go(world: World) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from railscope.agent.facts.snapshot import RailFacts
+from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.stalls.evidence import ProcessFacts, RailSigns
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.clock import Clock
@@ -47,6 +48,9 @@ _NO_LOSS: Final = frozenset({"carrier_changes"})
 _REMEMBER_NS: Final = 500_000_000
 _DESCENDANTS_NS: Final = 900_000_000
 """Once a second."""
+MOST_LOOKS: Final = 64
+"""In that time, for new descendants of one tenant's suspects: some 7 ms each at worst (probes/processes/tree.py).  No
+host has as many GPUs."""
 _UNKNOWN_PROCESS: Final = ProcessFacts("running", 0, 0.0, 0.0, 0, None)
 """Nothing speaks for or against a process that may not be looked at."""
 Reading = TypeVar("Reading")
@@ -92,6 +96,8 @@ class Inspector:
         """By process: when its descendants were looked for as it was suspected."""
         self._connections: dict[int, deque[tuple[int, tuple[ConnectionState, ...]]]] = {}
         """By network namespace: readings of all suspected processes in it."""
+        self._looks: dict[Tenant, deque[int]] = {}
+        """When descendants of suspects were looked for last, by tenant."""
         self._suspects: defaultdict[int, set[int]] = defaultdict(set)
         self._fresh: Counter[int] = Counter()
         """Readings in a row for suspects that were new, by namespace."""
@@ -146,11 +152,19 @@ class Inspector:
     def _look_at(self, process: ObservedProcess) -> _Look:
         state = process_state(self._procfs, process.identity, self._clock)
         look = state.time_ns - self._looked_ns.get(process.identity.pid, 0) >= _DESCENDANTS_NS
-        if look:
+        if look and (look := self._take_look(process.tenant, state.time_ns)):
             self._looked_ns[process.identity.pid] = state.time_ns
         totals = self._trees.totals(process.identity.pid, look=look)
         written_bytes, busy_ns = (totals.written_bytes, totals.descendants_busy_ns) if totals else (0, 0)
         return _Look(state, written_bytes + self._sent_to_services(process), busy_ns)
+
+    def _take_look(self, tenant: Tenant, now_ns: int) -> bool:
+        """Whether a tenant may have one more look for descendants; if so, it counts as made."""
+        looks = self._looks.setdefault(tenant, deque(maxlen=MOST_LOOKS))
+        if len(looks) == MOST_LOOKS and now_ns - looks[0] < _DESCENDANTS_NS:
+            return False
+        looks.append(now_ns)
+        return True
 
     def written_bytes(self, process: ObservedProcess, *, closely: bool) -> int | None:
         """What a process and its descendants wrote so far; None: this cannot be known.
@@ -241,6 +255,8 @@ class Inspector:
     def close_unused(self) -> None:
         """Close what was not inspected lately."""
         now_ns = self._clock.monotonic_ns()
+        for tenant in [one for one, looks in self._looks.items() if now_ns - looks[-1] > _KEPT_NS]:
+            del self._looks[tenant]
         for netns, asked_ns in list(self._asked_ns.items()):
             if now_ns - asked_ns > _KEPT_NS:
                 self._close(netns)
