@@ -110,16 +110,6 @@ def forged_communicators(number: int, threads: int = 0) -> Attack:
     return attack
 
 
-@contextmanager
-def trees_that_are_dear_to_look_through(folder: Path) -> Iterator[None]:
-    compiled("forged.c", folder / "libforged.so", "-shared", "-fPIC", "-Wl,--build-id")
-    linked = ("-pthread", f"-L{folder}", "-l:libforged.so", f"-Wl,-rpath,{folder}")
-    program = compiled("chain.c", folder / "chain", *linked)
-    with as_user(program, "64", "300", "bad0000000000000"):
-        time.sleep(7)  # until they have been silent for so long that they are looked at closely
-        yield
-
-
 @pytest.mark.parametrize(
     "attack",
     [
@@ -127,7 +117,6 @@ def trees_that_are_dear_to_look_through(folder: Path) -> Iterator[None]:
         pytest.param(twelve_million_symbols, id="maps a library with twelve million symbols"),
         pytest.param(more_libraries_than_there_are_places, id="maps more libraries than there are places"),
         pytest.param(libraries_that_are_dear_to_read, id="maps libraries that are dear to read"),
-        pytest.param(trees_that_are_dear_to_look_through, id="makes trees of processes that are dear to look through"),
         pytest.param(forged_communicators(3000), id="makes three thousand communicators"),
         pytest.param(forged_communicators(20_000), id="makes more communicators than there are places"),
     ],
