@@ -17,7 +17,6 @@ import argparse
 import gc
 import itertools
 import json
-import math
 import statistics
 import sys
 import time
@@ -52,8 +51,11 @@ _USUAL: Final = GPUS * COMMUNICATORS_OF_A_GPU
 def node_with(series: int) -> Snapshot:
     """A node that shows at least so many series, and at most a communicator's more."""
     usual = series_of(typical_node())
-    of_a_communicator = series_of(typical_node(_USUAL + 1)) - usual
-    return typical_node(_USUAL + max(0, math.ceil((series - usual) / of_a_communicator)))
+    of_two = series_of(typical_node(_USUAL + 2)) - usual  # one of them tells the signature of both
+    communicators = _USUAL + 2 * max(0, (series - usual) // of_two)
+    while series_of(node := typical_node(communicators)) < series:
+        communicators += 1
+    return node
 
 
 def series_of(node: Snapshot) -> int:

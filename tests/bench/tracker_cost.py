@@ -12,12 +12,13 @@ from __future__ import annotations
 import gc
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from railscope.agent.config.options import Config
 from railscope.agent.facts.snapshot import Histogram
@@ -55,6 +56,7 @@ from tests.bench.results import Bound, Line, figure
 from tests.bench.results import Target as Limit
 from tests.bench.target import BenchError, Built
 from tests.fabric.agent_process import AgentProcess
+from tests.unit.collectives_kernel import SimulatedHostCalls
 
 PART: Final = "tracker"
 _CALLS_PER_SECOND: Final = 50_000
@@ -174,6 +176,17 @@ class _NoShares:
         return {}
 
 
+class _EqualShapes:
+    """Ranks that made the same collectives, of which no block is full."""
+
+    def blocks(self, instances: Sequence[int]) -> npt.NDArray[np.uint64]:
+        return np.zeros((len(instances), records.BLOCK_LEVELS), np.uint64)
+
+    def recent(self, instance: int, calls: int) -> tuple[int, tuple[int, ...]] | None:
+        del instance, calls
+        return None
+
+
 class Load:
     """The kernel's side of eight processes that call their communicators in turn, and the programs' interface to it.
 
@@ -202,6 +215,8 @@ class Load:
         values["identity"] = identity
         self.communicators = _Table(keys, values)
         self.shares = _NoShares()
+        self.shapes = _EqualShapes()
+        self.host_calls = SimulatedHostCalls()
         self.aggregates = _Table(*self._counts())
         self.lifecycle_events = _Births(self._births(identity))
         self._histories = self._history_rows()
@@ -299,6 +314,9 @@ class Load:
 
     def stats(self) -> Mapping[Any, int]:
         return {**dict.fromkeys(Stat, self._runs), **dict.fromkeys(InternalStat, self._runs)}
+
+    def unreadable_calls(self) -> Mapping[int, int]:
+        return {}
 
     def overflow_totals(self) -> Records:
         return np.zeros((16, 16), records.AGGREGATE)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.stack
 INTERVAL: Final = "5s"
 """`$__rate_interval` for a scrape interval of one second."""
 DOCUMENTS: Final = documents.read_documents(build.COMMITTED)
-WITHOUT_DATA: Final[dict[tuple[str, str], str]] = {}
+WITHOUT_DATA: Final = {("railscope-stall", "Ranks disagree"): "all ranks of the hosts tell one signature"}
 """(uid, title) of panels that cannot have data on these metrics, with the reason."""
 COUNTED_FROM_NOTHING: Final = "or vector(0)"
 
@@ -71,6 +71,8 @@ def test_a_panel_shows_what_there_is(
 def test_every_panel_has_something_to_show_of_an_agent_as_it_is(store: PrometheusStore) -> None:
     for document in DOCUMENTS.values():
         for panel in document.panels:
+            if (document.identifier, panel.title) in WITHOUT_DATA:
+                continue
             shown = [asked(store, query.expression, host=HOSTS[0]) for query in panel.queries]
             assert any(shown) or not shown, panel.title
 

@@ -60,3 +60,26 @@ def test_a_rank_that_is_stopped_again_and_again_is_named_though_no_operation_tak
     world.train(20)
     assert world.stall is None
     assert len(world.begun) == 1
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["completion", "counts"])
+@pytest.mark.parametrize("run_s", [1, 2, 4, 8])
+def test_a_rank_that_is_stopped_for_long_once_more_stalls_anew_and_is_not_slow(seen: bool, run_s: int) -> None:
+    # The operation that was stopped before is still in the mean of the last few seconds.
+    world = World(seen=seen)
+    steady(world)
+    (rank,) = world.ranks
+    for stops in range(1, 5):
+        rank.begin() if seen else rank.work(1, 0.005)
+        rank.process = STOPPED
+        world.step(4 * 5)
+        assert world.stall is not None
+        assert len(world.begun) == stops
+        if seen:
+            rank.complete()
+        rank.work(10, 0.005)
+        world.step()
+        rank.process = MOVING
+        world.train(run_s)
+        assert world.stall is None
+    assert not any(stall.slow for _, stall in world.begun)

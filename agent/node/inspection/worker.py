@@ -16,6 +16,7 @@ Sources: capabilities(7), prctl(2) (PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS), setr
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import pickle
@@ -49,6 +50,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def main(arguments: Sequence[str]) -> int:
     """Make an inspection process for each channel that comes, until the daemon is gone."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        _make_processes(arguments)
+    return 0
+
+
+def _make_processes(arguments: Sequence[str]) -> None:
     control = socket.socket(fileno=int(arguments[0]))
     _end_with_parent()
     # A terminal sends these to all of its processes: the daemon, which heeds them, decides when this one ends.
@@ -62,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
     while True:
         said, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if said != MAKE or len(descriptors) != 1:
-            return 0
+            return
         pid = os.fork()
         if pid == 0:
             control.close()

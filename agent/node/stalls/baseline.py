@@ -24,7 +24,8 @@ as twice."""
 STILL_SLOWER: Final = 1.4
 """What was slower than usual is so until it falls below this."""
 _RECENT_WINDOWS: Final = 3
-_RECENT_NS: Final = 15_000_000_000
+RECENT_NS: Final = 15_000_000_000
+"""What is older says nothing of the last few seconds."""
 _FADING: Final = 0.995
 """Of the weight of what is usual, for each second with operations: half of it is gone after 138."""
 _LEAST_OPERATIONS: Final = 20
@@ -100,7 +101,7 @@ class _Known:
         """None: too little happened lately, or too little before."""
         if self.seen < _LEAST_OPERATIONS or len(self.recent) < _RECENT_WINDOWS:
             return None
-        if self.recent[0].end_ns < now_ns - _RECENT_NS:
+        if self.recent[0].end_ns < now_ns - RECENT_NS:
             return None
         return sum(window.duration_ns for window in self.recent) / sum(window.operations for window in self.recent)
 

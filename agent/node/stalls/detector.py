@@ -24,6 +24,7 @@ from typing import Final
 from railscope.agent.facts.causes import HELD, RAIL_CAUSES, Cause
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.stall import Diagnosis, InFlight, Stall
+from railscope.agent.node.stalls.baseline import RECENT_NS
 from railscope.agent.node.stalls.evidence import Evidence, RailSigns, RankFacts
 from railscope.agent.node.stalls.root_cause import find_root_cause
 from railscope.probes.processes.owner import ProcessOwner
@@ -125,6 +126,8 @@ class Detector:
         """By instance: what its slowness is put down to, and in how many looks in a row."""
         self._held: dict[int, deque[bool]] = {}
         """By instance, while it is slow: whether its process was found stopped in the last looks."""
+        self._went_on_ns: dict[int, int] = {}
+        """By instance: when its last stall ended in which an operation did not complete."""
         self._gone: dict[int, int] = {}
         """Those of them whose process ended, and when: no process is left that could report their end."""
         self._gone_by_comm: dict[str, dict[int, None]] = {}
@@ -163,6 +166,7 @@ class Detector:
         self._excused = {instance: one for instance, one in self._excused.items() if instance in seen}
         self._insisted = {instance: one for instance, one in self._insisted.items() if instance in seen}
         self._held = {instance: one for instance, one in self._held.items() if instance in seen}
+        self._went_on_ns = {instance: one for instance, one in self._went_on_ns.items() if instance in seen}
         for instance in self._current.keys() - seen - self._gone.keys():
             ended.append(self._end(self._current[instance], now_ns))
         ended += self._of_nobody(now_ns)
@@ -246,6 +250,8 @@ class Detector:
 
     def _end(self, stall: Stall, now_ns: int) -> Stall:
         self._insisted.pop(stall.instance, None)
+        if not stall.slow:
+            self._went_on_ns[stall.instance] = now_ns
         del self._current[stall.instance]
         if self._gone.pop(stall.instance, None) is not None:
             gone = self._gone_by_comm[stall.comm]
@@ -277,7 +283,10 @@ class Detector:
         if rank.slow is not None and before is not None and before.slow:
             # The signs come and go within an operation; that operations are slow does not.
             return self._continued(before, rank, _slow_flight(rank, now_ns), diagnosis, now_ns) if slows else before
-        if slows and self._insists(rank.instance, diagnosis):
+        # The mean of the last few seconds holds the operation that was stalled, which was told of.
+        went_on_ns = self._went_on_ns.get(rank.instance)
+        told = went_on_ns is not None and now_ns - went_on_ns < RECENT_NS
+        if slows and not told and self._insists(rank.instance, diagnosis):
             found = self._stall(rank, _slow_flight(rank, now_ns), _with_slowness(diagnosis, rank), now_ns)
             return replace(found, slow=True)
         if not slows:
