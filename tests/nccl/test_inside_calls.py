@@ -50,7 +50,8 @@ def test_an_init_whose_peer_never_comes_is_a_stall_and_ends_when_the_peer_comes(
             job.begin(1)
             pids = job.ready()
             agent.until(lambda: not inside(agent))
-            comms = {one["comm"] for one, _ in agent.samples("railscope_comm_info")}
+            # Of this job: jobs of other tests run beside it.
+            comms = {one["comm"] for one, _ in agent.samples("railscope_comm_info") if int(one["pid"]) in pids}
             job.start()
             job.wait()
             ended = json.loads(agent.page("/stalls"))["ended"]
