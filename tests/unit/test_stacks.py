@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import pytest
 
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.stall import ProcessStack
-from railscope.agent.node.stalls.stacks import MOST_FRAMES, Stacks
+from railscope.agent.node.stalls.stacks import MOST_FRAMES, MOST_STUCK, Stacks
 from railscope.probes.clock import SystemClock
 from railscope.probes.processes.processes import PROCFS, ProcessIdentity, identity_of
 from tests.unit.stall_world import STOPPED, SimulatedClock, World, steady
@@ -115,7 +116,35 @@ def test_a_program_that_hangs_is_ended_and_keeps_nobody_waiting(tmp_path: Path) 
         stack = stacks.stack_of(identity)
         assert stack is not None
         assert "took longer than 5 s" in stack.why
-        assert not Path(f"/proc/{pids.read_text().strip()}").exists()
+        while Path(f"/proc/{pids.read_text().strip()}").exists():
+            assert time.monotonic() - began < 30
+            stacks.follow([])
+            time.sleep(0.01)
+
+
+def test_helpers_that_cannot_end_keep_no_look_waiting_and_are_few(tmp_path: Path) -> None:
+    # One that waits for a page of its process does so for as long as the process's user likes, killed or not.
+    clock, asked = SimulatedClock(), tmp_path / "asked"
+    stacks = Stacks(program(tmp_path / "py-spy", f"echo x >> {asked}; exec sleep 600"), clock)
+    unkillable: list[subprocess.Popen[bytes]] = []
+    try:
+        for number in range(MOST_STUCK + 3):
+            blamed = [ProcessIdentity(4711 + number, 1)]
+            stacks.follow(blamed)
+            if stacks._reading is not None:
+                # Simulated: the kernel does not let it go.
+                helper = stacks._reading.helper
+                unkillable.append(helper)
+                helper.kill = lambda: None  # type: ignore[method-assign]
+            clock.now_ns += 6 * 10**9
+            began = time.monotonic()
+            stacks.follow(blamed)
+            assert time.monotonic() - began < 5
+        assert len(unkillable) == MOST_STUCK
+    finally:
+        for helper in unkillable:
+            helper.send_signal(signal.SIGKILL)
+        stacks.close()
 
 
 def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:

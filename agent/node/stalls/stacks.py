@@ -7,6 +7,7 @@ asked for when a rank comes to be blamed and now and then while it is, and is to
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -29,9 +30,12 @@ _log = logging.getLogger("railscope.stacks")
 MOST_FRAMES: Final = 32
 MOST_STACKS: Final = 64
 """That are remembered, and so processes that are followed at a time."""
+MOST_STUCK: Final = 3
+"""Helpers that were killed and have not ended: no further one is started meanwhile."""
 _AGAIN_NS: Final = 30_000_000_000
 """A blamed rank's stack is read anew after so long."""
 _LIMIT_NS: Final = 5_000_000_000
+_CLOSE_SECONDS: Final = 0.5
 _MOST_BYTES: Final = 1 << 20
 _LONGEST_LINE: Final = 160
 _MEMORY_BYTES: Final = 1 << 30
@@ -55,6 +59,8 @@ class Stacks:
         self._clock = clock
         self._stacks: OrderedDict[ProcessIdentity, ProcessStack] = OrderedDict()
         self._reading: _Reading | None = None
+        self._ending: list[subprocess.Popen[bytes]] = []
+        """Helpers that were killed: one that waits for a page of the process may take as long as its tenant likes."""
 
     def stack_of(self, identity: ProcessIdentity) -> ProcessStack | None:
         """The last stack of a process; None: it was not read yet."""
@@ -73,15 +79,19 @@ class Stacks:
         now_ns = self._clock.monotonic_ns()
         if self._reading is not None:
             self._take(self._reading, now_ns)
-        if self._reading is None:
+        self._ending = [one for one in self._ending if one.poll() is None]
+        if self._reading is None and len(self._ending) < MOST_STUCK:
             due = [one for one in blamed if self._age_ns(one, now_ns) >= _AGAIN_NS]
             if due:
                 self._ask(max(due, key=lambda one: self._age_ns(one, now_ns)), now_ns)
 
     def close(self) -> None:
-        """End the helper, if one runs."""
+        """End the helper, if one runs; what cannot end is waited for a moment only."""
         if self._reading is not None:
             self._end(self._reading)
+        for helper in self._ending:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                helper.wait(_CLOSE_SECONDS)
 
     def _age_ns(self, identity: ProcessIdentity, now_ns: int) -> int:
         known = self._stacks.get(identity)
@@ -147,7 +157,7 @@ class Stacks:
         reading.helper.kill()
         if reading.helper.stdout is not None:
             reading.helper.stdout.close()
-        reading.helper.wait()
+        self._ending.append(reading.helper)
         self._reading = None
 
 
