@@ -338,15 +338,19 @@ class Watchdog:
 
     def _blamed(self) -> dict[tuple[str, int], ProcessIdentity]:
         """Processes of this host's ranks to which its stalls are put down, by communicator and rank; a few of many."""
+        wanted = {
+            (stall.comm, stall.diagnosis.blamed_rank)
+            for stall in self.current
+            if stall.comm != UNKNOWN and stall.diagnosis.blamed_rank is not None
+        }
         blamed: dict[tuple[str, int], ProcessIdentity] = {}
-        for stall in self.current:
-            key = stall.comm, stall.diagnosis.blamed_rank
-            if key[1] is None or key in blamed or len(blamed) >= MOST_STACKS:
-                continue
-            ranks = self._every().by_comm.get(stall.comm, ()) if stall.comm != UNKNOWN else ()
-            process = next((self._known.process(rank.pid) for rank in ranks if rank.rank == key[1]), None)
-            if process is not None and process.ended_ns is None:
-                blamed[stall.comm, key[1]] = process.identity
+        for comm in {comm for comm, _ in wanted}:
+            for rank in self._every().by_comm.get(comm, ()):
+                process = self._known.process(rank.pid) if (comm, rank.rank) in wanted else None
+                if rank.rank is not None and process is not None and process.ended_ns is None:
+                    blamed[comm, rank.rank] = process.identity
+                if len(blamed) >= MOST_STACKS:
+                    return blamed
         return blamed
 
     def times(self) -> NodeTimes:
@@ -425,8 +429,10 @@ class Watchdog:
 
     def _disagreement(self, rank: RankFacts, peers: tuple[RankFacts, ...]) -> Disagreement | None:
         """Read once for all ranks of a communicator, and not again while none of them makes a call."""
+        if rank.comm in self._disagreements:  # in this look
+            return self._disagreements[rank.comm][1]
         calls = tuple(sorted((one.instance, one.enqueued) for one in (rank, *peers)))
-        known = self._disagreements.get(rank.comm) or self._disagreements_before.get(rank.comm)
+        known = self._disagreements_before.get(rank.comm)
         if known is None or known[0] != calls:
             known = calls, self._known.disagreement(rank.comm)
         self._disagreements[rank.comm] = known
