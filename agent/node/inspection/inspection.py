@@ -450,7 +450,7 @@ class InspectionProcesses:
         try:
             send(lane.channel, pickle.dumps(asked.question, pickle.HIGHEST_PROTOCOL), asked.descriptors)
         except OSError as error:
-            self._fail(lane, f"cannot be asked: {error.strerror}")
+            self._lose(lane, f"cannot be asked: {error.strerror}")
         finally:
             for descriptor in asked.descriptors:
                 os.close(descriptor)
@@ -474,7 +474,7 @@ class InspectionProcesses:
                 _close_all(found.descriptors)
                 raise WireError("an inspection process sent no answer") from None
         except WireError as error:
-            self._fail(lane, str(error))
+            self._lose(lane, str(error))
             return
         now_ns = time.monotonic_ns()
         self._keep((lane.tenant, asked.question), outcome)
@@ -526,15 +526,20 @@ class InspectionProcesses:
             if asked is not None and now_ns - asked.sent_ns > asked.question.seconds * 1e9:
                 self._fail(lane, f"takes longer than {asked.question.seconds:g} s")
 
+    def _lose(self, lane: _Lane, why: str) -> None:
+        """The process of a tenant has hung up, or says what it may not."""
+        if not self._maker.ended:
+            self._fail(lane, why)
+            return
+        # All processes end with their maker, and no tenant is to blame.
+        asked = (*lane.waiting.values(), *((lane.under_way,) if lane.under_way is not None else ()))
+        self._again |= lane.left_out.union(one.question.pid for one in asked)
+        self._close(lane)
+
     def _fail(self, lane: _Lane, why: str) -> None:
         """The process of a tenant does not answer: end it, and let him rest."""
         now_ns = time.monotonic_ns()
         account, asked = self._accounts[lane.tenant], lane.under_way
-        if self._maker.ended:  # its processes end with it, and no tenant is to blame
-            lane.left_out.update(one.question.pid for one in (*lane.waiting.values(), *([asked] if asked else ())))
-            self._again |= lane.left_out
-            self._close(lane)
-            return
         rest_ns = account.strike(now_ns)
         if asked is not None:
             key = (lane.tenant, asked.question)
