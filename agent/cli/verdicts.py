@@ -24,11 +24,10 @@ from railscope.agent.cli.log import print_error
 from railscope.agent.config.keys import ConfigError
 from railscope.agent.config.options import CommandParser
 from railscope.agent.config.values import duration_ns, one_of, option_type
+from railscope.agent.facts.stall import CONFIDENCES, VERDICT_VERSION
 
 SERVICE_SOCKET: Final = Path("/run/railscope/verdicts.sock")
 """Where the shipped unit's agent listens."""
-VERSION: Final = 1
-_CONFIDENCE: Final = ("low", "medium", "high")
 _AGAIN_SECONDS: Final = 1.0
 _MOST_LINE_BYTES: Final = 1 << 20
 _OF_STALLS: Final = frozenset({"standing", "begun", "changed", "ended"})
@@ -47,7 +46,7 @@ def add_verdicts_arguments(parser: CommandParser) -> None:
         type=Path,
         metavar="PROGRAM",
         help="run this program for each line, which it gets on its standard input; without a shell, and with "
-        "RAILSCOPE_EVENT, RAILSCOPE_CAUSE and RAILSCOPE_CONFIDENCE in its environment",
+        "RAILSCOPE_EVENT, RAILSCOPE_CAUSE and RAILSCOPECONFIDENCES in its environment",
     )
     parser.add_argument(
         "--timeout",
@@ -58,9 +57,9 @@ def add_verdicts_arguments(parser: CommandParser) -> None:
     )
     parser.add_argument(
         "--confidence",
-        type=option_type(one_of(*_CONFIDENCE)),
+        type=option_type(one_of(*CONFIDENCES)),
         default="low",
-        metavar="|".join(_CONFIDENCE),
+        metavar="|".join(CONFIDENCES),
         help="leave out what is less sure (default: low)",
     )
 
@@ -75,11 +74,11 @@ def run_verdicts(parsed: Any, out: TextIO) -> int:
     if program is not None and not (program.is_file() and os.access(program, os.X_OK)):
         raise ConfigError(f"--on-verdict: {program} is not a program that may be run; name an executable file")
     channel = _connect(parsed.socket)
-    least = _CONFIDENCE.index(parsed.confidence)
+    least = CONFIDENCES.index(parsed.confidence)
     stalls = 0
     while True:
         for line, fields in _lines(channel, once=parsed.once):
-            if fields["event"] not in _OF_STALLS or _CONFIDENCE.index(fields["confidence"]) < least:
+            if fields["event"] not in _OF_STALLS or CONFIDENCES.index(fields["confidence"]) < least:
                 continue
             stalls += 1
             if program is None:
@@ -154,8 +153,12 @@ def _lines(channel: socket.socket, *, once: bool) -> Iterator[tuple[str, dict[st
 def _fields(line: str) -> dict[str, Any]:
     try:
         fields = json.loads(line)
-        if fields["version"] == VERSION and isinstance(fields["event"], str) and isinstance(fields["lost"], int):
-            if fields["event"] in _OF_STALLS and fields["confidence"] not in _CONFIDENCE:
+        if (
+            fields["version"] == VERDICT_VERSION
+            and isinstance(fields["event"], str)
+            and isinstance(fields["lost"], int)
+        ):
+            if fields["event"] in _OF_STALLS and fields["confidence"] not in CONFIDENCES:
                 raise ValueError("confidence")
             return dict(fields)
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -168,7 +171,7 @@ def _act(program: Path, line: str, fields: dict[str, Any], seconds: float) -> No
     told = {
         "RAILSCOPE_EVENT": fields["event"],
         "RAILSCOPE_CAUSE": str(fields["verdict"].get("cause", "")),
-        "RAILSCOPE_CONFIDENCE": fields["confidence"],
+        "RAILSCOPECONFIDENCES": fields["confidence"],
     }
     try:
         running = subprocess.Popen([program], stdin=subprocess.PIPE, env=os.environ | told, start_new_session=True)

@@ -11,6 +11,9 @@ from railscope.agent.facts.causes import Cause
 from railscope.probes.processes.owner import ProcessOwner
 
 Shape = TypeVar("Shape")
+VERDICT_VERSION: Final = 1
+"""Of the lines that the socket of verdicts writes: another number means that a field has another meaning."""
+CONFIDENCES: Final = ("low", "medium", "high")
 Strength = Literal["strong", "weak"]
 """`weak`: nothing saw the operation itself; that one is in flight follows from other signs."""
 
@@ -144,7 +147,7 @@ class Diagnosis:
     culprit: bool
     """Whether the culprit is on this host: such a finding needs less time than a mere wait."""
     excused: bool = False
-    """Whoever is waited for is at work that comes to an end, as a checkpoint does: no stall, however long."""
+    """The awaited rank does work that comes to an end, as a checkpoint does: no stall, however long."""
     writes: bool = False
     """It is seen to write, and may pause in it now and then."""
     blamed_rank: int | None = None
@@ -178,6 +181,15 @@ class Stall:
     slow: bool = False
     """Operations complete, but take much longer than they did; False: one does not complete."""
     ended_ns: int | None = None
+
+    @property
+    def confidence(self) -> str:
+        """How sure the verdict is, one of `CONFIDENCES`.
+
+        `high`: the operation itself is seen to be in flight, and this host's evidence names the blamed rank or rail;
+        `medium`: one of both holds; `low`: neither.
+        """
+        return CONFIDENCES[(self.strength == "strong") + self.diagnosis.culprit]
 
     @property
     def is_call(self) -> bool:

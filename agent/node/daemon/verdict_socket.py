@@ -1,7 +1,7 @@
 """Tells programs on this host of each stall that begins, changes its cause or ends: a unix socket with lines of JSON.
 
-The agent acts on nothing: it has rights that no script of an operator's needs, and a script may hang.  Who wants to
-drain a node reads this socket (`railscope verdicts --on-verdict PROGRAM`, agent/cli/verdicts.py), as a user of his own.
+The agent acts on nothing: it has rights that no script of an operator's needs, and a script may hang.  A program
+that drains a node reads this socket as another user (`railscope verdicts --on-verdict PROGRAM`, agent/cli/verdicts.py).
 
 A client gets a line of greeting, a line for each stall that stands, and from then on a line for each change:
 
@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from railscope.agent.facts.stall import Diagnosis, Stall
+from railscope.agent.facts.stall import VERDICT_VERSION, Diagnosis, Stall
 from railscope.exporters.web.listen import ServerError
 from railscope.exporters.web.pages import describe_stall
 from railscope.probes.clock import Clock
@@ -36,7 +36,6 @@ from railscope.probes.printable import printable_document
 
 _log = logging.getLogger("railscope.verdicts")
 
-VERSION: Final = 1
 MOST_CLIENTS: Final = 16
 MOST_OF_A_USER: Final = 64
 MOST_UNSENT_BYTES: Final = 1 << 20
@@ -77,7 +76,7 @@ class VerdictSocket:
         return self._selector.fileno()
 
     def serve(self) -> None:
-        """Take who connects, notice who has gone, and send what waits, as far as it goes."""
+        """Accept clients, drop those that have gone, and send what waits, as far as it goes."""
         for ready, events in self._selector.select(0):
             if ready.fileobj is self._listener:
                 self._accept()
@@ -157,7 +156,7 @@ class VerdictSocket:
                 continue
             fields = {
                 "id": f"{stall.instance}-{stall.since_ns}",
-                "confidence": confidence(stall),
+                "confidence": stall.confidence,
                 "verdict": describe_stall(stall, self._clock.monotonic_ns()),
             }
             for client in clients:
@@ -167,7 +166,7 @@ class VerdictSocket:
                 self._send(client)
 
     def _queue(self, client: _Client, event: str, fields: dict[str, Any]) -> None:
-        line = {"version": VERSION, "event": event} | fields | {"lost": client.lost}
+        line = {"version": VERDICT_VERSION, "event": event} | fields | {"lost": client.lost}
         data = json.dumps(printable_document(line), separators=(",", ":")).encode() + b"\n"
         if len(client.unsent) + len(data) > MOST_UNSENT_BYTES:
             client.lost += 1
@@ -194,15 +193,6 @@ class VerdictSocket:
             client.channel.close()
 
 
-def confidence(stall: Stall) -> str:
-    """How sure the verdict is: `high`, `medium` or `low`.
-
-    `high`: the operation itself is seen to be in flight, and this host's evidence names the blamed rank or rail;
-    `medium`: one of both holds; `low`: neither.
-    """
-    return ("low", "medium", "high")[(stall.strength == "strong") + stall.diagnosis.culprit]
-
-
 def _blame(diagnosis: Diagnosis) -> tuple[object, ...]:
     return diagnosis.cause, diagnosis.blamed_rank, diagnosis.rail, diagnosis.device, diagnosis.netns
 
@@ -218,7 +208,7 @@ def _listen(path: Path) -> socket.socket:
         if path.exists() and stat.S_ISSOCK(path.lstat().st_mode) and not _answers(path):
             path.unlink()
         listener.bind(os.fspath(path))
-        path.chmod(_MODE)  # before anybody can connect
+        path.chmod(_MODE)  # while it listens to no client
         listener.listen(MOST_CLIENTS)
     except OSError as error:
         listener.close()
