@@ -24,7 +24,7 @@ _HEAD: Final = f"""\
 # Alerts for railscope, made by `railscope dashboards build`: change them there (dashboards/alerting), or with its
 # options --threshold and --runbooks.  They need {RECORDING} beside them.
 #
-# Severities: critical wants somebody now, warning wants somebody in working hours, info is for dashboards.
+# Severities: critical, act now; warning, act in working hours; info, shown on dashboards alone.
 #
 # Every `for` has its reason beside it.  Hosts decide what a stall is, within a second (railscope's section `stalls:`),
 # so alerts on stalls wait only as long as scrapes need; alerts on rates wait until one burst cannot be the reason.

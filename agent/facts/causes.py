@@ -78,6 +78,8 @@ class Severity(StrEnum):
     """Now."""
     WARNING = "warning"
     """In working hours."""
+    INFO = "info"
+    """On dashboards only."""
     NONE = "none"
     """No alert tells of it."""
 

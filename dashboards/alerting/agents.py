@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from railscope.agent.facts import catalogue
+from railscope.agent.facts.causes import Severity
 from railscope.dashboards import recorded
-from railscope.dashboards.alerting.alert import Alert, Group, Severity, promql
+from railscope.dashboards.alerting.alert import Alert, Group, promql
 from railscope.dashboards.alerting.thresholds import Thresholds
 
 _ON_HOST: Final = "on (cluster, job, instance)"
@@ -114,7 +115,7 @@ def _impaired(least: Thresholds) -> Iterator[Alert]:
         "RailscopeUserAtLimit",
         Severity.WARNING,
         f"increase({catalogue.LIMIT_REACHED}[5m]) > 0",
-        about="Only this user's detail is missing; the node's totals and everybody else's are exact.",
+        about="Only this user's detail is missing; the node's totals and those of other users are exact.",
         holds_for="10m",
         because="A job that makes many communicators for a moment reaches its limit and falls below it again.",
         summary="uid {{ $labels.uid }} is at a limit of railscope on {{ $labels.instance }} ({{ $labels.limit }})",

@@ -15,22 +15,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from railscope.agent.facts.causes import Severity
+
 _WIDTH: Final = 118
 PREFIX: Final = "Railscope"
 """Of every alert's name: others load rules of other products beside ours."""
 RUNBOOKS: Final = "https://railscope.example/runbooks"
 """Stands in the shipped file for the address under which a site serves dashboards/runbooks."""
-
-
-class Severity(StrEnum):
-    """Who is to know, and when; the label `severity`."""
-
-    CRITICAL = "critical"
-    """Somebody, now."""
-    WARNING = "warning"
-    """Somebody in working hours."""
-    INFO = "info"
-    """Nobody: it is for dashboards."""
 
 
 class Group(StrEnum):

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from railscope.agent.facts import catalogue
-from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.causes import Cause, Severity
 from railscope.dashboards import recorded
-from railscope.dashboards.alerting.alert import Alert, Group, Severity, promql
+from railscope.dashboards.alerting.alert import Alert, Group, promql
 from railscope.dashboards.alerting.thresholds import Thresholds
 
 _OF_COMM: Final = "cluster='%[1]s',comm='%[2]s'"
@@ -22,7 +22,7 @@ _JOB: Final = (
     f"""{{{{ with printf "last_over_time({catalogue.COMM_INFO}{{{_OF_COMM},exported_job!=''}}[1h])" {_ASKS} """
     '| sortByLabel "exported_job" }}{{ (first .).Labels.exported_job }}{{ else }}unknown{{ end }}'
 )
-"""The batch job, where it is known: what stalls together wakes somebody once (deploy/alertmanager)."""
+"""The batch job, where it is known: stalls of one job are one notification (deploy/alertmanager)."""
 
 _CAUSE: Final = f'{{{{ range printf "{_BEST}" {_ASKS} }}}}: {{{{ .Labels.cause }}}}{{{{ end }}}}'
 _HOST_OF_BLAMED: Final = (

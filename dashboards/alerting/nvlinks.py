@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from railscope.agent.facts import catalogue
+from railscope.agent.facts.causes import Severity
 from railscope.dashboards import recorded
-from railscope.dashboards.alerting.alert import Alert, Group, Severity, promql
+from railscope.dashboards.alerting.alert import Alert, Group, promql
 from railscope.dashboards.alerting.thresholds import Thresholds
 
 _PAGE: Final = "NVLinkErrors"

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from railscope.agent.facts import catalogue
+from railscope.agent.facts.causes import Severity
 from railscope.dashboards import recorded
-from railscope.dashboards.alerting.alert import Alert, Group, Severity, promql
+from railscope.dashboards.alerting.alert import Alert, Group, promql
 from railscope.dashboards.alerting.thresholds import Thresholds
 
 HOST: Final = "cluster, job, instance"
@@ -51,7 +52,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         "RailscopeRailDownUnderLoad",
         Severity.CRITICAL,
         f"{down_under_load}\nunless on (cluster, rail)\n{recorded.RAILS_DOWN} >= {least.plane_hosts:g}",
-        about="Down, on a host with a job, and it has carried traffic: a port that nobody uses is down for years.",
+        about="Down, on a host with a job, and it has carried traffic: an unused port is down for years.",
         holds_for="30s",
         because="A link that trains anew is back within seconds, and counted in "
         f"{catalogue.RAIL_COUNTER}; where a switch takes down many, all hosts are heard by then.",
@@ -154,7 +155,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         f"{catalogue.RAIL_COUNTER_PINNED} == 1",
         about="From now on no increase means nothing: errors on this port go unseen.",
         holds_for="1h",
-        because="It stays until the counter is cleared: nobody has to know within the hour.",
+        because="It stays until the counter is cleared, so the alert may come an hour late.",
         summary=f"{{{{ $labels.counter }}}} of {_RAIL[0].lower()}{_RAIL[1:]} is saturated",
         description="{{ $labels.counter }} reads its maximum and no longer counts; clear it (perfquery -R, or reload "
         "the driver).",
