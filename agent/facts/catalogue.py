@@ -225,7 +225,7 @@ PROCESS_WITHOUT_COMM: Final = _gauge(
     "process_without_comm",
     "pid job world_rank world_size",
     "1 for a process that maps NCCL, was given a rank of its job by its launcher, and has no communicator; absent "
-    "otherwise. While others wait for the making of one, it is whom they wait for.",
+    "otherwise. Ranks that wait in the making of a communicator wait for it.",
 )
 COMM_STALL_SECONDS: Final = _counter(
     "comm_stall_seconds",

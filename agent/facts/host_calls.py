@@ -35,8 +35,8 @@ def _named(*kinds: LifecycleKind) -> frozenset[str]:
 
 
 MAKES_FIRST: Final = _named(LifecycleKind.INIT, LifecycleKind.INIT_ALL)
-"""They make a communicator of nothing: who has it made the call, and came out of it."""
+"""They make a communicator of nothing: a rank that has it made the call, and the call returned."""
 OF_SOME: Final = _named(
     LifecycleKind.CONNECT, LifecycleKind.SHRINK, LifecycleKind.GROW, LifecycleKind.ABORT, LifecycleKind.REVOKE
 )
-"""Not every rank need make them: that one does not says nothing."""
+"""Not every rank need make them: a rank that does not is not missing."""

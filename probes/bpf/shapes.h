@@ -18,7 +18,7 @@
 
 /*
  * By instance, modulo its size; read through probes/nccl/programs/tables.py.  A place belongs to the communicator that
- * claimed it until that one ends.  Whoever finds it taken is not compared.
+ * claimed it until that one ends.  A communicator that finds it taken is not compared.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

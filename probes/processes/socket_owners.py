@@ -24,7 +24,7 @@ MOST_IN_ALL: Final = 98_304
 """Looked at in one look, of all processes: less than a second."""
 _CHEAP_NS: Final = 100_000_000
 _REST: Final = 10
-"""Times what a look took beyond that, until the next: whoever opens connections all the time holds up nobody."""
+"""Times what a look took beyond that, until the next: many new connections hold up no other look."""
 _LOOK_PERIOD_NS: Final = 30_000_000_000
 _LINK: Final = re.compile(r"socket:\[([0-9]{1,10})\]")
 _GONE: Final = frozenset({errno.ENOENT, errno.ESRCH})

@@ -1,7 +1,7 @@
 """Which processes would be the ranks that did not come to the making of a communicator.
 
-A communicator that is still being made tells of nobody but who is inside the call.  A job's first one has all of its
-ranks, numbered as the launcher numbers them: where that holds for everybody inside, the launcher's number names the
+Of a communicator that is still being made only the ranks inside the call are known.  A job's first one has all of its
+ranks, numbered as the launcher numbers them: where that holds for all ranks inside, the launcher's number names the
 process of a rank that is missing, and its host.  Of a job without a name nothing is concluded, as another one may have
 the same numbers.
 """

@@ -1,10 +1,10 @@
 """Has the pages read that probes go on, before the kernel needs them.
 
-To put a breakpoint on an instruction the kernel reads the instruction's page for whoever attaches, and until it has it
-lets no process of the host fork.  A server of files that does not answer, which may be a program of the tenant's own,
-would so stop the daemon and everybody else.  Where the kernel does not keep a file itself, an inspection process has
-these pages read first: then they are in the page cache, and attaching waits for nobody.  A server that makes the kernel
-forget a page in just that moment can still be in the way, for as long as it likes.
+To put a breakpoint on an instruction the kernel reads the instruction's page, and until it has the page no process
+of the host can fork.  A file server that does not answer, which a tenant may run himself, would so stop the daemon and
+every other user.  Where the kernel does not keep a file itself, an inspection process reads these pages first: then
+they are in the page cache, and attaching waits for no server.  A server that makes the kernel forget a page in just
+that moment can still hold up the attaching, for as long as it likes.
 
 Sources: kernel/events/uprobes.c (register_for_each_vma holds dup_mmap_sem while copy_insn reads), madvise(2)
 (MADV_POPULATE_READ, since 5.14).
@@ -38,7 +38,7 @@ class ProbedFile(Protocol):
     def path(self) -> str: ...
     @property
     def local(self) -> bool:
-        """The kernel itself keeps it: reading it waits for nobody."""
+        """The kernel itself keeps it: reading it waits for no server."""
 
     @property
     def tenant(self) -> Tenant:
@@ -51,7 +51,7 @@ class LoadPages:
 
     pid: int
     path: str
-    """As somebody calls the file, to tell it from others."""
+    """A name of the file, which tells it from other files."""
     offsets: tuple[int, ...]
     """In the file, bytes."""
     builds: ClassVar[Collection[type]] = ()

@@ -42,7 +42,7 @@ class JobSettings:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class TopologyFile:
-    """What a topology file says; of two that are alike there is one, so that nobody reads them to compare them."""
+    """What a topology file says; of two that are alike there is one, so that comparing them reads neither."""
 
     content: XmlTopology
     tenant: Tenant
@@ -52,15 +52,15 @@ class TopologyFile:
 class TopologyFiles:
     """The topology files of the processes that run, each content once.
 
-    They have a bound, as each takes up to 9 MB.  Whoever finds no room has no file that could be believed meanwhile:
-    files of several contents contradict each other.
+    They have a bound, as each takes up to 9 MB.  A process for which there is no room has no file that could be
+    believed meanwhile: files of several contents contradict each other.
     """
 
     def __init__(self) -> None:
         self._files: WeakValueDictionary[XmlTopology, TopologyFile] = WeakValueDictionary()
 
     def file_with(self, content: XmlTopology, tenant: Tenant) -> TopologyFile | None:
-        """The file with this content, which goes when nobody holds it any more; None: there is no room for it."""
+        """The file with this content, which is freed with its last reference; None: there is no room for it."""
         found = self._files.get(content)
         if found is None:
             tenants = [file.tenant for file in self._files.values()]

@@ -1,10 +1,10 @@
 """Tells processes that end together, as when a job is ended, from one that ends while others go on counting on it.
 
-Whoever ends a job kills its processes on a host within milliseconds, and each takes as long to end as it has memory to
-give back.  So of a process that was killed or failed nothing is said before its companions, the other processes of this
-host that share a communicator with it, have had a moment to end too, or for as long as they are seen to end.  When all
-have ended it was an end: whether ranks elsewhere wait for them is for their hosts to say.  A process without companions
-on this host gives no sign of that kind, and is told of at once.
+A batch system that ends a job kills its processes on a host within milliseconds.  Each takes as long to end as it has
+memory to give back.  So of a process that was killed or failed nothing is said before its companions, the other
+processes of this host that share a communicator with it, have had a moment to end too, or for as long as they are seen
+to end.  When all have ended it was an end: whether ranks elsewhere wait for them is for their hosts to say.  A process
+without companions on this host gives no sign of that kind, and is told of at once.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Deaths:
         return (rank.instance for death in self._open.values() for rank in death.ranks)
 
     def add(self, death: Death, *, accompanied: bool) -> bool:
-        """Keep a death until more is known; False: it has nobody to be held against, and nothing more will be.
+        """Keep a death until more is known; False: no other process tells more about it.
 
         `accompanied`: another process of this host that was there until now shares a communicator with it.
         """

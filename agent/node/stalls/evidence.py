@@ -83,7 +83,7 @@ class ProcessFacts:
 
     @property
     def excused(self) -> bool:
-        """At work that comes to an end: whoever waits for it waits for no fault."""
+        """It does work that comes to an end: a wait for it is no stall."""
         return self.writing or self.usual_pause
 
     @property

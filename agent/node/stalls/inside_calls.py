@@ -101,12 +101,12 @@ class InsideCalls:
 
     @property
     def current(self) -> tuple[Stall, ...]:
-        """Calls inside which somebody is for too long.  Their instances are negative: numbers of their own."""
+        """Calls that have not returned in time.  Their instances are negative: numbers of their own."""
         return tuple(self._current.values())
 
     @property
     def under_way(self) -> bool:
-        """Whether anybody was inside a call at the last look."""
+        """Whether a thread was inside a call at the last look."""
         return self._under_way > 0
 
     def update(self, now_ns: int, after_ns: int) -> Changes:

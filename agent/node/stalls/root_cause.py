@@ -156,7 +156,7 @@ def _peer_gone(evidence: Evidence) -> Diagnosis | None:
 def _peer_left(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
     """The other end closed connections: its process ended, or took the communicator apart and lives on.
 
-    What is surely in flight never completes.  Where that only follows from other signs nobody may wait at all.
+    What is surely in flight never completes.  Where that only follows from other signs, perhaps no rank waits.
     """
     closed = _closed(evidence)
     if not closed or evidence.others or rank.in_flight is None:

@@ -32,7 +32,7 @@ FRESH_NS: Final = 50_000_000
 
 
 class UserNames:
-    """Safe from any thread; never waits for whoever knows the names."""
+    """Safe from any thread; never waits for a directory server."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

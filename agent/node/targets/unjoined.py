@@ -17,7 +17,7 @@ from railscope.agent.facts.snapshot import UnjoinedProcess
 from railscope.agent.node.targets.processes import ObservedProcess
 
 MOST: Final = 256
-"""Processes of a user that are told of: a host has fewer ranks, and whoever starts more hides his own."""
+"""Shown processes of one user: a host has fewer ranks, and a user who starts more hides his own."""
 
 _Key = tuple[int | None, str, str]
 """User, job and rank."""
