@@ -18,6 +18,7 @@ from typing import Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.faults.web import samples_of
 from tests.whole_host import observing_all
 
 RAILSCOPE = Path(sys.executable).with_name("railscope")
@@ -118,9 +119,9 @@ class AgentProcess:
     def samples(self, name: str, **labels: str) -> list[tuple[dict[str, str], float]]:
         """Samples of one name that carry these labels."""
         return [
-            (found, value)
-            for sample, found, value in metrics_of(self.text())
-            if sample == name and labels.items() <= found.items()
+            (dict(sample.labels), sample.value)
+            for sample in samples_of(self.text(), [name])
+            if labels.items() <= sample.labels.items()
         ]
 
     def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:

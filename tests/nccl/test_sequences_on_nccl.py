@@ -19,6 +19,7 @@ from tests.faults.cluster import Agent, Cluster, until
 from tests.nccl.build import Double
 from tests.nccl.job import Job
 from tests.nccl.library import nccl_library
+from tests.waiting import POLL_SECONDS
 
 pytestmark = [pytest.mark.nccl, pytest.mark.usefixtures("library_in_use")]
 
@@ -173,6 +174,7 @@ def test_what_nccl_does_not_number_is_never_taken_for_a_rank_behind(
             settled = time.monotonic() + 3.5
             while time.monotonic() < settled:
                 said = [of_ranks(agent, "railscope_comm_sequence", pids) for agent in (early, late)]
+                time.sleep(POLL_SECONDS)
             counted = [of_ranks(agent, "railscope_comm_enqueued_total", pids) for agent in (early, late)]
             job.release()
             job.wait()
