@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import re
-import textwrap
 import tomllib
 from collections.abc import Iterator, Set
 from itertools import chain
@@ -18,8 +17,7 @@ REPOSITORY: Final = Path(__file__).resolve().parents[2]
 CONTRIBUTING: Final = REPOSITORY / "CONTRIBUTING.md"
 _BETWEEN: Final = re.compile(r"(?<=<!-- map -->\n)(.*)(?=<!-- end of map -->)", re.DOTALL)
 _PREFIX: Final = "railscope."
-_WIDTH: Final = 120
-_MARGIN: Final = " " * 28
+_COLUMN: Final = 30
 
 
 def contracts() -> dict[str, dict[str, Any]]:
@@ -59,7 +57,7 @@ def sentence(room: str) -> str:
 
 
 def the_map() -> str:
-    """Every room below its floor, with its modules; rooms of rooms below them."""
+    """Every room on its floor, with its modules and what each says of itself; rooms of rooms below them."""
     inner = {contract["containers"][0]: contract for contract in contracts().values() if "containers" in contract}
     lines = ["```", *_lines(floors(contracts()["floors"]), inner, ""), "```", ""]
     return "\n".join(lines)
@@ -69,16 +67,22 @@ def _lines(ordered: list[list[str]], inner: dict[str, dict[str, Any]], indent: s
     for number, rooms in zip(range(len(ordered), 0, -1), ordered, strict=True):
         for room in rooms:
             name = str(folder(room).relative_to(REPOSITORY)) if not indent else room.rpartition(".")[2]
-            yield f"{number} {indent}{name:<{24 - len(indent)}} {sentence(room)}"
+            yield f"{number} {indent}{name:<{_COLUMN - len(indent)}} {sentence(room)}"
             below = floors(inner[room]) if room in inner else []
-            yield from _modules(room, {inside.rpartition(".")[2] for inside in chain.from_iterable(below)})
+            for module in modules(room, {*chain.from_iterable(below)}):
+                within = "/".join(module.removeprefix(f"{room}.").split("."))
+                yield f"  {indent}- {within:<{_COLUMN - len(indent) - 2}} {sentence(module)}"
             yield from _lines(below, inner, indent + "  ")
 
 
-def _modules(room: str, rooms: Set[str]) -> Iterator[str]:
-    """The names of a room's modules, under its sentence, without those that are `rooms` of their own."""
-    names = {file.stem for file in folder(room).glob("*.py")} - {"__init__", "__main__"} - rooms
-    yield from textwrap.wrap(" ".join(sorted(names)), _WIDTH, initial_indent=_MARGIN, subsequent_indent=_MARGIN)
+def modules(room: str, rooms: Set[str]) -> list[str]:
+    """The modules of a room and of its folders, without the `rooms` inside it and what stands in those."""
+    found = []
+    for file in sorted(folder(room).rglob("*.py")):
+        name = ".".join([room, *file.relative_to(folder(room)).with_suffix("").parts])
+        if file.stem not in ("__init__", "__main__") and not any(f"{name}.".startswith(f"{inner}.") for inner in rooms):
+            found.append(name)
+    return found
 
 
 def contributing() -> str:

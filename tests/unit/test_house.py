@@ -10,7 +10,17 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 from tests.gpu.unpack import product_folders
-from tests.unit.house import CONTRIBUTING, REPOSITORY, contracts, contributing, floors, folder, root_packages, sentence
+from tests.unit.house import (
+    CONTRIBUTING,
+    REPOSITORY,
+    contracts,
+    contributing,
+    floors,
+    folder,
+    modules,
+    root_packages,
+    sentence,
+)
 
 LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
 WORKLOAD = REPOSITORY / "testbed/workload"
@@ -35,7 +45,7 @@ def test_the_contract_is_about_all_that_is_installed() -> None:
     assert sorted(root_packages()) == [f"railscope.{name}" for name in product_folders(REPOSITORY)]
 
 
-def test_every_room_has_a_floor_and_says_in_one_sentence_what_it_is() -> None:
+def test_every_room_has_a_floor_and_every_room_and_module_says_in_one_line_what_it_is() -> None:
     known = {room for contract in contracts().values() if "layers" in contract for room in _flat(floors(contract))}
     containers = {contract["containers"][0] for contract in contracts().values() if "containers" in contract}
     for parent in ("railscope.agent", *containers):
@@ -44,6 +54,8 @@ def test_every_room_has_a_floor_and_says_in_one_sentence_what_it_is() -> None:
                 assert f"{parent}.{inside.name}" in known
     for room in known:
         assert sentence(room).endswith("."), room
+        for module in modules(room, known - {room}):
+            assert sentence(module).endswith("."), module
 
 
 def test_contributing_shows_the_map_of_the_contract() -> None:

@@ -1,5 +1,4 @@
-"""The ledgers of rails: what is known of them at one moment, brought into the form that
-agent/node/attribution/ledger.py classes.
+"""Brings what is known of each rail at one moment into the form that its ledger classes (ledger.py).
 
 Which bytes stand for collectives, direction by direction:
 
