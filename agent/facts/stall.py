@@ -62,6 +62,8 @@ class InFlight:
     """Calls on the communicator that come before it: a rank that made no more has not made this one; None: unknown."""
     one_of: int = 1
     """Communicators of its process to which the sign may as well belong, this one included."""
+    awaited: bool = False
+    """Another rank is seen to wait for this one in it."""
     missing: bool = False
     """All others wait in it for this rank, whose process sleeps and does not read what it is sent."""
 
@@ -150,6 +152,8 @@ class Diagnosis:
     """The awaited rank does work that comes to an end, as a checkpoint does: no stall, however long."""
     writes: bool = False
     """It is seen to write, and may pause in it now and then."""
+    at_once: bool = False
+    """Broken beyond doubt, and others wait because of it: where the kernel told when it began, no limit applies."""
     blamed_rank: int | None = None
     rail: str = ""
     device: str = ""

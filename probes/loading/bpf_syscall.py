@@ -22,6 +22,7 @@ BPF_MAP_LOOKUP_ELEM: Final = 1
 BPF_MAP_UPDATE_ELEM: Final = 2
 BPF_MAP_DELETE_ELEM: Final = 3
 BPF_OBJ_GET_INFO_BY_FD: Final = 15
+BPF_RAW_TRACEPOINT_OPEN: Final = 17
 BPF_MAP_LOOKUP_BATCH: Final = 24
 BPF_LINK_CREATE: Final = 28
 
@@ -78,6 +79,19 @@ def possible_cpus(sysfs: Path = Path("/sys")) -> int:
     for part in text.split(","):
         highest = max(highest, int(part.rsplit("-", 1)[-1]))
     return highest + 1
+
+
+def open_raw_tracepoint(program_fd: int, name: str) -> int:
+    """Attach a program to a tracepoint of the kernel, by its name alone; returns the link's descriptor.
+
+    Unlike a perf event of the tracepoint it needs nothing of tracefs, which only root reads.
+
+    Raises:
+        KernelRefusal: ENOENT where there is no such tracepoint, EPERM without CAP_BPF and CAP_PERFMON.
+    """
+    buffer = ctypes.create_string_buffer(name.encode())
+    attributes = struct.pack("<QII", ctypes.addressof(buffer), program_fd, 0)
+    return bpf(BPF_RAW_TRACEPOINT_OPEN, attributes, f"attach to the tracepoint {name}")
 
 
 def link_uprobe_multi(

@@ -48,6 +48,8 @@ _INTERRUPTIBLE: Final = frozenset(
 )
 """In which a process that is not frozen sleeps in state S."""
 _DEEPEST_GROUP: Final = 64
+_FROZEN: Final = "frozen 1"
+"""A line of `cgroup.events`."""
 _SYSCALLS_THAT_WAIT: Final = {
     "x86_64": {"read": 0, "poll": 7, "readv": 19, "recvfrom": 45, "recvmsg": 47, "ppoll": 271},
     "aarch64": {"read": 63, "readv": 65, "ppoll": 73, "recvfrom": 207, "recvmsg": 212},
@@ -210,10 +212,33 @@ def _freezer(folder: str, cgroups: Path, state: str) -> str | None:
             for root, tells, asked, yes in places:
                 words = _words_of(f"{root}{path}/{tells}")
                 seen = seen or bool(words)
-                if "frozen 1" in words or "FROZEN" in words:
+                if _FROZEN in words or "FROZEN" in words:
                     group = _frozen_itself(root, path, asked, yes)
                     return f"{group}/{'cgroup.freeze' if number == '0' else 'freezer.state'}"
     return "" if not seen and _waits_in_freezer(folder, state) else None
+
+
+def group_events(procfs: Path, pid: int, cgroups: Path = CGROUPS) -> Path | None:
+    """The file in which the kernel announces that the control group of a process is frozen; None: there is none.
+
+    It is of version 2, also where that stands beside version 1; it announces what happens to groups around it, too.
+    """
+    with contextlib.suppress(OSError):
+        for line in Path(f"{procfs}/{pid}/cgroup").read_text(errors="surrogateescape").splitlines():
+            number, _, rest = line.partition(":")
+            if number != "0":
+                continue
+            path = rest.partition(":")[2]
+            for root in (cgroups, cgroups / "unified"):
+                file = Path(f"{root}{path}/cgroup.events")
+                if file.exists():
+                    return file
+    return None
+
+
+def is_frozen(events: Path) -> bool:
+    """Whether a control group is frozen, by its `cgroup.events`; not where it is gone."""
+    return _FROZEN in _words_of(str(events))
 
 
 def _frozen_itself(root: Path, path: str, file: str, yes: str) -> str:

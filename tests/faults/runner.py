@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import time
@@ -208,6 +209,8 @@ def _fault(
         if course.right is None:
             problems.append(f"nobody named {expectation(scenario)}")
         else:
+            if (course.right_at or 0.0) > (expected.within_seconds or math.inf):
+                problems.append(f"it took {course.right_at:.1f} s, and not {expected.within_seconds} s at most")
             watcher.watch(_SETTLE_SECONDS)
             if scenario.restart_agent:
                 _restart(cluster, scenario, watcher)

@@ -1,7 +1,8 @@
 """The matrix as data: which fault, on which library and how many hosts, and what must be said of it.
 
 Every fault has its place: by default the last host, its rank (one a host) and the last rail.  Limits are those of
-AGENT: short, so that a run is short; what is named on a host is flagged after 2 s, a mere wait after AFTER_SECONDS.
+AGENT: short, so that a run is short; what is named on a host is flagged after 2 s, what the kernel tells at once, and a
+mere wait after AFTER_SECONDS.
 """
 
 from __future__ import annotations
@@ -136,6 +137,8 @@ class Expected:
     """With no causes: this rank, on host 0, writes to storage for longer than a wait may take.  Other hosts cannot know
     and may say that they wait, for it or for nobody; its own host, `railscope diagnose` and the alerts say nothing."""
     clears: bool = True
+    within_seconds: float | None = None
+    """It is named so soon after it happened; None: whenever its limit allows."""
 
     @property
     def silent(self) -> bool:
@@ -185,14 +188,18 @@ class Scenario:
 NO_STALL: Final = Expected(frozenset())
 
 
-def rank_fault(*causes: str, clears: bool = True, verdict: str = "") -> Expected:
+_AT_ONCE_SECONDS: Final = 1.0
+"""What the kernel tells, with time for a machine that is busy: it takes a quarter of that."""
+
+
+def rank_fault(*causes: str, clears: bool = True, verdict: str = "", within_seconds: float | None = None) -> Expected:
     """Filled in by `fault`: the rank of the place."""
-    return Expected(frozenset(causes), clears=clears, verdict=verdict)
+    return Expected(frozenset(causes), clears=clears, verdict=verdict, within_seconds=within_seconds)
 
 
 _EXPECTED: Final = {
-    Kind.STOP: rank_fault("process_stopped"),
-    Kind.KILL: rank_fault("process_gone", clears=False),
+    Kind.STOP: rank_fault("process_stopped", within_seconds=_AT_ONCE_SECONDS),
+    Kind.KILL: rank_fault("process_gone", clears=False, within_seconds=_AT_ONCE_SECONDS),
     Kind.STARVE: rank_fault("rank_behind"),
     Kind.SKIP: rank_fault("rank_behind", clears=False),
     Kind.NO_PEER: rank_fault("inside_call", clears=False),
@@ -205,7 +212,7 @@ _EXPECTED: Final = {
     Kind.FREEZE: rank_fault("process_frozen"),
     # Where TCP has no SACK, what arrives beyond a missing segment is forgotten at the next time-out.
     Kind.LARGE_DROPPED: rank_fault("rail_mtu", "rail_filtered"),
-    Kind.LINK_DOWN: rank_fault("rail_down"),
+    Kind.LINK_DOWN: rank_fault("rail_down", within_seconds=_AT_ONCE_SECONDS),
     Kind.SLOW: rank_fault("rail_slow"),
     Kind.SLOW_IN_SWITCH: rank_fault("rail_slow", "rail_lossy"),
     Kind.FILTER: rank_fault("rail_filtered"),
@@ -231,6 +238,7 @@ def fault(kind: Kind, library: Library, hosts: int, name: str = "", **settings: 
         rail=scenario.rail if kind in RAIL_KINDS else None,
         clears=usual.clears,
         verdict=usual.verdict,
+        within_seconds=usual.within_seconds,
     )
     return replace(scenario, expected=expected)
 

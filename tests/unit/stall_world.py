@@ -224,6 +224,8 @@ class World:
         self.graph_in_flight = False
         """What is in flight is of a graph: no call was made for it."""
         self.begun: list[tuple[int, Stall]] = []
+        self.outdated: list[int] = []
+        """Processes that were to be read again, by pid."""
         self._asked: dict[int, tuple[int, int]] = {}
         self.looks = 0
         self.rests = True
@@ -379,6 +381,9 @@ class World:
 
     def why_hidden(self, process: ObservedProcess) -> str:
         return self._of(process).hidden
+
+    def outdate(self, process: ObservedProcess) -> None:
+        self.outdated.append(process.identity.pid)
 
     def is_ending(self, process: ObservedProcess) -> bool:
         return self._of(process).ending

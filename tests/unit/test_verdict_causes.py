@@ -181,7 +181,9 @@ CASES: Final[dict[str, list[Case]]] = {
         ),
         Case(
             "of two one has a number in the job",
-            waiting().all_say("process_stopped", blamed_rank="").rank(1, world_rank="9"),
+            waiting(3)
+            .rank(0, stall=stall("process_stopped", blamed_rank=""))
+            .rank(1, stall=stall("process_stopped", blamed_rank=""), world_rank="9"),
             found={"ranks": ("0", "1"), "world_ranks": ("", "9")},
         ),
         Case(

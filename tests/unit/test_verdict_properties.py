@@ -13,7 +13,7 @@ from railscope.agent.cluster.fleet.facts import Rank
 from railscope.agent.cluster.fleet.sequences import Position
 from railscope.agent.cluster.verdict.culprits import find_culprits
 from railscope.agent.cluster.verdict.quantities import format_decimal_bytes, format_duration, format_rank_numbers
-from railscope.agent.cluster.verdict.verdict import find_root_causes, has_ended, is_idle
+from railscope.agent.cluster.verdict.verdict import find_root_causes, has_ended, is_idle, is_suspended
 from railscope.agent.cluster.verdict.words import make_verdict
 from tests.unit.fleets import COMM, NOW, Fleets, fleets_of_any_kind, identity, only, stall
 
@@ -25,7 +25,7 @@ def test_every_stalled_communicator_appears_exactly_once(fleets: Fleets) -> None
     stalled = [
         comm
         for comm, ranks in by_comm.items()
-        if any(rank.stall for rank in ranks) and not has_ended(ranks) and not is_idle(ranks)
+        if any(rank.stall for rank in ranks) and not (has_ended(ranks) or is_idle(ranks) or is_suspended(ranks))
     ]
     shown = [
         comm

@@ -134,6 +134,11 @@ CASES: Final = [
         idle(),
         says=(("notes", "nobody waits"), ("notes", "stopped: rank 1")),
     ),
+    Case(
+        "a job was suspended in the middle of an operation",
+        waiting().all_say("process_stopped").rank(1, stall=stall("process_frozen", blamed_rank="1")),
+        says=(("notes", f"=communicator {COMM}: all its ranks are stopped or frozen, as when a job is suspended"),),
+    ),
     # Checkpoints
     Case("a checkpoint", checkpoint(4), says=(("headline", f"=No stall: {WRITER}"),)),
     Case("one of whom no number is known writes", writes(stall=None, position=None)),

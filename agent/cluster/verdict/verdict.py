@@ -71,7 +71,7 @@ def find_root_causes(fleet: Fleet) -> tuple[RootCause, ...]:
     stalled = [
         _judged(comm, ranks, fleet)
         for comm, ranks in sorted(by_comm.items())
-        if any(rank.stall for rank in ranks) and not has_ended(ranks) and not is_idle(ranks)
+        if any(rank.stall for rank in ranks) and not (has_ended(ranks) or is_idle(ranks) or is_suspended(ranks))
     ]
     held_up = [
         one
@@ -126,6 +126,14 @@ def is_idle(ranks: Sequence[Rank]) -> bool:
         return False
     entered = {rank.position.entered if rank.position and not rank.position.learnt else None for rank in here}
     return len(entered) == 1 and None not in entered
+
+
+def is_suspended(ranks: Sequence[Rank]) -> bool:
+    """Whether all ranks of a communicator are stopped or frozen, as a batch system or a user suspends a job."""
+    here = [rank for rank in ranks if rank.present]
+    held = all(rank.stall is not None and rank.stall.cause in HELD for rank in here)
+    whole = communicator_size(ranks) == len(here) and not missing_ranks(ranks)
+    return bool(here) and held and whole and all(map(is_identified, ranks))
 
 
 def _judged(comm: str, ranks: Sequence[Rank], fleet: Fleet) -> StalledCommunicator:

@@ -39,7 +39,14 @@ from railscope.agent.cluster.verdict.recent import (
     stalled_seconds,
     to_past_tense,
 )
-from railscope.agent.cluster.verdict.verdict import RootCause, StalledCommunicator, find_root_causes, has_ended, is_idle
+from railscope.agent.cluster.verdict.verdict import (
+    RootCause,
+    StalledCommunicator,
+    find_root_causes,
+    has_ended,
+    is_idle,
+    is_suspended,
+)
 from railscope.agent.facts.causes import OF_A_PROCESS, Cause, Tier, facts_of
 from railscope.agent.facts.host_calls import CONNECT
 
@@ -491,6 +498,8 @@ def _notes(fleet: Fleet) -> Iterable[str]:
                 else "all its processes have ended"
             )
             yield f"communicator {comm}: {ended}, nobody waits any more"
+        elif is_suspended(ranks):
+            yield f"communicator {comm}: all its ranks are stopped or frozen, as when a job is suspended"
         elif is_idle(ranks):
             stopped = format_rank_numbers(rank.rank for rank in ranks if rank.stall)
             yield f"communicator {comm}: nobody waits, every operation entered is complete; stopped: {stopped}"

@@ -56,6 +56,7 @@ from railscope.probes.loading.libbpf import LoadError
 from railscope.probes.loading.links import AttachKind
 from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms
 from railscope.probes.nccl.programs.internals import Internals
+from railscope.probes.nccl.programs.stops import Stops
 from railscope.probes.netdev.events import LinkEvents
 from railscope.probes.processes.exit_status import read_exit_status
 from railscope.probes.processes.processes import ProcessIdentity, open_pidfd
@@ -185,12 +186,21 @@ class Daemon:
             _log.warning("calls are counted, completions are not observed: %s", error)
             return None
 
+    def _load_stops(self) -> Stops | None:
+        """The program that sees processes being stopped, where the kernel takes it."""
+        try:
+            return Stops.load()
+        except LoadError as error:
+            _log.info("processes that are stopped are found by looking at them: %s", error)
+            return None
+
     def _nccl_sources(self, programs: NcclPrograms, internals: Internals | None) -> NcclSources:
         return NcclSources(
             programs,
             internals,
             CudaCompletion(internals.cuda, self._config.procfs, self._inspection) if internals is not None else None,
             inspection=self._inspection,
+            stops=self._load_stops(),
             in_flight=internals,
             control=lambda completion: self._control(programs, completion),
             new_process=self._watch_process,
@@ -284,6 +294,8 @@ class Daemon:
                 self._selector.register(
                     self.observer.change_fd, selectors.EVENT_READ, self.observer.detach_changed_libraries
                 )
+            if self.observer.holds_fd is not None:
+                self._selector.register(self.observer.holds_fd, selectors.EVENT_READ, self.observer.take_holds)
             if self.observer.inspection_fd >= 0:
                 self._selector.register(
                     self.observer.inspection_fd, selectors.EVENT_READ, self.observer.take_inspections
@@ -385,8 +397,9 @@ class Daemon:
         schedule = self._schedule
         plan = schedule.plan(self._rings.drained_ns)
         next_ns = min(plan.wake_ns, self._service.feed_due_ns)
-        if self.recordings.due_ns is not None:
-            next_ns = min(next_ns, self.recordings.due_ns)
+        for due_ns in (self.recordings.due_ns, self.observer.early_look_ns):
+            if due_ns is not None:
+                next_ns = min(next_ns, due_ns)
         ready = self._selector.select(max(0.0, (next_ns - self._lateness.wait(next_ns)) / 1e9))
         self._lateness.wake()
         for key, _ in ready:
@@ -405,8 +418,13 @@ class Daemon:
             schedule.drained(now_ns, self._drain())
         if now_ns >= plan.look_ns:
             schedule.stalls_evaluated(now_ns, self.observer.evaluate_stalls(), self.observer.unsettled)
-            if self._verdicts is not None and self.observer.stalls is not None:
-                self._verdicts.publish(self.observer.stalls.current)
+        elif self._is_early_look_due(now_ns):
+            schedule.drained(now_ns, self._drain())
+            self.observer.look_early()
+            if self.observer.unsettled:
+                self._evaluate_soon()
+        if self._verdicts is not None and self.observer.stalls is not None:
+            self._verdicts.publish(self.observer.stalls.current)
         rested = schedule.resting
         if schedule.tick_is_due(now_ns, plan):
             self._update(now_ns)
@@ -422,6 +440,11 @@ class Daemon:
         self.recordings.write_due()
         schedule.set_in_use(now_ns, used=self.observer.in_use)
         self._probed = self.observer.attached()
+
+    def _is_early_look_due(self, now_ns: int) -> bool:
+        """Whether something happened a moment ago to processes or rails that no look has seen."""
+        due_ns = self.observer.early_look_ns
+        return due_ns is not None and now_ns >= due_ns
 
     def _say_pace(self) -> None:
         if self._schedule.resting:

@@ -36,6 +36,7 @@ from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant, tena
 from railscope.agent.node.overhead.control import LevelControl
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
 from railscope.agent.node.stalls.detector import StallLimits
+from railscope.agent.node.stalls.holds import Holds, StopEvents
 from railscope.agent.node.stalls.stacks import Stacks
 from railscope.agent.node.stalls.watchdog import InFlightTables, Watchdog
 from railscope.agent.node.targets.jobs import JobFacts
@@ -79,6 +80,8 @@ class NcclSources:
     """None: what a job learns through CUDA events is not looked at."""
     level: Level = Level.COUNTS
     """That below the calls, to begin with."""
+    stops: StopEvents | None = None
+    """None: stopped processes are found by looking."""
     in_flight: InFlightTables | None = None
     """None: operations in flight are not seen."""
     control: Callable[[Completion | None], LevelControl] | None = None
@@ -166,6 +169,7 @@ class NcclObserver:
         self._lost_elsewhere = sources.lost_elsewhere
         self._hardware = hardware
         self._clock = clock
+        self._holds = Holds(sources.stops, config.procfs, clock)
         self._most_ended = most_ended
         self._node_name = socket.gethostname()
         self._processes: dict[int, ObservedProcess] = {}
@@ -338,6 +342,25 @@ class NcclObserver:
             errors += self._follow()
         self._troubles.say(errors, more=True)
 
+    def evaluate_stalls(self) -> int:
+        """See `Watchdog.evaluate`."""
+        self.take_holds()
+        return self.stalls.evaluate()
+
+    def look_early(self) -> None:
+        """See `Watchdog.look_early`."""
+        self.take_holds()
+        self.stalls.look_early()
+
+    @property
+    def holds_fd(self) -> int:
+        """Becomes readable when `take_holds` has something to learn."""
+        return self._holds.fileno()
+
+    def take_holds(self) -> None:
+        """Learn which processes were stopped or frozen."""
+        self.stalls.record_events(self._holds.read())
+
     @property
     def inspection_fd(self) -> int:
         """Becomes readable when `take_inspections` has something to learn; -1: never."""
@@ -391,6 +414,7 @@ class NcclObserver:
         self._collectives.archive_ended(now_ns)
         self.stalls.forget(self._collectives.forget(now_ns - self._config.comm_lifetime_ns, self._most_ended))
         self.stalls.find_calls()
+        self.stalls.record_events(self._holds.rearm())
         changes = self._libraries.changes
         self._libraries.expire()
         if changes != self._libraries.changes:
@@ -479,6 +503,7 @@ class NcclObserver:
         )
         if self._programs.settings.only_observed_processes:
             self._programs.observe(identity.pid)
+        self._holds.watch(identity.pid)
         self._new_process(identity, self._hardware.add_process(identity.pid, namespace, NOT_DESCRIBED, tenant))
         self.rank_processes.add(identity, tenant.uid)
         self._describe(identity.pid)
@@ -547,6 +572,7 @@ class NcclObserver:
         for tgid in running:
             if self._programs.settings.only_observed_processes:
                 self._programs.forget(tgid)
+            self._holds.forget(tgid)
             self._hardware.remove_process(tgid)
 
     def record_calls(self, events: Records) -> None:
@@ -613,6 +639,7 @@ class NcclObserver:
     def close(self) -> None:
         """Close what was opened to inspect stalls, once everything is detached."""
         self.stalls.close()
+        self._holds.close()
         self._inspection.close()
 
 

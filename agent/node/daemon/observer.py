@@ -84,7 +84,18 @@ class Observer:
     def evaluate_stalls(self) -> int:
         """Evaluate whether operations stall; returns when to evaluate again, in ns from now."""
         with self._lock:
-            return self._nccl.stalls.evaluate() if self._nccl is not None and self._nccl.in_use else REST_NS
+            return self._nccl.evaluate_stalls() if self._nccl is not None and self._nccl.in_use else REST_NS
+
+    @property
+    def early_look_ns(self) -> int | None:
+        """When `look_early` is due, CLOCK_MONOTONIC; None: nothing happened that needs it."""
+        return self._nccl.stalls.early_look_ns if self._nccl is not None else None
+
+    def look_early(self) -> None:
+        """Evaluate the communicators to whose processes or rails something happened a moment ago."""
+        if self._nccl is not None:
+            with self._lock:
+                self._nccl.look_early()
 
     def record_calls(self, events: Records) -> None:
         """Record calls (dtype CALL_EVENT) that were read from the ring."""
@@ -163,6 +174,17 @@ class Observer:
         return self._nccl.change_fd if self._nccl is not None else None
 
     @property
+    def holds_fd(self) -> int | None:
+        """Becomes readable when processes were stopped or frozen; `take_holds` then."""
+        return self._nccl.holds_fd if self._nccl is not None else None
+
+    def take_holds(self) -> None:
+        """Learn which processes were stopped or frozen."""
+        if self._nccl is not None:
+            with self._lock:
+                self._nccl.take_holds()
+
+    @property
     def inspection_fd(self) -> int:
         """Becomes readable when `take_inspections` has something to learn; -1: never."""
         return self._nccl.inspection_fd if self._nccl is not None else -1
@@ -185,8 +207,11 @@ class Observer:
                 self._nccl.detach_changed_libraries()
 
     def handle_link_events(self, events: LinkEvents) -> None:
+        """Act on what a network namespace's link events say."""
         with self._lock:
-            self._hardware.rails.handle_link_events(events)
+            pids = self._hardware.rails.handle_link_events(events)
+            if self._nccl is not None and pids:
+                self._nccl.stalls.record_events(dict.fromkeys(pids, self._clock.monotonic_ns()))
 
     def refresh_devices(self) -> None:
         """Read ports and links before the first `update`, so that all of their sources can be read."""

@@ -91,7 +91,7 @@ class VerdictSocket:
         """Tell what has changed since the last call; `current` are all stalls that go on."""
         now = {stall.instance: stall for stall in current}
         before, self._standing = self._standing, now
-        if not self._clients:
+        if not self._clients or not (before or now):
             return
         changes: list[tuple[str, Stall]] = []
         for instance, stall in before.items():

@@ -257,11 +257,14 @@ class NetdevRails:
         names = [*(decision.device.name for decision in self._decisions), *self._rdma.names]
         self._patterns_remark.say(patterns_without_device(self._patterns, names))
 
-    def handle_link_events(self, events: LinkEvents) -> None:
-        """Act on what a namespace's link events say; what cannot be read now is read again at the next tick."""
+    def handle_link_events(self, events: LinkEvents) -> frozenset[int]:
+        """Act on what a namespace's link events say; what cannot be read now is read again at the next tick.
+
+        Returns the processes of the namespace, by pid, where one of its rails has lost its carrier or was switched off.
+        """
         found = next((entry for entry in self._watched.items() if entry[1].sources.events is events), None)
         if found is None:
-            return
+            return frozenset()
         netns, watched = found
         try:
             changes = events.read()
@@ -269,12 +272,19 @@ class NetdevRails:
             if watched.events_error != str(error):
                 watched.events_error = str(error)
                 _log.warning("%s: link events: %s", watched.key, error)
-            return
+            return frozenset()
         watched.events_error = ""
         if changes:
             self._read_inventory(netns, watched)
             if any(change.change is not LinkChange.CARRIER for change in changes):
                 self._sampler.refresh(watched.key)
+        lost = {
+            change.name
+            for change in changes
+            if change.change in (LinkChange.CARRIER, LinkChange.ADMIN) and not (change.up and change.carrier)
+        }
+        rails = {one.device.name for one in self._decisions if one.rail is not None and one.device.netns == netns}
+        return frozenset(watched.processes) if lost & rails else frozenset()
 
     def update(
         self, expected: Sequence[ExpectedBytes] | None, handed_over: HandedBytes = NOT_OBSERVED

@@ -1,7 +1,8 @@
 """Decides which operations are stalls.
 
 An operation stalls when it is in flight, its process moves no bytes, and it takes longer than it may: `after` (30 s by
-default) for a mere wait; `floor` (2 s) where something on this host is plainly broken; `factor` (8) times the longest
+default) for a mere wait; `floor` (2 s) where something on this host is plainly broken, and at once where the kernel
+told of it and others wait because of it (agent/node/stalls/early_looks.py); `factor` (8) times the longest
 of its own history, and no less than `floor`, where this host has a mere suspect.  It also stalls, though
 bytes move, when operations of its kind and size have taken 1.75 times as long as usual for some seconds and a rail is
 named that differs from its siblings, or its own threads wait for a processor, or its process is stopped again and
@@ -25,6 +26,7 @@ from railscope.agent.facts.causes import HELD, RAIL_CAUSES, Cause
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.stall import Diagnosis, InFlight, Stall
 from railscope.agent.node.stalls.baseline import RECENT_NS
+from railscope.agent.node.stalls.early_looks import SETTLED_NS
 from railscope.agent.node.stalls.evidence import Evidence, RailSigns, RankFacts
 from railscope.agent.node.stalls.root_cause import find_root_cause
 from railscope.probes.processes.owner import ProcessOwner
@@ -217,14 +219,16 @@ class Detector:
         """Nobody can ask about these communicators any more; returns the stalls that end with them."""
         return tuple(self._end(self._current[one], now_ns) for one in instances if one in self._current)
 
-    def _late(self, now_ns: int, instance: int, flight: InFlight, diagnosis: Diagnosis) -> bool:
+    def _late(self, now_ns: int, rank: RankFacts, flight: InFlight, diagnosis: Diagnosis) -> bool:
         """Whether an operation takes longer than it may."""
         if diagnosis.excused:
             if diagnosis.writes:
-                self._excused[instance] = flight.since_ns, now_ns
+                self._excused[rank.instance] = flight.since_ns, now_ns
             return False
+        if diagnosis.at_once and rank.event_ns is not None:
+            return now_ns - max(flight.since_ns, rank.event_ns) >= SETTLED_NS
         limit_ns = self.limits.limit_ns(flight, diagnosis)
-        since_ns, excused_ns = self._excused.get(instance, (0, 0))
+        since_ns, excused_ns = self._excused.get(rank.instance, (0, 0))
         if since_ns == flight.since_ns and not (diagnosis.culprit and diagnosis.cause in _BROKEN):
             # Who writes pauses now and then.
             return now_ns - excused_ns >= self.limits.after_ns
@@ -264,7 +268,9 @@ class Detector:
         """The stall of a communicator now; None: it has none."""
         before = self._current.get(rank.instance)
         flight = rank.in_flight
-        old = flight is not None and now_ns - flight.since_ns >= self.limits.suspicion_ns()
+        same = before is not None and flight is not None and before.since_ns == flight.since_ns
+        told = rank.event_ns is not None or (same and before is not None and not before.slow)
+        old = flight is not None and (told or now_ns - flight.since_ns >= self.limits.suspicion_ns())
         if rank.slow is None:
             self._held.pop(rank.instance, None)
             if not old:
@@ -272,12 +278,13 @@ class Detector:
         evidence = evidence_of(rank)
         diagnosis = find_root_cause(rank, evidence, now_ns)
         held = self._held_often(rank, diagnosis)
-        same = before is not None and flight is not None and before.since_ns == flight.since_ns
         if same and before is not None and before.strength == "strong" and rank.completed == rank.enqueued:
             same = False  # it was seen to complete: what is inferred now is another one
-        if old and flight is not None and not self._moves(now_ns, flight, diagnosis, evidence):
+        at_once = diagnosis.at_once and rank.event_ns is not None
+        # What moved since the event is what was under way.
+        if old and flight is not None and (at_once or not self._moves(now_ns, flight, diagnosis, evidence)):
             judged = diagnosis.cause in _BROKEN or evidence.process.window_ns >= _LEAST_WATCHED_NS
-            if same or (judged and self._late(now_ns, rank.instance, flight, diagnosis)):
+            if same or (judged and self._late(now_ns, rank, flight, diagnosis)):
                 return self._continued(before if same else None, rank, flight, diagnosis, now_ns)
         slows = _slows(rank, evidence, diagnosis) or held
         if rank.slow is not None and before is not None and before.slow:

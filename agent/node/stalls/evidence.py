@@ -38,6 +38,8 @@ class RankFacts:
     """History of operations that are slower than they used to be, though none is in flight for long."""
     slow_op: str = "unknown"
     """NCCL's name of those."""
+    event_ns: int | None = None
+    """When the kernel told that something happened to its process or its rails, of late; None: it did not."""
     comparable: bool = True
     """It is known where it stands among the ranks: there were collectives only, and they are numbered alike."""
     unseen_calls: int = 0
@@ -145,6 +147,8 @@ class RailSigns:
     """The shortest that was ever measured."""
     backlog_bytes: int | None = None
     """In the device's queue."""
+    unacknowledged: int = 0
+    """Of its connections, those with data under way."""
     unread_bytes: int = 0
     """Received on its connections, and not read by the process."""
     unsent_bytes: int = 0

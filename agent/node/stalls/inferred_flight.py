@@ -70,6 +70,7 @@ class _Found:
     since_ns: int | None = None
     """None: since the last call, as far as one knows."""
     one_of: int = 1
+    awaited: bool = False
     missing: bool = False
 
 
@@ -107,20 +108,25 @@ class InferredFlights:
         suspects: Sequence[RankFacts],
         every: Callable[[], Iterable[RankFacts]],
         described: Described,
+        afresh: Collection[int] = (),
     ) -> list[RankFacts]:
-        """These ranks, in whom no operation is seen, with what must be in flight; `every`: all of this host."""
+        """These ranks, in whom no operation is seen, with what must be in flight.
+
+        `every`: all of this host.  `afresh`: instances of those to which something has just happened.
+        """
         # A process is looked at only where something is in flight, or to find out: idle ones are not inspected.
         signs = [self._seen.get(rank.instance) for rank in suspects]
         if any(
-            sign is None or sign.flight is not None or sign.due(now_ns, rank)
+            sign is None or sign.flight is not None or rank.instance in afresh or sign.due(now_ns, rank)
             for rank, sign in zip(suspects, signs, strict=True)
         ):
-            self._ask(
-                now_ns, suspects, _Evaluation(self._known, self._inspector, self._memory, tuple(every()), described)
-            )
+            evaluation = _Evaluation(self._known, self._inspector, self._memory, tuple(every()), described)
+            self._ask(now_ns, suspects, evaluation, afresh)
         return [replace(rank, in_flight=self._seen[rank.instance].flight) for rank in suspects]
 
-    def _ask(self, now_ns: int, suspects: Sequence[RankFacts], evaluation: _Evaluation) -> None:
+    def _ask(
+        self, now_ns: int, suspects: Sequence[RankFacts], evaluation: _Evaluation, afresh: Collection[int]
+    ) -> None:
         """Find out what is in flight where that is due."""
         due: defaultdict[_Stage, list[RankFacts]] = defaultdict(list)
         for rank in suspects:
@@ -128,6 +134,7 @@ class InferredFlights:
             evaluation.record(rank, None if known is None else known.flight)
             if (
                 known is None
+                or rank.instance in afresh
                 or known.due(now_ns, rank)
                 or (known.flight is not None and evaluation.depends_on_others(rank))
             ):
@@ -154,7 +161,10 @@ class InferredFlights:
                 since_ns = max(known.looked_ns, now_ns - _MOST_BEFORE_NS)
         history = described.history(rank.instance)
         return InFlight(
-            found.op, None, since_ns, "weak", found.sign, history, one_of=found.one_of, missing=found.missing
+            *(found.op, None, since_ns, "weak", found.sign, history),
+            one_of=found.one_of,
+            awaited=found.awaited,
+            missing=found.missing,
         )
 
 
@@ -291,12 +301,13 @@ class _Evaluation:
         held = self._held(rank)
         needed = held.needed.get(rank.instance)
         if needed is not None:
-            return needed
+            return replace(needed, awaited=True)
         others = self._flying[rank.pid] - (self._flights[rank.instance] is not None)
         if held.needed or others or held.last != rank.instance:
             return None
         op = UNKNOWN if held.perhaps > 1 else self.described.op(rank.instance)
-        return _Found(f"{self._why_held(rank)} in the middle of its calls", op, one_of=held.perhaps)
+        sign = f"{self._why_held(rank)} in the middle of its calls"
+        return _Found(sign, op, one_of=held.perhaps, awaited=self._unread(rank) > 0)
 
     def _why_held(self, rank: RankFacts) -> str:
         return f"its process is {self._facts(rank).condition}"

@@ -92,6 +92,8 @@ class Inspector:
         self._rails_of = rails_of
         self._states: dict[int, deque[_Look]] = {}
         self._trees = ProcessTrees(procfs)
+        self._outdated: set[int] = set()
+        """Processes that are read again when they are asked about next, however recently they were."""
         self._looked_ns: dict[int, int] = {}
         """By process: when its descendants were looked for as it was suspected."""
         self._connections: dict[int, deque[tuple[int, tuple[ConnectionState, ...]]]] = {}
@@ -122,7 +124,9 @@ class Inspector:
         readings = self._states.get(process.identity.pid, deque())
         now_ns = self._clock.monotonic_ns()
         _drop_if_old(readings, now_ns - _WINDOW_NS, lambda look: look.state.time_ns)
-        if not readings or now_ns - readings[-1].state.time_ns >= READ_PERIOD_NS:
+        outdated = process.identity.pid in self._outdated
+        if outdated or not readings or now_ns - readings[-1].state.time_ns >= READ_PERIOD_NS:
+            self._outdated.discard(process.identity.pid)
             try:
                 readings.append(self._look_at(process))
             except OSError as error:
@@ -144,6 +148,13 @@ class Inspector:
             freezer=printable(last.freezer),
             descendants_busy_ratio=max(0, end.descendants_busy_ns - begin.descendants_busy_ns) / max(window_ns, 1),
         )
+
+    def outdate(self, process: ObservedProcess) -> None:
+        """Something has happened to a process: what was read of it a moment ago is not what is asked for next."""
+        pid = process.identity.pid
+        self._outdated.add(pid)
+        if process.namespace is not None:
+            self._suspects[process.namespace.inode].discard(pid)
 
     def is_ending(self, process: ObservedProcess) -> bool:
         """Whether a process is about to end, whatever it does."""
@@ -213,6 +224,7 @@ class Inspector:
         self._runs.pop(pid, None)
         self._active.pop(pid, None)
         self._states.pop(pid, None)
+        self._outdated.discard(pid)
         self._waiting.pop(pid, None)
         self._trees.forget(pid)
         self._looked_ns.pop(pid, None)
@@ -375,6 +387,7 @@ class Inspector:
             round_trip_deviation_ns=sum(deviations) * 1000 // len(deviations) if deviations else None,
             least_round_trip_ns=min(least) * 1000 if least else None,
             backlog_bytes=facts.queue.backlog_bytes if facts.queue is not None else None,
+            unacknowledged=sum(state.unacknowledged_segments > 0 for state in own),
             unread_bytes=sum(state.unread_bytes for state in own),
             unsent_bytes=sum(state.not_sent_bytes for state in own),
             losses=_losses(old[0] if old is not None else None, facts),

@@ -8,7 +8,9 @@ calls are seen, the communicator's sequence must stand, and something else must 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -45,6 +47,7 @@ _SENDS_NS: Final = 1_500_000_000
 """Messages are looked at once a second."""
 _BEGINS_WITH_A_SEND: Final = frozenset({Op.AllReduce, Op.AllGather, Op.ReduceScatter})
 """In a ring every rank's first step of these sends its own data, and waits for no other rank."""
+_NO_EVENTS: Final[Mapping[int, int]] = MappingProxyType({})
 _RING: Final = 1
 _NO_OP: Final = 255
 """No operation has this number."""
@@ -151,11 +154,24 @@ class RankReader:
             self._apart.update(np.unique(instances[apart]).tolist())
         return called
 
-    def read(self, now_ns: int, stalled: Collection[int], broken: Collection[str] = ()) -> list[RankFacts]:
+    def read(
+        self,
+        now_ns: int,
+        stalled: Collection[int],
+        broken: Collection[str] = (),
+        *,
+        events: Mapping[int, int] = _NO_EVENTS,
+        only: Collection[int] | None = None,
+    ) -> list[RankFacts]:
         """Ranks of this host that may not be well: all but those whose last call or oldest operation is young.
 
-        `stalled`: instances whose last moments are not usual; they are among those returned while they live.
-        `broken`: names of communicators that lost a rank whose process ended on this host.
+        Args:
+            now_ns: the moment.
+            stalled: instances whose last moments are not usual; they are among those returned while they live.
+            broken: names of communicators that lost a rank whose process ended on this host.
+            events: when the kernel told that something happened to processes, by pid: ranks of their communicators are
+                among those returned, however young what they are at is.
+            only: of these processes' communicators alone; None: of all.  What is usual is not learnt then.
 
         Raises:
             KernelRefusal: a table cannot be read.
@@ -166,13 +182,15 @@ class RankReader:
         self._connections = None
         self._unusual.update(stalled)
         period_ns = _HISTORY_NS if self.quiet_until_ns is None else _QUIET_HISTORY_NS
-        remember = self.learnt = now_ns - self._history_ns >= period_ns
+        remember = self.learnt = only is None and now_ns - self._history_ns >= period_ns
         if remember:
             self._history_ns = now_ns
             unusual, self._unusual = self._unusual, set()
             self._record_histories(now_ns, unusual, dict(zip(instances, tgids, strict=True)))
         rows = {}
         suspects = []
+        unwell = set()
+        met = self._communicators_of(events if only is None else only, instances, tgids)
         quiet_until_ns = now_ns + self.suspicion_ns
         # By column: a look at one field of one row of an array takes as long as the rest of the loop.
         columns = (values["sequence"], values["last_ns"], values["first_ns"], keys["comm"], values["library"])
@@ -190,7 +208,12 @@ class RankReader:
                 self._baselines.record_calls(now_ns, instance, enqueued, stalled=instance in unusual)
                 if now_ns - row.last_call_ns < _RECENT_CALL_NS and self._known.completed(instance) is None:
                     self._inspector.remember_threads(process)
-            if not self._is_well(now_ns, row) or instance in self._slow or instance in stalled:
+            touched = communicator.name in met or instance in met
+            if (touched and self._may_be_at_work(now_ns, row)) or not self._is_well(now_ns, row):
+                unwell.add(instance)
+            if only is not None and not touched:
+                continue
+            if instance in unwell or instance in self._slow or instance in stalled:
                 suspects.append(instance)
             elif (suspect_ns := row.since_ns + self.suspicion_ns) > now_ns:
                 quiet_until_ns = min(quiet_until_ns, suspect_ns)
@@ -207,18 +230,44 @@ class RankReader:
                 one: self._baselines.slowest(now_ns, one, stalled=one in unusual, followed=followed) for one in rows
             }
             self._slow = {one: history for one, history in slowest.items() if history is not None}
-        without = [rank for rank in found if rank.in_flight is None and not self._is_well(now_ns, rows[rank.instance])]
+        if events:
+            found = [replace(rank, event_ns=events.get(rank.pid)) for rank in found]
+            self._facts.update((rank.instance, rank) for rank in found)
+        without = [rank for rank in found if rank.in_flight is None and rank.instance in unwell]
         if without:
             described = Described(
                 self._place, self.last_op, lambda one: self._baselines.call_history_of(now_ns, one), broken
             )
             self._facts.update(
-                (rank.instance, rank) for rank in self._inferred_flights.add(now_ns, without, self.all_ranks, described)
+                (rank.instance, rank)
+                for rank in self._inferred_flights.add(
+                    now_ns, without, self.all_ranks, described, () if only is None else unwell
+                )
             )
         found = [self._facts[rank.instance] for rank in found]
         restless = self._slow or any(rank.in_flight is not None for rank in found)
-        self.quiet_until_ns = None if restless else quiet_until_ns
+        if restless or only is None:
+            self.quiet_until_ns = None if restless else quiet_until_ns
         return found
+
+    def _communicators_of(
+        self, pids: Collection[int], instances: Sequence[int], tgids: Sequence[int]
+    ) -> frozenset[int | str]:
+        """Names of the communicators of these processes; of those without a name, the instances."""
+        if not pids:
+            return frozenset()
+        found: set[int | str] = set()
+        for instance, tgid in zip(instances, tgids, strict=True):
+            communicator = self._known.communicator(instance) if tgid in pids else None
+            if communicator is not None:
+                found.add(instance if communicator.name == UNKNOWN else communicator.name)
+        return frozenset(found)
+
+    def companions(self, pids: Collection[int]) -> frozenset[int]:
+        """Processes that have a rank in a communicator of these, as of the last look, and these themselves."""
+        names = {row.communicator.name for row in self._rows.values() if row.communicator.tgid in pids} - {UNKNOWN}
+        found = {row.communicator.tgid for row in self._rows.values() if row.communicator.name in names}
+        return frozenset(found.union(pids))
 
     @property
     def living(self) -> Collection[int]:
@@ -245,6 +294,10 @@ class RankReader:
             time_ns, calls = found.get(pid, (0, 0))
             found[pid] = LastCall(max(row.last_call_ns, time_ns), calls + row.enqueued)
         return found
+
+    def _may_be_at_work(self, now_ns: int, row: _Row) -> bool:
+        """Whether a rank may be in an operation, or on its way from one to the next."""
+        return row.operation is not None or (row.enqueued > 0 and now_ns - row.last_call_ns <= IDLE_NS)
 
     def _is_well(self, now_ns: int, row: _Row) -> bool:
         """Whether nothing can be wrong with a rank yet, as far as the tables tell."""

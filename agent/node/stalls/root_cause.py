@@ -41,6 +41,9 @@ _PEER_LIMITED_RATIO: Final = 0.5
 _LOADED_BYTES_PER_SECOND: Final = 256 << 10
 _BUSY_RATIO: Final = 0.8
 _RECV: Final = op_name(Op.Recv)
+_RUNNING_OR_GONE: Final = frozenset({"running", "gone"})
+_HELD_BY_SIGNAL_OR_GROUP: Final = frozenset({"stopped", "frozen"})
+"""And by no debugger, which holds a process to look at it."""
 _ENDED_OR_LEFT: Final = "a process there has ended, or has destroyed a communicator"
 _IDLE_RATIO: Final = 0.4
 """Of a rail that delays no operation; at the end of a slow one there is data under way nearly all the time."""
@@ -49,8 +52,8 @@ _IDLE_RATIO: Final = 0.4
 def find_root_cause(rank: RankFacts, evidence: Evidence, now_ns: int) -> Diagnosis:
     """The best founded explanation of a stall; `unknown` where nothing on this host speaks for any."""
     found = (
-        _process(rank, evidence.process)
-        or _down(evidence, now_ns)
+        _process(rank, evidence)
+        or _down(rank, evidence, now_ns)
         or _disagrees(evidence)
         or _rail(evidence)
         or _peer_gone(evidence)
@@ -64,14 +67,33 @@ def find_root_cause(rank: RankFacts, evidence: Evidence, now_ns: int) -> Diagnos
     return found or Diagnosis(Cause.UNKNOWN, ("nothing on this host explains it", *_hidden(evidence)), culprit=False)
 
 
-def _process(rank: RankFacts, process: ProcessFacts) -> Diagnosis | None:
+def _process(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
+    process = evidence.process
     found = held_process(rank.pid, rank.rank, process)
     if found is not None and rank.in_flight is not None and rank.in_flight.one_of > 1:
         which = f"which of its {rank.in_flight.one_of} communicators waits for it is unknown"
-        return replace(found, evidence=(*found.evidence, which))
+        found = replace(found, evidence=(*found.evidence, which))
     if process.condition == "gone":
         return Diagnosis(Cause.PROCESS_GONE, (f"process {rank.pid} has ended",), culprit=True, blamed_rank=rank.rank)
-    return found
+    return found and _beside_others(found, rank, evidence)
+
+
+def _beside_others(found: Diagnosis, rank: RankFacts, evidence: Evidence) -> Diagnosis:
+    """What it means that a process is held, by what its companions do.
+
+    Who is held alone holds up the others.  A user, or a batch system, that suspends a job holds all of its ranks: what
+    all of a communicator's ranks are held in is no stall, and where all of this host are, others may be elsewhere.
+    """
+    others = [evidence.process_of_peer(peer.pid) for peer in evidence.peers if peer.pid != rank.pid]
+    if not any(facts is not None and facts.condition in _RUNNING_OR_GONE for facts in others):
+        if _all_here(rank, evidence) and None not in others:
+            sentence = f"so are all {rank.nranks} ranks of the communicator: its job is suspended"
+            return replace(found, evidence=(*found.evidence, sentence), culprit=False, excused=True)
+        if others:
+            return found
+    flight = rank.in_flight
+    awaited = flight is not None and (flight.strength == "strong" or flight.awaited)
+    return replace(found, at_once=awaited and evidence.process.condition in _HELD_BY_SIGNAL_OR_GROUP)
 
 
 def held_process(pid: int, rank: int | None, process: ProcessFacts) -> Diagnosis | None:
@@ -95,11 +117,15 @@ def _thaw(process: ProcessFacts) -> str:
     return f"`echo {thawed} > {process.freezer}` thaws it"
 
 
-def _down(evidence: Evidence, now_ns: int) -> Diagnosis | None:
+def _down(rank: RankFacts, evidence: Evidence, now_ns: int) -> Diagnosis | None:
     rails = evidence.rails
     for rail in rails:
         if rail.up is False and _matters(rail):
-            return _is_down(rail)
+            # What it does not carry any more shows that it is needed; where that is not seen, the operation does.
+            stuck = rank.in_flight is not None and rank.in_flight.strength == "strong"
+            if rail.connections:
+                stuck = rail.unacknowledged > 0 or rail.unsent_bytes > 0
+            return replace(_is_down(rail), at_once=rail.surely_used and stuck)
     for rail in rails:
         lost = rail.carrier_lost_ns
         if lost is not None and now_ns - lost < _CARRIER_NS and _waits_in_vain(rail):

@@ -29,6 +29,7 @@ from railscope.agent.node.stalls.checkpoints import Checkpoints
 from railscope.agent.node.stalls.deaths import Death, Deaths
 from railscope.agent.node.stalls.dependencies import Dependencies, Ranks
 from railscope.agent.node.stalls.detector import Detector, StallLimits
+from railscope.agent.node.stalls.early_looks import EarlyLooks
 from railscope.agent.node.stalls.evidence import Evidence, GonePeer, ProcessFacts, RankFacts
 from railscope.agent.node.stalls.inside_calls import HostCalls, InsideCalls
 from railscope.agent.node.stalls.inspector import Inspector, RailsOf
@@ -92,6 +93,7 @@ class Watchdog:
         self._stacks = stacks
         self._stragglers = Stragglers()
         self._deaths = Deaths()
+        self._early = EarlyLooks()
         self._checkpoints = Checkpoints(self._written_bytes, limits.suspicion_ns(), limits.after_ns, self._tenant)
         self._resting: frozenset[int] = frozenset()
         """Instances that were looked at closely last: suspected, or without a call for a second and more."""
@@ -168,22 +170,17 @@ class Watchdog:
         self.find_calls()
         now_ns = self._clock.monotonic_ns()
         try:
-            ranks = self._reader.read(now_ns, self._stalled, self._detector.broken)
+            ranks = self._reader.read(now_ns, self._stalled, self._detector.broken, events=self._early.recent(now_ns))
         except KernelRefusal as refusal:
             _log.error("stalls cannot be checked: %s", refusal.strerror)
             return EVALUATION_NS
-        self._processes.clear()
-        self._disagreements_before, self._disagreements = self._disagreements, {}
-        self._ranks = self._dependencies = None
+        self._begin_look()
         self._settle_deaths(now_ns)
         resting = frozenset(rank.instance for rank in ranks)
         self._come_to_rest, self._resting = bool(resting - self._resting), resting
         if self._reader.learnt:
             self._checkpoints.update(now_ns, self._reader.last_calls())
-        changes = self._detector.evaluate(
-            now_ns, ranks, self._evidence, others=(*self._reader.living, *self._deaths.instances)
-        )
-        self._log_changes(changes.begun, changes.ended)
+        self._judge(now_ns, ranks)
         self._stall_log.sum_up()
         if self._stacks is not None:
             self._stacks.follow(self._blamed().values())
@@ -193,6 +190,52 @@ class Watchdog:
             return EVALUATION_NS
         # No later than it could be with an evaluation every `EVALUATION_NS`.
         return min(quiet_until_ns - now_ns + EVALUATION_NS, REST_NS)
+
+    def _begin_look(self) -> None:
+        """Forget what was true of processes and communicators at the last look."""
+        self._processes.clear()
+        self._disagreements_before, self._disagreements = self._disagreements, {}
+        self._ranks = self._dependencies = None
+
+    def _judge(self, now_ns: int, ranks: Iterable[RankFacts]) -> None:
+        changes = self._detector.evaluate(
+            now_ns, ranks, self._evidence, others=(*self._reader.living, *self._deaths.instances)
+        )
+        self._log_changes(changes.begun, changes.ended)
+
+    def record_events(self, happened: Mapping[int, int]) -> None:
+        """The kernel told that processes were held, or that their rails lost a carrier: by pid, and when, ns.
+
+        What comes of it shows an early look.
+        """
+        for pid, happened_ns in happened.items():
+            process = self._known.process(pid)
+            if process is not None and process.ended_ns is None:
+                self._early.record(pid, process.tenant, happened_ns)
+
+    @property
+    def early_look_ns(self) -> int | None:
+        """When `look_early` is due; None: nothing happened that needs it."""
+        return self._early.due_ns
+
+    def look_early(self) -> None:
+        """Judge the communicators of processes to which something happened a moment ago, and no others."""
+        now_ns = self._clock.monotonic_ns()
+        pids = self._early.pop_due(now_ns)
+        if not pids:
+            return
+        for pid in self._reader.companions(pids):
+            process = self._known.process(pid)
+            if process is not None and process.ended_ns is None:
+                self._inspector.outdate(process)
+        events = self._early.recent(now_ns)
+        try:
+            ranks = self._reader.read(now_ns, self._stalled, self._detector.broken, events=events, only=pids)
+        except KernelRefusal as refusal:
+            _log.error("stalls cannot be checked: %s", refusal.strerror)
+            return
+        self._begin_look()
+        self._judge(now_ns, ranks)
 
     def processes_gone(self, ended: Mapping[int, int | None], *, replaced: bool = False) -> None:
         """Processes have ended; by pid, their status as wait(2) tells it, None: not known.
@@ -213,6 +256,7 @@ class Watchdog:
                 _log.error("calls under way cannot be read: %s", refusal.strerror)
         for pid in ended:
             self._inspector.forget(pid)
+            self._early.forget(pid)
             self._checkpoints.forget(pid)
             self._reader.forget_process(pid)
         self.record_times()

@@ -401,13 +401,10 @@ def _load(
 
 def constants(settings: ProgramSettings, enqueue_time: EnqueueTime) -> bytes:
     """The `const volatile` variables that all BPF objects on NCCL have, in their order."""
-    namespace = Path("/proc/self/ns/pid").stat()
-    initial = namespace.st_ino == _INITIAL_PID_NAMESPACE
     off = enqueue_time is EnqueueTime.OFF
     return struct.pack(
         "<QQIIIIIIII",
-        0 if initial else namespace.st_dev,
-        0 if initial else namespace.st_ino,
+        *pid_namespace(),
         int(settings.only_observed_processes),
         int(settings.write_events),
         _SAMPLING_OFF if off else settings.sample_every.bit_length() - 1,
@@ -415,6 +412,14 @@ def constants(settings: ProgramSettings, enqueue_time: EnqueueTime) -> bytes:
         settings.aggregate_entries,
         *(_namespace_offsets() if settings.namespaces else (0, 0, 0)),
     )
+
+
+def pid_namespace() -> tuple[int, int]:
+    """Device and inode of this process's pid namespace; zeros in the initial one, which numbers as the kernel does."""
+    namespace = Path("/proc/self/ns/pid").stat()
+    if namespace.st_ino == _INITIAL_PID_NAMESPACE:
+        return 0, 0
+    return namespace.st_dev, namespace.st_ino
 
 
 def _namespace_offsets() -> tuple[int, int, int]:
