@@ -97,7 +97,8 @@ def question_from(parsed: Any) -> Question:
 
 
 def run_diagnose(parsed: Any, out: TextIO) -> int:
-    """Query the store and print the verdict; returns 0 (no stall), 1 (a stall, now or a moment ago) or 2 (unknown).
+    """Query the store and print the verdict; returns 0 (no stall), 1 (a stall now or a moment ago, or a slow rank) or 2
+    (unknown).
 
     The reason for 2 is one line on standard error, or the verdict says that no host is heard.
     """

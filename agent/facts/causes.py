@@ -45,6 +45,7 @@ class Cause(StrEnum):
     GPU_NOT_PROGRESSING = "gpu_not_progressing"
     INSIDE_CALL = "inside_call"
     RANK_BEHIND = "rank_behind"
+    RANK_SLOW = "rank_slow"
     RANK_MISSING = "rank_missing"
     UNSEEN = "unseen"
     UNKNOWN = "unknown"
@@ -66,9 +67,11 @@ class Tier(IntEnum):
     """A call of NCCL is seen not to return."""
     HINT = 7
     """A host says that its rank waits for another."""
-    MISSING = 8
-    UNSEEN = 9
-    UNKNOWN = 10
+    PACE = 8
+    """Nothing hangs: the others wait for a rank again and again."""
+    MISSING = 9
+    UNSEEN = 10
+    UNKNOWN = 11
 
 
 class Severity(StrEnum):
@@ -463,6 +466,26 @@ CAUSES: Final[Mapping[Cause, CauseFacts]] = {
         ),
         remedy="mend the program, or what it waits for",
         runbook="RankBehindCommunicator",
+    ),
+    Cause.RANK_SLOW: CauseFacts(
+        Tier.PACE,
+        Severity.WARNING,
+        by_host=False,
+        about=About.RANK,
+        meaning="Nothing hangs, and the others wait for the same rank in most operations: all go at its pace.",
+        words="{who} keep{s} the others waiting in most operations",
+        now=(
+            StepFacts("py-spy top --pid {pid}", "where its program spends the time between collectives"),
+            StepFacts("nvidia-smi -i {gpu} -q -d PERFORMANCE,TEMPERATURE,CLOCK", "clocks that are held down, and why"),
+            StepFacts("top -H -b -n 1 -p {pid}", "starved of CPU by others, or busy with what other ranks do not do"),
+            _anywhere("the program there: data that only rank {rank} loads or writes, a larger share of the work"),
+        ),
+        after=(
+            StepFacts("journalctl -k {window}", "a GPU's Xid, thermal limits, memory that was short"),
+            _anywhere("the job's log of rank {rank}, {period}: how long its steps took, and the loading of its data"),
+        ),
+        remedy="mend what slows the rank, or take its host or GPU out of the job",
+        runbook="RankSlow",
     ),
     Cause.RANK_MISSING: CauseFacts(
         Tier.MISSING,

@@ -116,7 +116,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         summary="Rank {{ $labels.rank }} on {{ $labels.instance }} slows communicator {{ $labels.comm }} down",
         description="The other ranks wait for rank {{ $labels.rank }} on {{ $labels.instance }} for "
         f"{{{{ $value | humanizePercentage }}}} of their time, for ten minutes now. {_PROCESS}",
-        page="BusBandwidthFell",
+        page="RankSlow",
     )
     yield Alert(
         Group.STALLS,

@@ -141,6 +141,10 @@ class _SameAnswer:
         del selector, seconds, at
         return ()
 
+    def evaluations(self, expression: str, seconds: float, step_seconds: float, at: float) -> tuple[Series, ...]:
+        del expression, seconds, step_seconds, at
+        return ()
+
     def warnings(self) -> tuple[str, ...]:
         return ()
 

@@ -21,6 +21,11 @@ HEARD = (
 Labels = dict[str, str]
 
 
+def bare(expression: str) -> str:
+    """An expression without matchers, ranges and spaces."""
+    return re.sub(r"\{[^}]*\}|\[[^\]]*\]|\s", "", expression)
+
+
 @dataclass
 class CannedStore:
     """Answers by the metric a question is about, and by the function around it; all other answers are empty."""
@@ -28,6 +33,8 @@ class CannedStore:
     canned: dict[str, list[Sample]] = field(default_factory=dict)
     history: list[Series] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
+    evaluated: dict[str, list[Series]] = field(default_factory=dict)
+    """What expressions were at equal steps, by the expression as with `say`."""
 
     def say(self, expression: str, value: float, **labels: str) -> CannedStore:
         """`expression` as asked, without matchers, ranges and spaces: `max_over_time(x)`."""
@@ -39,8 +46,7 @@ class CannedStore:
         assert at is None or at == NOW
         if expression == "time()":
             return (Sample({}, NOW),)
-        bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\s", "", expression)
-        return tuple(self.canned.get(bare, ()))
+        return tuple(self.canned.get(bare(expression), ()))
 
     def scrapes(self, selector: str, seconds: float, at: float) -> tuple[Series, ...]:
         self.asked.append(selector)
@@ -48,6 +54,12 @@ class CannedStore:
         assert at == NOW
         metric = selector.partition("{")[0]
         return tuple(one for one in self.history if one.labels.get("__for__", metric) == metric)
+
+    def evaluations(self, expression: str, seconds: float, step_seconds: float, at: float) -> tuple[Series, ...]:
+        self.asked.append(expression)
+        assert seconds >= step_seconds > 0
+        assert at == NOW
+        return tuple(self.evaluated.get(bare(expression), ()))
 
     def warnings(self) -> tuple[str, ...]:
         return ()

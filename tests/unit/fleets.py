@@ -28,6 +28,7 @@ from railscope.agent.cluster.fleet.sequences import Position
 from railscope.agent.cluster.verdict.words import Finding, make_verdict
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.rank_identity import RankIdentity, rank_identity_from_labels
+from railscope.agent.facts.slowness import Slowness
 from railscope.agent.facts.stall import LastCollectives
 
 NOW: Final = 1_000_000.0
@@ -71,7 +72,7 @@ class Fleets:
     agents: list[Agent] = field(default_factory=list)
     moving: list[Moving] = field(default_factory=list)
     waiting: list[LongWait] = field(default_factory=list)
-    slow: list[SlowRank] = field(default_factory=list)
+    slow_ranks: list[SlowRank] = field(default_factory=list)
     history: list[StallHistory] = field(default_factory=list)
     brief: list[BriefStall] = field(default_factory=list)
     scrape_seconds: float = 1.0
@@ -138,6 +139,10 @@ class Fleets:
         self.ranks = [one for one in self.ranks if int(one.rank) not in numbers]
         return self
 
+    def _all_of(self, comm: str, **changes: Any) -> Fleets:
+        self._change(self.ranks, lambda one: one.comm == comm, changes)
+        return self
+
     def behind(self, number: int, comm: str = COMM, by: int = 1) -> Fleets:
         """This rank did not enter the last operation, and has nothing under way."""
         at = 1205 - by
@@ -148,6 +153,18 @@ class Fleets:
     def all_say(self, cause: str, comm: str = COMM, **more: str) -> Fleets:
         """Every host calls every rank of the communicator stalled for this cause."""
         self.ranks = [replace(one, stall=stall(cause, **more)) if one.comm == comm else one for one in self.ranks]
+        return self
+
+    def working(self, comm: str = COMM) -> Fleets:
+        """Its ranks complete what they enter."""
+        return self._all_of(comm, completed=1205, inflight_seconds=0.0, calls_per_second=2.0, moving=True)
+
+    def slow(self, number: int, comm: str = COMM, **changes: Any) -> Fleets:
+        """The others wait for this rank in all of the last 12 stretches of 5 seconds."""
+        host = next(one.host for one in self.ranks if (one.comm, one.rank) == (comm, str(number)))
+        since = Slowness(self.at - 60.0, 12, 12, 120.0)
+        one = SlowRank(comm, str(number), host, 0.8, since, 5.0, waited_seconds=0.4, times_median=11.0)
+        self.slow_ranks.append(replace(one, **changes))
         return self
 
     def was_stalled(self, comm: str = COMM, *, ago: float, for_: float = 6.0, times: int = 1, by: Stall) -> Fleets:
@@ -198,7 +215,7 @@ class Fleets:
             tuple(self.rails),
             tuple(self.moving),
             tuple(self.waiting),
-            slow=tuple(self.slow),
+            slow=tuple(self.slow_ranks),
             communicators=len({one.comm for one in self.ranks}),
             history=tuple(sorted(self.history, key=lambda one: -one.last)),
             brief=tuple(self.brief),

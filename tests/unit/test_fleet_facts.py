@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from railscope.agent.cluster.fleet.prometheus import PrometheusError, Series
 from railscope.agent.cluster.fleet.reader import find_communicator
 from railscope.agent.cluster.fleet.sequences import Position, find_positions, usual_lead
-from railscope.agent.cluster.fleet.slow import slow_question, waited_for_expression
+from railscope.agent.cluster.fleet.slow import waited_for_expression
 from railscope.agent.cluster.verdict.culprits import communicator_size
 from railscope.agent.cluster.verdict.words import make_verdict
 from railscope.agent.facts.stall import LastCollectives, format_shapes
@@ -466,27 +466,6 @@ def test_an_operation_that_a_host_does_not_know_is_not_another_one(store: Canned
     stalled(store, "host1:9779", 1, "process_gone", op="unknown")
     found = ranks_of(read(store))
     assert [one.stall.op for one in found.values() if one.stall] == ["AllReduce", ""]
-
-
-def waits(store: CannedStore) -> None:
-    """Others wait for rank 1 half of their time, and for rank 0 of another communicator three quarters of it."""
-    asked = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\s", "", slow_question(300))
-    store.say(asked, 0.5, instance="host1:9779", comm=COMM, rank="1")
-    store.say(asked, 0.75, instance="host0:9779", comm="bb", rank="0")
-
-
-def test_ranks_that_others_wait_for_are_read_the_worst_first_while_nothing_is_stalled(store: CannedStore) -> None:
-    waits(store)
-    assert read(store).slow == ()
-    moving = CannedStore()
-    for number in (0, 1):
-        agent(moving, f"host{number}:9779")
-        rank(moving, f"host{number}:9779", number)
-    waits(moving)
-    assert [(one.comm, one.rank, one.host, one.waited_ratio) for one in read(moving).slow] == [
-        ("bb", "0", "host0", 0.75),
-        (COMM, "1", "host1", 0.5),
-    ]
 
 
 def test_the_recording_rule_of_the_alert_reckons_alike() -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from railscope.agent.cluster.fleet.facts import Agent, LongWait, Rank, SlowRank
+from railscope.agent.cluster.fleet.facts import Agent, LongWait, Rank
 from railscope.agent.cluster.fleet.sequences import Position
 from railscope.agent.cluster.verdict.verdict import has_ended, is_idle
 from railscope.agent.cluster.verdict.words import make_verdict
@@ -74,12 +74,6 @@ def slow_to_hear_of() -> Fleets:
     return fleets
 
 
-def straggler() -> Fleets:
-    fleets = Fleets()
-    fleets.slow.append(SlowRank(COMM, "1", "host1", 0.43))
-    return fleets
-
-
 CASES: Final = [
     Case("nothing runs", Fleets(4)),
     Case("differences between sequences alone", Fleets(4).communicator().behind(1)),
@@ -95,17 +89,6 @@ CASES: Final = [
         "slow scrapes, failing collectors and long waits",
         slow_to_hear_of(),
         says=(("notes", "scraped every 60 s"), ("notes", "host1: rdma cannot be read"), ("notes", "6 min 40 s")),
-    ),
-    Case(
-        "a rank that the others wait for at every step",
-        straggler(),
-        says=(
-            (
-                "notes",
-                f"=communicator {COMM} goes at the pace of rank 1 on host1: for 43% of the last 5 min 0 s the other "
-                "ranks waited for it",
-            ),
-        ),
     ),
     # Jobs that ended
     *(

@@ -11,6 +11,7 @@ from typing import Final
 
 from railscope.agent.cluster.fleet.sequences import Position
 from railscope.agent.facts.rank_identity import RankIdentity
+from railscope.agent.facts.slowness import Slowness
 from railscope.agent.facts.stall import LastCollectives
 
 RECENT_SECONDS: Final = 60.0
@@ -156,13 +157,23 @@ class LongWait:
 
 @dataclass(frozen=True, slots=True)
 class SlowRank:
-    """A rank that comes last in a communicator that makes progress, so that the others wait for it."""
+    """A rank that comes last in most operations of a communicator that makes progress, so that the others wait."""
 
     comm: str
     rank: str
     host: str
     waited_ratio: float
-    """Of the others' time, 0 to 1."""
+    """Of the others' time, 0 to 1, of late."""
+    slowness: Slowness
+    """By the store's clock."""
+    stretch_seconds: float
+    """Length of the stretches of time that are counted."""
+    waited_seconds: float | None = None
+    """By which the others wait for it in an operation."""
+    times_median: float | None = None
+    """Time that it takes from one operation to the next, by the median of the other ranks."""
+    of_window: bool = False
+    """It was slow already when the window began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,13 +215,13 @@ class Fleet:
     """The longest usual time between two scrapes of a host."""
     agents: tuple[Agent, ...]
     ranks: tuple[Rank, ...] = ()
-    """Of communicators that are stalled, or were a moment ago, and of the one asked for; where there are such, of those
-    with a rank that writes to storage, too."""
+    """Of communicators that are stalled, or were a moment ago, of those with a slow rank, and of the one asked for;
+    where any is stalled, of those with a rank that writes to storage, too."""
     rails: tuple[Rail, ...] = ()
     moving: tuple[Moving, ...] = ()
     waiting: tuple[LongWait, ...] = ()
     slow: tuple[SlowRank, ...] = ()
-    """Within the window, most waited for first; empty where anything was stalled in it, which makes ranks wait too."""
+    """Most waited for first; of communicators that are not stalled, and were not a moment ago."""
     communicators: int = 0
     """How many there are in all."""
     history: tuple[StallHistory, ...] = ()

@@ -94,6 +94,9 @@ class Store(Protocol):
     def scrapes(self, selector: str, seconds: float, at: float) -> tuple[Series, ...]:
         """Everything that was scraped of some series in the seconds before a moment."""
 
+    def evaluations(self, expression: str, seconds: float, step_seconds: float, at: float) -> tuple[Series, ...]:
+        """An expression as it was at equal steps in the seconds before a moment."""
+
     def warnings(self) -> tuple[str, ...]:
         """Warnings of the store that limit its answers, a sentence each."""
 
@@ -188,6 +191,13 @@ class PrometheusStore:
         """
         data = self._ask("query", {"query": f"{selector}[{seconds:.0f}s]", "time": f"{at:.3f}"})
         return parse_series(data, self.shown)
+
+    def evaluations(self, expression: str, seconds: float, step_seconds: float, at: float) -> tuple[Series, ...]:
+        """Raises:
+        PrometheusError: the store cannot be reached, refuses, or is none.
+        """
+        subquery = f"({expression})[{seconds:.0f}s:{1000 * step_seconds:.0f}ms]"
+        return parse_series(self._ask("query", {"query": subquery, "time": f"{at:.3f}"}), self.shown)
 
     def warnings(self) -> tuple[str, ...]:
         """That answers were partial, and what the store warned of; empty: neither."""

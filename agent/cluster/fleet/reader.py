@@ -27,7 +27,7 @@ from railscope.agent.cluster.fleet.scrapes import (
     recent_seconds_of,
 )
 from railscope.agent.cluster.fleet.sequences import StoredRankKey, find_positions, stored_rank_key
-from railscope.agent.cluster.fleet.slow import slow_question, slow_ranks
+from railscope.agent.cluster.fleet.slow import read_slow_ranks, slow_question
 from railscope.agent.cluster.fleet.stalls import (
     brief_questions,
     brief_stalls,
@@ -92,7 +92,7 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
         told=f"count(last_over_time({catalogue.COMM_STALL_INFO}[{looked_back:.0f}s]))",
         wrote=f"max_over_time({catalogue.COMM_WRITING}[{looked_back:.0f}s]) == 1",
         writes=_writing("", scrapes),
-        slow=slow_question(window_seconds),
+        slow=slow_question(scrapes),
         **brief_questions(recent_seconds),
     )
     said = {name: _fresh(samples, scrapes) for name, samples in said.items()}
@@ -104,9 +104,14 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
     )
     stalled = {sample.labels.get("comm", "") for sample in said["stalled"]}
     asked = stalled | ({comm} if comm else set())
-    comms = asked | {one.comm for one in history if at - one.last <= recent_seconds}
+    told_of = stalled | {one.comm for one in history if at - one.last <= recent_seconds}
+    # Ranks wait where anything is stalled, too.
+    waited_for = [one for one in said["slow"] if one.labels.get("comm") not in told_of]
+    slow = read_slow_ranks(ask, scrapes, waited_for, said["wrote"], window_seconds)
+    comms = asked | told_of
     if comms:  # whoever waits for one that writes may be waited for elsewhere, and its own host calls it no stall
         comms |= {sample.labels.get("comm", "") for sample in said["writes"]}
+    comms |= {one.comm for one in slow}
     rate_seconds = rate_seconds_of(scrapes.interval_seconds)
     ranks = _ranks(ask, scrapes, comms, said, history, rate_seconds, window_seconds) if comms else ()
     ranks = (*ranks, *awaited_ranks(said["inside"], said["without_comm"], scrapes, ranks))
@@ -138,7 +143,7 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
             for one in said["waiting"]
             if one.labels.get("comm") not in asked
         ),
-        slow=() if stalled or history else slow_ranks(said["slow"], scrapes.names),
+        slow=slow,
         communicators=int(said["count"][0].value) if said["count"] else 0,
         history=history,
         brief=brief_stalls(said, history, scrapes),

@@ -1,34 +1,47 @@
-"""Which ranks the others wait for although nothing hangs.
+"""Which ranks the others wait for in most operations although nothing hangs.
 
 A communicator whose ranks all wait for the one that comes last spends least time in operations there.  Of the time of
 the other ranks, what they spend longer than that one is what they wait for it.  Where several operations are under way
 at once their time counts so many times, and is divided by as much.  Point to point, which has no sequence, ranks wait
 for each other by design.  The recording rule that the alert on such ranks asks says the same
 (dashboards/rules/railscope-recording.yml).
+
+Who is waited for of late is looked at more closely: in how many stretches of the window it was, and since when
+(agent/facts/slowness.py).  A rank that wrote to storage meanwhile is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from statistics import median
 from typing import Final
 
 from railscope.agent.cluster.fleet.facts import SlowRank
 from railscope.agent.cluster.fleet.prometheus import Sample
+from railscope.agent.cluster.fleet.scrapes import Asker, Scrapes, match_any
+from railscope.agent.cluster.fleet.sequences import StoredRankKey, stored_rank_key
 from railscope.agent.facts import catalogue
+from railscope.agent.facts.slowness import WAITED_RATIO, Stretch, find_slowness
 
-_LEAST_RATIO: Final = 0.25
-"""Less is what ranks of a healthy job wait for each other, now and then."""
 _NAMED: Final = 'comm!="unknown",rank!="unknown"'
+_SCRAPES_OF_STRETCH: Final = 2.5
+"""Two scrapes are in it, however they fall."""
+_LEAST_STRETCH_SECONDS: Final = 5.0
+_LATELY_STRETCHES: Final = 4
+_MOST_COMMS: Final = 64
+"""Of which the stretches are asked for, those first whose ranks wait most."""
 
 
-def waited_for_expression(window: str, least: float = _LEAST_RATIO) -> str:
+def waited_for_expression(window: str, least: float = WAITED_RATIO, matchers: str = _NAMED) -> str:
     """The share of the other ranks' time for which they wait for each rank, where it is more than the least.
 
     Args:
         window: over which time, as a range of PromQL (`5m`).
         least: of 1.
+        matchers: of the series of ranks.
     """
-    spent = f"rate({catalogue.COMM_OPERATION_SECONDS.where(_NAMED)}[{window}])"
+    spent = f"rate({catalogue.COMM_OPERATION_SECONDS.where(matchers)}[{window}])"
     return (
         f"((sum by (cluster, comm) ({spent}) - on (cluster, comm) group_right () {spent})"
         f" / on (cluster, comm) group_left () (count by (cluster, comm) ({spent}) - 1 > 0) - {spent})"
@@ -36,22 +49,115 @@ def waited_for_expression(window: str, least: float = _LEAST_RATIO) -> str:
     )
 
 
-def slow_question(window_seconds: float) -> str:
-    """The query for ranks that the others wait for."""
-    window = f"{window_seconds:.0f}s"
-    no_sequence = f"max by (cluster, comm) (delta({catalogue.COMM_SEQUENCE}[{window}])) == 0"
-    return f"{waited_for_expression(window)} unless on (cluster, comm) {no_sequence}"
+def slow_question(scrapes: Scrapes) -> str:
+    """The query for ranks that the others wait for of late."""
+    lately = _promql(_LATELY_STRETCHES * _stretch_seconds(scrapes))
+    no_sequence = f"max by (cluster, comm) (delta({catalogue.COMM_SEQUENCE}[{lately}])) == 0"
+    return f"{waited_for_expression(lately)} unless on (cluster, comm) {no_sequence}"
 
 
-def slow_ranks(samples: Iterable[Sample], names: Mapping[str, str]) -> tuple[SlowRank, ...]:
-    """The ranks of an answer, those first for which others wait most; `names`: of hosts, by instance."""
-    found = (
-        SlowRank(
-            one.labels.get("comm", ""),
-            one.labels.get("rank", ""),
-            names.get(one.labels.get("instance", ""), "unknown"),
-            one.value,
-        )
-        for one in samples
+def read_slow_ranks(
+    ask: Asker, scrapes: Scrapes, lately: Iterable[Sample], wrote: Iterable[Sample], window_seconds: float
+) -> tuple[SlowRank, ...]:
+    """The ranks that have been slow for a while, those first for which others wait most.
+
+    Args:
+        ask: the store.
+        scrapes: of the hosts.
+        lately: the answer to `slow_question`.
+        wrote: ranks that wrote to storage within the window.
+        window_seconds: how far back is looked.
+
+    Raises:
+        PrometheusError: the store does not answer.
+    """
+    writers = {stored_rank_key(one) for one in wrote}
+    ratios = {key: one.value for one in lately if (key := stored_rank_key(one)) not in writers}
+    worst = sorted(ratios, key=lambda key: (-ratios[key], key))
+    comms = tuple(dict.fromkeys(comm for _, comm, _ in worst))[:_MOST_COMMS]
+    if not comms:
+        return ()
+    stretch_seconds = _stretch_seconds(scrapes)
+    stretches = _stretches(ask, comms, window_seconds, stretch_seconds)
+    paces = _paces(ask, comms, _LATELY_STRETCHES * stretch_seconds)
+    found = []
+    for key in worst:
+        instance, comm, rank = key
+        slowness = find_slowness(stretches.get(key, ()), stretch_seconds)
+        if slowness is not None:
+            waited_seconds, times_median = paces.get(key, (None, None))
+            found.append(
+                SlowRank(
+                    comm,
+                    rank,
+                    scrapes.names.get(instance, "unknown"),
+                    ratios[key],
+                    slowness,
+                    stretch_seconds,
+                    waited_seconds,
+                    times_median,
+                    of_window=slowness.since - stretch_seconds <= ask.at - window_seconds,
+                )
+            )
+    return tuple(found)
+
+
+def _stretch_seconds(scrapes: Scrapes) -> float:
+    return max(_LEAST_STRETCH_SECONDS, _SCRAPES_OF_STRETCH * scrapes.spacing_seconds)
+
+
+def _promql(seconds: float) -> str:
+    return f"{1000 * seconds:.0f}ms"
+
+
+def _stretches(
+    ask: Asker, comms: Collection[str], window_seconds: float, stretch_seconds: float
+) -> dict[StoredRankKey, list[Stretch]]:
+    """What came of each stretch of the window, for each rank that was waited for in any."""
+    of, length = f"{match_any('comm', comms)},{_NAMED}", _promql(stretch_seconds)
+    waited = ask.store.evaluations(waited_for_expression(length, matchers=of), window_seconds, stretch_seconds, ask.at)
+    made = ask.store.evaluations(
+        f"max by (comm) (increase({catalogue.COMM_OPERATIONS.where(of)}[{length}]))",
+        window_seconds,
+        stretch_seconds,
+        ask.at,
     )
-    return tuple(sorted(found, key=lambda one: (-one.waited_ratio, one.comm, one.rank)))
+    operations = {one.labels.get("comm", ""): one.points for one in made}
+    found: dict[StoredRankKey, list[Stretch]] = {}
+    for one in waited:
+        key, at = stored_rank_key(one), {moment for moment, _ in one.points}
+        found[key] = [Stretch(moment, count, moment in at) for moment, count in operations.get(key[1], ())]
+    return found
+
+
+def _paces(
+    ask: Asker, comms: Collection[str], seconds: float
+) -> dict[StoredRankKey, tuple[float | None, float | None]]:
+    """Of each rank: by how many seconds the others wait for it in an operation, and how many times as long as the
+    median of the others it takes from one operation to the next."""
+    of = f"{match_any('comm', comms)},{_NAMED}"
+    found = ask.query_all(
+        operations=f"rate({catalogue.COMM_OPERATIONS.where(of)}[{_promql(seconds)}])",
+        seconds=f"rate({catalogue.COMM_OPERATION_SECONDS.where(of)}[{_promql(seconds)}])",
+    )
+    spent = {stored_rank_key(one): one.value for one in found["seconds"]}
+    inside: defaultdict[str, dict[StoredRankKey, tuple[float, float]]] = defaultdict(dict)
+    for one in found["operations"]:
+        key = stored_rank_key(one)
+        if one.value > 0 and key in spent:
+            # Where several operations are under way at once there is no time between them.
+            mean = spent[key] / one.value
+            inside[key[1]][key] = mean, max(0.0, 1 / one.value - mean)
+    return {
+        key: _pace(own, [other for name, other in ranks.items() if name != key])
+        for ranks in inside.values()
+        for key, own in ranks.items()
+    }
+
+
+def _pace(own: tuple[float, float], others: list[tuple[float, float]]) -> tuple[float | None, float | None]:
+    if not others:
+        return None, None
+    waited_seconds = median(inside for inside, _ in others) - own[0]
+    between = median(between for _, between in others)
+    return max(0.0, waited_seconds), own[1] / between if own[1] > between > 0 else None

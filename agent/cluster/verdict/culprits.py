@@ -54,7 +54,7 @@ class Culprit:
     basis: str = "nothing"
     """`host` (its own host says so), `history` (it said so when it was last heard), `sequence`, `idle`, `completion`,
     `rail state`, `absence` (no agent reports them), `outside` (they are not inside the call that others are in), `all`
-    (every rank is inside it), `nothing`."""
+    (every rank is inside it), `pace` (the others wait for them in most operations, and nothing hangs), `nothing`."""
     strength: str = "unknown"
     within: tuple[Rank, ...] = ()
     """The ranks inside a call that does not return."""

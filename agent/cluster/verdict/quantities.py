@@ -34,6 +34,11 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+def format_short_duration(seconds: float) -> str:
+    """The time of an operation in a verdict: `0.41 s`, `12 ms`, `0.8 ms`."""
+    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{1000 * seconds:.2g} ms"
+
+
 def format_decimal_bytes(value: float) -> str:
     """Bytes in a verdict: `1.25 GB`, as link speeds are written."""
     for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):

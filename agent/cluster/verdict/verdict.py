@@ -29,7 +29,7 @@ from railscope.agent.facts.label_numbers import UNKNOWN
 
 @dataclass(frozen=True, slots=True)
 class StalledCommunicator:
-    """One communicator that hosts call stalled, and why."""
+    """One communicator that hosts call stalled, or that goes at the pace of a slow rank, and why."""
 
     comm: str
     ranks: tuple[Rank, ...]
@@ -64,7 +64,8 @@ class RootCause:
 
 
 def find_root_causes(fleet: Fleet) -> tuple[RootCause, ...]:
-    """Every stall of the fleet, root causes apart from what only waits; the clearest and widest first."""
+    """Every stall of the fleet and every slow rank, root causes apart from what only waits; the clearest and widest
+    first."""
     by_comm: dict[str, list[Rank]] = defaultdict(list)
     for rank in fleet.ranks:
         by_comm[rank.comm].append(rank)
@@ -79,7 +80,8 @@ def find_root_causes(fleet: Fleet) -> tuple[RootCause, ...]:
         if not any(rank.stall for rank in ranks) and _awaits_writer(ranks)
         if (one := _judged(comm, ranks, fleet)).culprit.cause == Cause.WRITING
     ]
-    found = _grouped([*stalled, *held_up], list(by_comm.values()))
+    slow = _slow(by_comm, stalled, fleet)
+    found = _grouped([*stalled, *held_up, *slow], list(by_comm.values()))
     # One that no host calls stalled is listed only if others wait because of it.
     silent = {one.comm for one in held_up}
     return tuple(cause for cause in found if cause.stalled.comm not in silent or cause.dependents)
@@ -89,6 +91,35 @@ def _awaits_writer(ranks: Sequence[Rank]) -> bool:
     """Whether somebody entered an operation that one which writes did not: its own host calls nobody stalled who
     waits for it there."""
     return any(_came_further(rank, [writer]) for writer in ranks if writer.writing for rank in ranks)
+
+
+def _slow(
+    by_comm: Mapping[str, Sequence[Rank]], stalled: Iterable[StalledCommunicator], fleet: Fleet
+) -> list[StalledCommunicator]:
+    """Communicators that go at the pace of a few of their ranks, and share no process with one that is stalled."""
+    stuck = _processes(rank for one in stalled for rank in one.ranks)
+    found = []
+    for comm in dict.fromkeys(one.comm for one in fleet.slow):
+        of_comm = [one for one in fleet.slow if one.comm == comm]
+        named = {(one.host, one.rank) for one in of_comm}
+        ranks = tuple(by_comm.get(comm, ()))
+        blamed = tuple(rank for rank in ranks if (rank.host, rank.rank) in named)
+        # Where most ranks are slow, it is the others that are odd.
+        if blamed and 2 * len(blamed) <= len(ranks) and not stuck & _processes(ranks):
+            found.append(
+                StalledCommunicator(
+                    comm,
+                    ranks,
+                    Culprit(Cause.RANK_SLOW, blamed, basis="pace", strength="strong"),
+                    (),
+                    (),
+                    communicator_size(ranks),
+                    "",
+                    fleet.at - min(one.slowness.since for one in of_comm),
+                    (),
+                )
+            )
+    return found
 
 
 def has_ended(ranks: Sequence[Rank]) -> bool:
@@ -192,7 +223,7 @@ def _grouped(stalled: Sequence[StalledCommunicator], communicators: Iterable[Seq
     deadlocks = set()
     for one in stalled:
         root, cycle = _root(one.comm, links, by_comm)
-        if cycle:
+        if cycle and by_comm[root].culprit.cause != Cause.RANK_SLOW:
             deadlocks.add(root)
         if root != one.comm:
             dependents[root].append(Dependent(one, links[one.comm].why))
@@ -285,11 +316,17 @@ def _link(one: StalledCommunicator, other: StalledCommunicator) -> _Link | None:
     stuck_there = _processes(
         rank
         for rank in other.ranks
-        if rank not in its.ranks and (rank.stall or (its.cause == Cause.WRITING and _came_further(rank, its.ranks)))
+        if rank not in its.ranks
+        and (
+            rank.stall
+            or its.cause == Cause.RANK_SLOW
+            or (its.cause == Cause.WRITING and _came_further(rank, its.ranks))
+        )
     )
     if (elsewhere := waits_for & stuck_there) and not same_process:
-        return _Link(other.comm, f"it waits for {_process_text(elsewhere)}, which is stuck there", elsewhere=True)
-    if waits_for and mine.basis in ("sequence", "host", "idle"):
+        there = "waits there again and again" if its.cause == Cause.RANK_SLOW else "is stuck there"
+        return _Link(other.comm, f"it waits for {_process_text(elsewhere)}, which {there}", elsewhere=True)
+    if waits_for and mine.basis in ("sequence", "host", "idle", "pace"):
         return None  # it has a culprit of its own, which is not waiting anywhere
     same_host = {rank.host for rank in mine.ranks} & {rank.host for rank in its.ranks}
     if same_host and mine.cause == its.cause == Cause.RANK_MISSING and _clearest(other) < _clearest(one):

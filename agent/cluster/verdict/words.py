@@ -23,6 +23,7 @@ from railscope.agent.cluster.verdict.names import (
     format_ranks,
     format_ranks_and_hosts,
 )
+from railscope.agent.cluster.verdict.pace import describe_pace, format_amount, slow_ranks_of
 from railscope.agent.cluster.verdict.quantities import (
     format_decimal_bytes,
     format_duration,
@@ -107,7 +108,7 @@ class Verdict:
     at: float
     """Seconds since the Unix epoch, by the store's clock."""
     problem: bool
-    """Something is stalled, or was a moment ago."""
+    """Something is stalled, or was a moment ago, or a rank is slow."""
     headline: str
     findings: tuple[Finding, ...]
     asked: tuple[str, ...] = ()
@@ -195,7 +196,7 @@ def _finding(cause: RootCause, fleet: Fleet) -> Finding:
     blamed = culprit.missing or tuple(rank.rank for rank in culprit.ranks)
     in_job = {rank.rank: rank.world_rank for rank in stalled.ranks}
     history = next((one for one in fleet.history if one.comm == stalled.comm), None)
-    evidence = list(_evidence(cause))
+    evidence = [*_evidence(cause), *describe_pace(stalled, fleet)]
     if history is not None and history.times > 1:
         span, length = format_duration(fleet.at - history.first), format_duration(stalled_seconds(history, fleet))
         evidence.insert(1, f"it was stalled {history.times} times in the last {span}, for {length} in all")
@@ -213,7 +214,7 @@ def _finding(cause: RootCause, fleet: Fleet) -> Finding:
         pids=tuple(rank.identity.process for rank in culprit.ranks if rank.identity.pid),
         rails=tuple(rail.rail for rail in culprit.rails),
         devices=tuple(rail.device for rail in culprit.rails),
-        headline=f"{_length(stalled)}: {what_of(cause)}.",
+        headline=f"{_length(stalled)}: {what_of(cause)}{_by_how_much(stalled, fleet)}.",
         evidence=tuple(evidence),
         healthy=tuple(_healthy(stalled, fleet)),
         waiting=tuple(Waiting(one.stalled.comm, one.why) for one in cause.dependents),
@@ -241,7 +242,13 @@ def _recent_finding(recent: RecentCause, fleet: Fleet) -> Finding:
 
 
 def _length(stalled: StalledCommunicator) -> str:
-    return "STALLED" + (f" for {format_duration(stalled.seconds)}" if stalled.seconds is not None else "")
+    state = "SLOW" if stalled.culprit.cause == Cause.RANK_SLOW else "STALLED"
+    return state + (f" for {format_duration(stalled.seconds)}" if stalled.seconds is not None else "")
+
+
+def _by_how_much(stalled: StalledCommunicator, fleet: Fleet) -> str:
+    amounts = [amount for one in slow_ranks_of(stalled, fleet) if (amount := format_amount(one))]
+    return f", {amounts[0]}" if amounts else ""
 
 
 def what_of(cause: RootCause) -> str:
@@ -405,7 +412,7 @@ def _healthy(stalled: StalledCommunicator, fleet: Fleet) -> Iterable[str]:
     for rail in (siblings[:2] + peers[:1]) if culprit.rails else ():
         yield _rail_state(rail)
     for rank in culprit.ranks[:2]:
-        if rank.usual_calls_per_second:
+        if rank.usual_calls_per_second and culprit.cause != Cause.RANK_SLOW:
             yield f"rank {rank.rank} made {rank.usual_calls_per_second:,.1f} calls/s before the stall"
     places = hosts or {rank.host for rank in culprit.ranks} or members
     going = [one for one in fleet.moving if one.host in places]
@@ -530,11 +537,6 @@ def _notes(fleet: Fleet) -> Iterable[str]:
             yield f"{agent.host}: {', '.join(agent.failing)} cannot be read there: run railscope doctor"
     if fleet.scrape_seconds is not None and fleet.scrape_seconds > _SLOW_SCRAPE_SECONDS:
         yield f"hosts are scraped every {format_duration(fleet.scrape_seconds)}: the verdict may be that old"
-    for slow in fleet.slow[:_MOST_LINES]:
-        yield (
-            f"communicator {slow.comm} goes at the pace of rank {slow.rank} on {slow.host}: for "
-            f"{slow.waited_ratio:.0%} of the last {format_duration(fleet.window_seconds)} the other ranks waited for it"
-        )
     for waiting in sorted(fleet.waiting, key=lambda one: -one.seconds)[:2]:
         yield (
             f"communicator {waiting.comm}: an operation of rank {waiting.rank} on {waiting.host} is under way for "

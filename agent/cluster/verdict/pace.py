@@ -1,0 +1,48 @@
+"""The words on ranks for which the others wait in most operations: by how much, how often, since when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final
+
+from railscope.agent.cluster.fleet.facts import Fleet, SlowRank
+from railscope.agent.cluster.verdict.quantities import format_duration, format_short_duration
+from railscope.agent.cluster.verdict.verdict import StalledCommunicator
+
+_MOST_RANKS: Final = 4
+
+
+def slow_ranks_of(stalled: StalledCommunicator, fleet: Fleet) -> tuple[SlowRank, ...]:
+    """What is known of the ranks that are blamed for the pace of a communicator, the slowest first."""
+    blamed = {(rank.host, rank.rank) for rank in stalled.culprit.ranks}
+    return tuple(one for one in fleet.slow if one.comm == stalled.comm and (one.host, one.rank) in blamed)
+
+
+def format_amount(slow: SlowRank) -> str:
+    """By how much, for a headline: `by 0.41 s each (11 times the median)`; empty: not known."""
+    if slow.waited_seconds is None:
+        return ""
+    times = f" ({slow.times_median:.2g} times the median)" if slow.times_median is not None else ""
+    return f"by {format_short_duration(slow.waited_seconds)} each{times}"
+
+
+def describe_pace(stalled: StalledCommunicator, fleet: Fleet) -> Iterable[str]:
+    """The evidence: for how much of their time the others wait, how often, since when."""
+    for slow in slow_ranks_of(stalled, fleet)[:_MOST_RANKS]:
+        name = f"rank {slow.rank}"
+        each = f", {format_short_duration(slow.waited_seconds)} an operation" if slow.waited_seconds is not None else ""
+        yield f"by how much: the other ranks wait for {name} for {slow.waited_ratio:.0%} of their time{each}"
+        if slow.times_median is not None:
+            yield (
+                f"from one operation to the next {name} takes {slow.times_median:.2g} times as long as the median of "
+                "the others"
+            )
+        known = slow.slowness
+        yield (
+            f"how often: in {known.waited} of {known.stretches} stretches of {format_duration(slow.stretch_seconds)} "
+            f"in which operations completed, {known.operations:,.0f} operations in all"
+        )
+        moment = datetime.fromtimestamp(known.since, UTC).strftime("%H:%M:%S UTC")
+        before = ", when the window of this verdict began, or before" if slow.of_window else ""
+        yield f"since when: {moment}, {format_duration(fleet.at - known.since)} ago{before}"
