@@ -25,13 +25,18 @@ def main() -> int:
     parser.add_argument("--library", choices=("workload", "nccl"), help="scenarios of one library")
     parser.add_argument("--hosts", type=int, choices=(2, 4), help="scenarios with so many hosts")
     parser.add_argument("--random", type=int, metavar="N", default=20, help="random faults, and as many controls")
+    parser.add_argument("--no-controls", action="store_true", help="random faults without as many controls")
     parser.add_argument("--seed", type=int, metavar="N", default=1, help="of what is random (default: 1)")
     parser.add_argument("--skip-matrix", action="store_true", help="only random ones")
     parser.add_argument("--list", action="store_true", help="name the scenarios and leave")
     parser.add_argument("--json", metavar="PATH", type=Path, default=Path("fault-matrix.json"))
     options = parser.parse_args()
     fixed = [] if options.skip_matrix else [one for one in MATRIX if _wanted(one, options)]
-    drawn = [one for one in random_scenarios(options.random, options.seed) if _wanted(one.scenario, options)]
+    drawn = [
+        one
+        for one in random_scenarios(options.random, options.seed)
+        if _wanted(one.scenario, options) and not (options.no_controls and one.scenario.control)
+    ]
     if options.list:
         print("\n".join(f"{one.library.value:9} {one.hosts} {one.name}" for one in fixed))
         return 0

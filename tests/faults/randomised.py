@@ -9,8 +9,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import Final
 
-from railscope.testbed.job import Moments, SkippedCall
-from tests.faults.scenarios import CRAWL_MBIT, Kind, Library, Load, Scenario, control, fault
+from railscope.testbed.job import Instead, Moments, SkippedCall
+from tests.faults.scenarios import CRAWL_MBIT, NEVER_MS, OF_THE_JOB, Kind, Library, Load, Scenario, control, fault
 
 _KINDS: Final = (
     Kind.STOP,
@@ -22,7 +22,15 @@ _KINDS: Final = (
     Kind.FILTER_IN_SWITCH,
     Kind.STARVE,
     Kind.SKIP,
+    Kind.REPLACE,
+    Kind.FREEZE,
+    Kind.LARGE_DROPPED,
+    Kind.NO_PEER,
 )
+_NCCL_KINDS: Final = (Kind.NO_SPLIT, Kind.RECEIVES, Kind.CIRCLE, Kind.KILL_HOST)
+"""What only the real library's ranks do."""
+_OF_THE_LAST: Final = frozenset({Kind.NO_PEER, Kind.NO_SPLIT})
+"""The rank that comes late to a call is the last one."""
 _SIZES_BYTES: Final = (512 << 10, 1 << 20, 2 << 20)
 """Large enough to be cut over both rails in a ring of four."""
 _PACES_US: Final = (20_000, 40_000, 80_000)
@@ -58,13 +66,13 @@ def _where(chance: random.Random) -> tuple[Library, int]:
 
 def _fault(chance: random.Random, number: int) -> Drawn:
     library, hosts = _where(chance)
-    kind, host = chance.choice(_KINDS), chance.randrange(hosts)
+    kind = chance.choice(_KINDS + (_NCCL_KINDS if library is Library.NCCL else ()))
+    host = hosts - 1 if kind in _OF_THE_LAST else chance.randrange(hosts)
     slow = kind in (Kind.SLOW, Kind.SLOW_IN_SWITCH)
     sizes_bytes, paces_us = (_SLOW_SIZES_BYTES, _SLOW_PACES_US) if slow else (_SIZES_BYTES, _PACES_US)
     load = Load(size_bytes=chance.choice(sizes_bytes), pace_us=chance.choice(paces_us))
     moment_seconds = chance.uniform(0, _LONGEST_MOMENT_SECONDS)
-    if kind is Kind.SKIP:
-        load = replace(load, skip=SkippedCall(host, chance.randrange(50, 120)))
+    load = _with_its_fault(load, kind, host, chance.randrange(50, 120))
     scenario = fault(
         kind,
         library,
@@ -73,10 +81,31 @@ def _fault(chance: random.Random, number: int) -> Drawn:
         loads=(load,),
         host=host,
         rail=chance.randrange(2),
-        warm_seconds=1.0 if kind is Kind.SKIP else _WARM_SECONDS,
+        warm_seconds=1.0 if kind in OF_THE_JOB else _WARM_SECONDS,
         fault_seconds=30.0,
     )
     return Drawn(scenario, moment_seconds)
+
+
+def _with_its_fault(load: Load, kind: Kind, rank: int, call: int) -> Load:
+    """What the job itself does wrong: nothing, where something happens to it."""
+    match kind:
+        case Kind.SKIP:
+            return replace(load, skip=SkippedCall(rank, call))
+        case Kind.REPLACE:
+            return replace(load, skip=SkippedCall(rank, call, Instead.REPLACE))
+        case Kind.CIRCLE:
+            return replace(load, pattern="sendrecv", skip=SkippedCall(rank, call, Instead.RECEIVE))
+        case Kind.NO_PEER:
+            return replace(load, late_ms=NEVER_MS)
+        case Kind.NO_SPLIT:
+            return replace(load, pattern="split-late", warm_up_ms=NEVER_MS)
+        case Kind.RECEIVES:
+            return replace(load, pattern="receive-first")
+        case Kind.KILL_HOST:
+            return replace(load, ranks_per_host=2)
+        case _:
+            return load
 
 
 def _control(chance: random.Random, number: int) -> Drawn:
