@@ -19,7 +19,7 @@ PACKAGES_VM := $(PACKAGES_ROOT) qemu-system-x86 xz-utils zstd
 
 include build.mk
 
-.PHONY: setup build bytecode demo stack check test test-search test-faults lint bench packages packages-test packages-bench packages-panels packages-spark packages-vm test-panels test-spark test-vm gpu-kit clean wheel lock service-env fuzz soak test-controls
+.PHONY: setup build bytecode demo stack check test test-search test-faults lint bench bench-fleet packages packages-test packages-bench packages-panels packages-spark packages-vm test-panels test-spark test-vm gpu-kit clean wheel lock service-env fuzz soak test-controls
 
 setup: packages $(STAMPS)/venv build bytecode  ## install what is needed, make .venv, the BPF objects and bytecode
 
@@ -115,6 +115,9 @@ lint: $(STAMPS)/venv
 
 bench: setup packages-bench $(STAMPS)/nccl  ## ratios against the floor and the peers, as a table and JSON
 	$(BIN)/python -m tests.bench
+
+bench-fleet: setup packages-test  ## simulated fleets of 8 to 512 nodes: what rules cost, what pages and diagnose say
+	$(BIN)/python -m tests.fleet $(FLEET)
 
 wheel: setup  ## a wheel with the BPF objects in it
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check build

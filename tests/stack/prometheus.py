@@ -60,12 +60,12 @@ def prometheus(
 
 
 @contextmanager
-def running(command: Sequence[str], log: Path) -> Iterator[None]:
+def running(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A server for as long as the `with` block lasts."""
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
         try:
-            yield
+            yield process
         finally:
             process.terminate()
             process.wait(30)

@@ -1,0 +1,1 @@
+"""Fleets of simulated nodes behind real servers of the monitoring stack."""
