@@ -32,7 +32,18 @@ RANKS: Final = Recorded("comm_nranks:railscope_ranks:count", catalogue.COMM_ENQU
 STALLED_RANKS: Final = Recorded("comm:railscope_stalled_ranks:count")
 RANKS_GONE: Final = Recorded("comm:railscope_ranks_gone:count")
 RANKS_IDLE: Final = Recorded("comm:railscope_ranks_idle:count")
-OPERATIONS_BEHIND: Final = Recorded("comm_rank:railscope_operations_behind:max", catalogue.COMM_ENQUEUED)
+COMM_ENQUEUED_MAX: Final = Recorded("comm:railscope_comm_enqueued:max", catalogue.COMM_ENQUEUED)
+COMM_ENQUEUED_MIN: Final = Recorded("comm:railscope_comm_enqueued:min", catalogue.COMM_ENQUEUED)
+COMM_SEQUENCE_MAX: Final = Recorded("comm:railscope_comm_sequence:max", catalogue.COMM_ENQUEUED)
+COMM_SEQUENCE_MIN: Final = Recorded("comm:railscope_comm_sequence:min", catalogue.COMM_ENQUEUED)
+COMPARED: Final = Recorded("comm:railscope_compared:bool")
+"""1 of a communicator where a rank is stalled or writes, or where all stand still and not in the same place."""
+INFO_COMPARED: Final = Recorded("comm_rank:railscope_comm_info:compared")
+ENQUEUED_COMPARED: Final = Recorded("comm_rank:railscope_comm_enqueued:compared")
+COMPLETED_COMPARED: Final = Recorded("comm_rank:railscope_comm_completed:compared")
+SEQUENCE_COMPARED: Final = Recorded("comm_rank:railscope_comm_sequence:compared")
+OPERATIONS_BEHIND: Final = Recorded("comm_rank:railscope_operations_behind:max")
+"""Of the ranks of compared communicators."""
 SEQUENCE_SPREAD: Final = Recorded("comm:railscope_sequence_spread:max", catalogue.COMM_ENQUEUED)
 WRITING_RANKS: Final = Recorded("comm:railscope_writing_ranks:count")
 WAITING: Final = Recorded("comm_rank:railscope_waiting:max")
@@ -40,6 +51,12 @@ HELD_UP_RANKS: Final = Recorded("comm:railscope_held_up_ranks:count")
 HELD_UP_BY_WRITING_RANKS: Final = Recorded("comm:railscope_held_up_by_writing_ranks:max1m")
 OPERATIONS_BEHIND_STALLED: Final = Recorded("comm_rank:railscope_operations_behind:stalled")
 """Ranks that did not enter the operation in which the others of their stalled communicator wait."""
+WAITS_INSIDE: Final = Recorded("comm_rank:railscope_waits_inside:bool")
+HELD_UP_ELSEWHERE: Final = Recorded("comm:railscope_held_up_elsewhere:bool")
+STALLED_ELSEWHERE: Final = Recorded("comm:railscope_stalled_elsewhere:bool")
+"""1 of a communicator that is held up by a process which waits in another one, as `diagnose` has it."""
+WAITS_ELSEWHERE: Final = Recorded("comm_rank:railscope_waits_elsewhere:bool")
+"""1 of a rank that holds up its communicator because its process waits in another one."""
 RANKS_DISAGREE: Final = Recorded("comm:railscope_ranks_disagree:bool")
 """1 while ranks of a communicator tell different things of one block of collectives."""
 STALL_EVIDENCE: Final = Recorded("comm_cause:railscope_stall_evidence:max")

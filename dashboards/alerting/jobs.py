@@ -69,11 +69,20 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
             {recorded.RANKS_IDLE}
             unless on (cluster, comm)
             {recorded.HELD_UP_BY_WRITING_RANKS}
+            unless on (cluster, comm)
+            {recorded.STALLED_ELSEWHERE}
+            unless on (cluster, comm)
+            (
+                {catalogue.COMM_STALL_INFO}{{cause="{Cause.RAIL_DOWN}"}}
+              and on (cluster, rail)
+                {recorded.RAILS_DOWN} >= {least.plane_hosts:g}
+            )
             """
         ),
         about="One alert a communicator for as long as it stalls: the cause is told in the annotations and is no "
         "label, because an alert whose labels change resolves and fires anew, and a host may find a better founded "
-        "cause at any time.",
+        "cause at any time.  None of communicators that another one holds up, nor where RailscopeRailPlaneDown tells "
+        "the cause.",
         holds_for="15s",
         because="The host has waited already (at least 2 s with a culprit, 30 s without); one more scrape lets all "
         "hosts speak.",
@@ -87,8 +96,15 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         Group.STALLS,
         "RailscopeRankBehindCommunicator",
         Severity.CRITICAL,
-        str(recorded.OPERATIONS_BEHIND_STALLED),
-        about="Hosts see their own ranks only; the recording rule compares all of them.",
+        promql(
+            f"""
+            {recorded.OPERATIONS_BEHIND_STALLED}
+            unless on (cluster, job, instance, comm, rank)
+            {recorded.WAITS_ELSEWHERE}
+            """
+        ),
+        about="Hosts see their own ranks only; the recording rule compares all of them.  A rank whose process waits in "
+        "another communicator is held up itself.",
         holds_for="30s",
         because="Two scrapes of 15 s: both sides of the comparison are then from after the stall began.",
         more_labels={"exported_job": _JOB},
