@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import select
 import socket
 import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -141,6 +143,47 @@ def test_readers_that_go_and_too_many_of_them_harm_nobody(verdicts: VerdictSocke
     verdicts.serve()
     with closing(Reader(verdicts, path)) as reader:
         assert reader.line()["stalls"] == 1
+
+
+def test_without_a_descriptor_for_a_client_the_loop_is_left_alone_and_the_client_is_taken_later(
+    verdicts: VerdictSocket, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def readable() -> bool:
+        return bool(select.select([verdicts], [], [], 0)[0])
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    clients = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+    for client in clients:
+        client.connect(os.fspath(path))
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (max(int(one.name) for one in Path("/proc/self/fd").iterdir()) + 1, limit[1])
+    )
+    spare: list[int] = []
+    try:
+        with suppress(OSError):
+            while True:
+                spare.append(os.dup(0))
+        for _ in range(3):
+            verdicts.publish([])
+            assert readable()
+            verdicts.serve()
+            assert not readable(), "it would be asked again at once"
+    finally:
+        for one in spare:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    assert [record.getMessage() for record in caplog.records] == [f"{path}: clients are refused: Too many open files"]
+    verdicts.publish([])
+    for _ in clients:
+        verdicts.serve()
+    for client in clients:
+        assert json.loads(client.recv(4096))["event"] == "hello"
+        client.close()
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match=f"there is no folder {tmp_path}/absent; make it, or name another one"):
+        VerdictSocket(tmp_path / "absent" / "verdicts.sock", "gpu-1", "0.1", SystemClock())
 
 
 def test_the_socket_is_its_owners_and_what_a_killed_agent_left_is_replaced(path: Path) -> None:

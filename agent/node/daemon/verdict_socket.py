@@ -70,6 +70,10 @@ class VerdictSocket:
         self._clients: list[_Client] = []
         self._standing: dict[int, Stall] = {}
         """By instance: a communicator's end stalls in one operation at a time."""
+        self._accepts = True
+        """Whether the listener is looked at: not from when the host has no descriptor left until `publish`."""
+        self._refused = ""
+        """Why the last client was not taken; empty: it was."""
 
     def fileno(self) -> int:
         """Becomes readable when `serve` has something to do."""
@@ -89,6 +93,9 @@ class VerdictSocket:
 
     def publish(self, current: Iterable[Stall]) -> None:
         """Tell what has changed since the last call; `current` are all stalls that go on."""
+        if not self._accepts:
+            self._selector.register(self._listener, selectors.EVENT_READ)
+            self._accepts = True
         now = {stall.instance: stall for stall in current}
         before, self._standing = self._standing, now
         if not self._clients or not (before or now):
@@ -119,13 +126,19 @@ class VerdictSocket:
     def _accept(self) -> None:
         try:
             channel, _ = self._listener.accept()
+        except BlockingIOError:
+            return  # the client has gone again
         except OSError as error:
-            _log.warning("%s: a client cannot be taken: %s", self._path, error.strerror)
+            # It goes on waiting, and would make the socket readable at once again.
+            self._selector.unregister(self._listener)
+            self._accepts = False
+            self._refuse(error.strerror or str(error))
             return
         if len(self._clients) >= MOST_CLIENTS:
-            _log.warning("%s: a client is refused: %d are connected already", self._path, MOST_CLIENTS)
+            self._refuse(f"{MOST_CLIENTS} are connected already")
             channel.close()
             return
+        self._refused = ""
         channel.setblocking(False)
         client = _Client(channel)
         self._clients.append(client)
@@ -135,6 +148,12 @@ class VerdictSocket:
         self._tell([("standing", stall) for stall in self._standing.values()], [client])
         if client in self._clients:
             self._send(client)
+
+    def _refuse(self, why: str) -> None:
+        """A line for the first of those who are refused for one reason in a row: a client may come again and again."""
+        if why != self._refused:
+            _log.warning("%s: clients are refused: %s", self._path, why)
+        self._refused = why
 
     def _listens(self, client: _Client) -> bool:
         """Whether a client is still there; what it says is not read."""
@@ -203,6 +222,8 @@ def _listen(path: Path) -> socket.socket:
     Raises:
         ServerError: no socket can be had there.
     """
+    if not path.parent.is_dir():
+        raise ServerError(f"--verdicts.socket: {path}: there is no folder {path.parent}; make it, or name another one")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         if path.exists() and stat.S_ISSOCK(path.lstat().st_mode) and not _answers(path):
