@@ -50,7 +50,7 @@ from railscope.agent.node.collectives.node_totals import SIZE_BOUNDS
 from railscope.agent.node.completion.completion import BANDWIDTH_BOUNDS, DURATION_BOUNDS
 from railscope.agent.node.rails.counter_rules import rule_of
 from railscope.agent.node.rails.ethernet_rules import statistic_rule
-from railscope.agent.node.rails.selection import SEVERITIES
+from railscope.agent.node.rails.netdev_facts import SEVERITIES
 from railscope.agent.node.sampling.totals import RATE_BOUNDS
 
 GPUS: Final = 8

@@ -1,4 +1,4 @@
-"""The daemon's log lines: logfmt or JSON on standard error, as Prometheus exporters write them.
+"""Lines on standard error: the daemon's log in logfmt or JSON, as Prometheus exporters write it, and commands' errors.
 
 Names in messages come from tenants: of paths, processes, devices.  Here is the one place where they become a line, and
 nothing in it is obeyed by a terminal: what is no printable ASCII is escaped, and what is long is cut.

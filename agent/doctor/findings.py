@@ -1,4 +1,4 @@
-"""The findings of `railscope doctor`, and its reports on libraries and rails.
+"""The findings of `railscope doctor`, its reports on libraries and rails, and how to get rights that are missing.
 
 A check that cannot be made is itself a finding: whatever goes wrong while one looks at a strange host, the others
 still speak.

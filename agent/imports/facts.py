@@ -5,7 +5,6 @@ Rows that there may be millions of are named tuples, since a batch of them is tu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -138,11 +137,3 @@ def printable(text: str, most: int = 160) -> str:
     """Text of an imported file, which others wrote, fit for a terminal: without control characters, and not endless."""
     cut = text if len(text) <= most else text[: most - 1] + "…"
     return "".join(letter if letter.isprintable() else " " for letter in cut)
-
-
-def product(numbers: Iterable[int]) -> int:
-    """Elements of an imported tensor with these dimensions."""
-    result = 1
-    for number in numbers:
-        result *= number
-    return result

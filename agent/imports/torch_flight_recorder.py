@@ -17,12 +17,13 @@ Source: torch/csrc/distributed/c10d/FlightRecorderDetail.hpp and ProcessGroupNCC
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from railscope.agent.dataset.schema import UNNAMED_NODE
-from railscope.agent.imports.facts import ImportedCall, ImportedEnd, ImportedOperation, Problems, product
+from railscope.agent.imports.facts import ImportedCall, ImportedEnd, ImportedOperation, Problems
 from railscope.agent.imports.json_stream import JsonStream, text, whole_number
 from railscope.agent.imports.kineto import NO_HOST, rank_in_name
 from railscope.agent.imports.plain_pickle import PickleRefused, read_plain_pickle
@@ -274,7 +275,7 @@ def _elements(sizes: object) -> tuple[int, ...]:
         known = parse_whole_numbers(list(dimensions)) if isinstance(dimensions, list | tuple) else None
         if known is None or len(known) > _MOST_DIMENSIONS:
             raise UnknownName("an entry without its sizes")
-        result.append(product(known))
+        result.append(math.prod(known))
     if not all(0 <= one < 1 << 58 for one in [*result, sum(result)]):
         raise UnknownName("impossible sizes")
     return tuple(result)

@@ -1,4 +1,4 @@
-"""Selects the series that are exposed; `--series.detail` adds more.
+"""Selects the series that are exposed, and sums those that are not; `--series.detail` adds more.
 
 A node with eight GPUs counts some five thousand things; most of them are 0 for as long as all is well, or tell again
 what others tell.  What is left out follows rules that hold for every node, so that a query finds the same everywhere:

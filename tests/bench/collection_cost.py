@@ -30,8 +30,9 @@ from typing import Final
 
 from railscope.agent.node.nvlink.gpu import Gpu, GpuHistories
 from railscope.agent.node.rails.ethernet import EthernetWatch
+from railscope.agent.node.rails.netdev_facts import rail_facts
 from railscope.agent.node.rails.rdma_ports import RdmaWatch
-from railscope.agent.node.rails.selection import decide_rails, rail_facts
+from railscope.agent.node.rails.selection import decide_rails
 from railscope.agent.node.sampling.sampler import Sampler
 from railscope.probes.clock import SystemClock
 from railscope.probes.netdev.sources import open_namespace

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from pyroute2 import IPRoute
 
-from railscope.agent.node.rails.selection import decide_rails, netns_labels
+from railscope.agent.node.rails.netdev_facts import netns_labels
+from railscope.agent.node.rails.selection import decide_rails
 from railscope.agent.node.sampling.sampler import Sampler
 from railscope.probes.clock import SystemClock
 from railscope.probes.netdev.counters import CounterReading

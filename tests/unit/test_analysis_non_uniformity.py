@@ -11,9 +11,10 @@ import pytest
 
 from railscope.agent.analysis.facts.report import Iteration, NonUniformity, Unknown
 from railscope.agent.analysis.tables.gpus import find_gpus
+from railscope.agent.analysis.timing import iterations as iterations_module
 from railscope.agent.analysis.timing import non_uniformity
-from railscope.agent.analysis.timing.iterations import find_iterations
-from railscope.agent.analysis.timing.non_uniformity import find_non_uniformity, rows_in_iterations
+from railscope.agent.analysis.timing.iterations import find_iterations, rows_in_iterations
+from railscope.agent.analysis.timing.non_uniformity import find_non_uniformity
 from tests.unit.datasets import BEGAN_NS, JobDataset
 from tests.unit.timed_jobs import MS, moe, pipeline
 
@@ -180,14 +181,14 @@ def test_calls_are_in_their_iterations_and_pauses_make_no_long_lists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengths: list[int]
 ) -> None:
     listed: list[int] = []
-    usual = non_uniformity._slots
+    usual = iterations_module._slots
 
     def slots(*told: Any) -> pa.Table:
         table = usual(*told)
         listed.append(len(table))
         return table
 
-    monkeypatch.setattr(non_uniformity, "_slots", slots)
+    monkeypatch.setattr(iterations_module, "_slots", slots)
     iterations = iterations_between(lengths)
     job = JobDataset(tmp_path)
     job.communicator("all", (0, 1))

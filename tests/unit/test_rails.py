@@ -12,14 +12,12 @@ from railscope.agent.config.rail_patterns import parse_rail_pattern
 from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.facts.snapshot import Histogram
 from railscope.agent.node.rails.ethernet_facts import RailEthernet, ethernet_counters
+from railscope.agent.node.rails.netdev_facts import members_of_bond, netns_labels, rail_facts
 from railscope.agent.node.rails.selection import (
     RdmaPorts,
     RdmaRail,
     decide_rails,
-    members_of_bond,
     natural_order,
-    netns_labels,
-    rail_facts,
     socket_interface_matches,
 )
 from railscope.agent.node.sampling.state import DeviceTotals

@@ -11,7 +11,7 @@ import yaml
 from railscope.agent.node.rails import counter_rules, ethernet_rules
 from railscope.agent.node.rails.counter_rules import rule_of
 from railscope.agent.node.rails.ethernet_rules import severity_of, statistic_rule
-from railscope.agent.node.rails.selection import SEVERITIES
+from railscope.agent.node.rails.netdev_facts import SEVERITIES
 
 DASHBOARDS: Final = Path(__file__).parents[2] / "dashboards"
 _LOSSLESS: Final = frozenset({3})

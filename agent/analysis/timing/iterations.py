@@ -1,4 +1,4 @@
-"""The iterations of a job, without hints (regularity; paper B: on-off regularity and recurrence).
+"""The iterations of a job, without hints, and which rows lie in which (regularity; paper B: on-off regularity).
 
 The calls of one GPU, the one that makes most, are cut where they repeat (`repetition`).  An iteration is known once the
 next one has begun: calls before the first and from the last start on are in none.
@@ -15,9 +15,12 @@ next one has begun: calls before the first and from the last start on are in non
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
+import ibis
 import numpy as np
+import pyarrow as pa
 
 from railscope.agent.analysis.facts.report import Iteration, Regularity, Unknown
 from railscope.agent.analysis.tables.gpu_rows import CallSeries, Integers, read_series, rows_by_gpu, rows_of_gpu
@@ -28,6 +31,8 @@ from railscope.agent.dataset.reader import Dataset
 
 ROW: Final = 9
 _LONG_NS: Final = 1 << 62
+_MOST_SLOTS: Final = 64
+"""Of an iteration."""
 
 
 def find_iterations(
@@ -76,6 +81,39 @@ def communication_intervals(dataset: Dataset, gpus: Gpus, number: int, period_ns
     """When a GPU communicates, gaps within a burst included; None: no operation of it has times."""
     measured = operation_intervals(dataset, gpus, number)
     return measured.fill_gaps(round(period_ns / BURST_GAP)) if len(measured.begin_ns) else None
+
+
+def rows_in_iterations(rows: Any, time_ns: Any, iterations: Sequence[Iteration]) -> Any:
+    """The rows that lie in an iteration, with its place in the column `iteration`.
+
+    Iterations are joined by slots of time as long as the usual one, so that engines need compare a row with very few
+    of them.  One that is much longer, as there was a pause in it, is joined by longer slots: an hour has hundreds of
+    thousands of short ones.
+    """
+    from_ns = np.array([one.from_ns for one in iterations], np.int64)
+    to_ns = np.array([one.to_ns for one in iterations], np.int64)
+    origin = int(from_ns[0])
+    within = rows.mutate(moment=time_ns).filter(lambda row: (row.moment >= origin) & (row.moment < int(to_ns[-1])))
+    joined = []
+    slot_ns = max(1, int(np.median(to_ns - from_ns)))
+    left = np.arange(len(iterations))
+    while len(left):
+        first, last = (from_ns[left] - origin) // slot_ns, (to_ns[left] - 1 - origin) // slot_ns
+        few = last - first < _MOST_SLOTS
+        if few.any():
+            slots = ibis.memtable(_slots(left[few], first[few], last[few], from_ns, to_ns))
+            own = within.mutate(slot=((within.moment - origin) // slot_ns).cast("int64")).join(slots, "slot")
+            joined.append(own.filter((own.moment >= own.iteration_from) & (own.moment < own.iteration_to)))
+        left, slot_ns = left[~few], slot_ns * _MOST_SLOTS
+    return ibis.union(*joined) if len(joined) > 1 else joined[0]
+
+
+def _slots(places: Integers, first: Integers, last: Integers, from_ns: Integers, to_ns: Integers) -> pa.Table:
+    """Each slot from the first to the last of each iteration."""
+    many = last - first + 1
+    place = np.repeat(places, many)
+    slot = np.repeat(first - (np.cumsum(many) - many), many) + np.arange(len(place))
+    return pa.table({"slot": slot, "iteration": place, "iteration_from": from_ns[place], "iteration_to": to_ns[place]})
 
 
 def _covered_part(covered: Intervals, starts_ns: Integers) -> float:

@@ -24,19 +24,17 @@ from dataclasses import replace
 from typing import Any, Final
 
 import ibis
-import numpy as np
 import pyarrow as pa
 
 from railscope.agent.analysis.facts.report import Iteration, NonUniformity, Unknown
-from railscope.agent.analysis.tables.gpu_rows import Integers, instances_table, rows_of_instances
+from railscope.agent.analysis.tables.gpu_rows import instances_table, rows_of_instances
 from railscope.agent.analysis.tables.gpus import Communicator, Gpus, Instance
+from railscope.agent.analysis.timing.iterations import rows_in_iterations
 from railscope.agent.dataset.reader import Dataset
 
 ROW: Final = 10
 _PIPELINES_REACH_ALL: Final = 3
 """Ranks up to which a pipeline's neighbours may be everybody (three stages in a ring)."""
-_MOST_SLOTS: Final = 64
-"""Of an iteration."""
 _POINT_TO_POINT: Final = ("Send", "Recv")
 
 
@@ -253,36 +251,3 @@ def _others(groups: list[Communicator], left_out: list[int]) -> Any:
             }
         )
     )
-
-
-def rows_in_iterations(rows: Any, time_ns: Any, iterations: Sequence[Iteration]) -> Any:
-    """The rows that lie in an iteration, with its place in the column `iteration`.
-
-    Iterations are joined by slots of time as long as the usual one, so that engines need compare a row with very few
-    of them.  One that is much longer, as there was a pause in it, is joined by longer slots: an hour has hundreds of
-    thousands of short ones.
-    """
-    from_ns = np.array([one.from_ns for one in iterations], np.int64)
-    to_ns = np.array([one.to_ns for one in iterations], np.int64)
-    origin = int(from_ns[0])
-    within = rows.mutate(moment=time_ns).filter(lambda row: (row.moment >= origin) & (row.moment < int(to_ns[-1])))
-    joined = []
-    slot_ns = max(1, int(np.median(to_ns - from_ns)))
-    left = np.arange(len(iterations))
-    while len(left):
-        first, last = (from_ns[left] - origin) // slot_ns, (to_ns[left] - 1 - origin) // slot_ns
-        few = last - first < _MOST_SLOTS
-        if few.any():
-            slots = ibis.memtable(_slots(left[few], first[few], last[few], from_ns, to_ns))
-            own = within.mutate(slot=((within.moment - origin) // slot_ns).cast("int64")).join(slots, "slot")
-            joined.append(own.filter((own.moment >= own.iteration_from) & (own.moment < own.iteration_to)))
-        left, slot_ns = left[~few], slot_ns * _MOST_SLOTS
-    return ibis.union(*joined) if len(joined) > 1 else joined[0]
-
-
-def _slots(places: Integers, first: Integers, last: Integers, from_ns: Integers, to_ns: Integers) -> pa.Table:
-    """Each slot from the first to the last of each iteration."""
-    many = last - first + 1
-    place = np.repeat(places, many)
-    slot = np.repeat(first - (np.cumsum(many) - many), many) + np.arange(len(place))
-    return pa.table({"slot": slot, "iteration": place, "iteration_from": from_ns[place], "iteration_to": to_ns[place]})

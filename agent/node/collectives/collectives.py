@@ -1,4 +1,4 @@
-"""Turns the kernel's tables into the communicators and calls of running processes.
+"""What the daemon asks of this room: the communicators and calls of running processes, from the kernel's tables.
 
 What has ended leaves the kernel's tables at the next tick, all with one reading, and is kept as totals of the node
 (agent/node/collectives/node_totals.py, agent/node/collectives/expected_wire.py) and of its communicator

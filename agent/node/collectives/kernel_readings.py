@@ -1,4 +1,4 @@
-"""Reads the programs' other counters; if a read fails, the last value stays.
+"""Reads what the BPF programs count: calls, host times, losses, limits; if a read fails, the last value stays.
 
 A total that fell because one reading was refused would look like a restart, and a scrape without an answer like a dead
 agent.  So a refusal is remembered, for the collector's success, and the last reading stands.

@@ -1,4 +1,4 @@
-"""Computes what the probes cost the processes that run into them.
+"""Adds up the probes' hits, and computes what they cost the processes that run into them.
 
 The programs count the hits of observed processes in the kernel (others, where there are any, pay for theirs, and that
 is not known here); what one hit costs is measured when the agent starts (probes/loading/calibration.py).  The product

@@ -22,14 +22,12 @@ from railscope.agent.node.attribution.evidence import NOT_OBSERVED, HandedBytes,
 from railscope.agent.node.attribution.explained import Correlator, PortTotals, RailWire
 from railscope.agent.node.rails.carrier_changes import CarrierChanges
 from railscope.agent.node.rails.ethernet_facts import RailEthernet
+from railscope.agent.node.rails.netdev_facts import members_of_bond, netns_labels, rail_facts
 from railscope.agent.node.rails.selection import (
     LINGER_PERIODS,
     NO_RDMA,
     RdmaPorts,
     decide_rails,
-    members_of_bond,
-    netns_labels,
-    rail_facts,
 )
 from railscope.agent.node.sampling.sampler import OnReading, Sampler
 from railscope.agent.node.sampling.state import SamplerState, SourceResult, join_troubles
