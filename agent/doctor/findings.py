@@ -68,6 +68,8 @@ class LibraryReport:
     """How much can be observed beyond calls: `counts` (nothing), `completion`, `rails`, `all`."""
     completion_unseen: str
     """Why nothing tells when operations are complete, whatever the level; empty where something does."""
+    failover: str
+    """Whether NCCL's own failover is seen: `seen`, or why not."""
 
 
 @dataclass(frozen=True, slots=True)

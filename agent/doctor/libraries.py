@@ -12,6 +12,7 @@ import select
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from railscope.agent.config.options import Config
@@ -21,7 +22,7 @@ from railscope.agent.doctor.host import CAP_SYS_PTRACE, effective_capabilities
 from railscope.agent.doctor.probes import configured_settings
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.node.completion.files import BelowCalls
-from railscope.agent.node.completion.levels import UNLISTED, completion_unseen, highest_level
+from railscope.agent.node.completion.levels import UNLISTED, completion_unseen, failover_seen, highest_level
 from railscope.agent.node.inspection.inspection import Inspection
 from railscope.agent.node.inspection.questions import NotYet, Refused
 from railscope.agent.node.overhead.governor import level_name
@@ -178,7 +179,7 @@ def _programs(config: Config) -> Iterator[NcclPrograms | None]:
 def _report(library: Library, attacher: LeashedAttacher, inspection: Inspection) -> LibraryReport:
     points = library.points
     refusal = attacher.refusals.get(library.number, "")
-    level, completion_unseen = _below_calls(library, inspection)
+    below = _below_calls(library, inspection)
     return LibraryReport(
         path=library.path,
         nccl_version=library.nccl_version,
@@ -189,22 +190,38 @@ def _report(library: Library, attacher: LeashedAttacher, inspection: Inspection)
         processes=len(library.mappers),
         attach="refused" if refusal else "accepted" if attacher.tries else "not tried",
         attach_refusal=refusal,
-        highest_level=level_name(level),
-        completion_unseen=completion_unseen,
+        highest_level=level_name(below.level),
+        completion_unseen=below.completion_unseen,
+        failover=below.failover,
     )
 
 
-def _below_calls(library: Library, inspection: Inspection) -> tuple[Level, str]:
-    """The highest level that the library allows, and why completion is not seen, if it is not."""
+@dataclass(frozen=True, slots=True)
+class _BelowCalls:
+    """What a library lets us see below its calls."""
+
+    level: Level
+    completion_unseen: str
+    """Why completion is not seen; empty where it is."""
+    failover: str
+    """Whether NCCL's failover is seen, as words."""
+
+
+def _below_calls(library: Library, inspection: Inspection) -> _BelowCalls:
     question = BelowCalls(library.number, library.path, library.build_id)
     try:
-        points = inspection.ask(library.tenant, question, (library.descriptor,)).answer.internals
+        found = inspection.ask(library.tenant, question, (library.descriptor,)).answer
     except NotYet:
-        return Level.COUNTS, "it could not be read in time"
+        return _BelowCalls(Level.COUNTS, why := "it could not be read in time", f"not seen: {why}")
     except Refused as refused:
-        return Level.COUNTS, f"it cannot be read: {refused}"
-    layout = layout_record(Layouts.load().structures(library.build_id))
-    return highest_level(points, layout), completion_unseen(points, layout)
+        return _BelowCalls(Level.COUNTS, why := f"it cannot be read: {refused}", f"not seen: {why}")
+    structures = Layouts.load().structures(library.build_id)
+    layout = layout_record(structures)
+    return _BelowCalls(
+        highest_level(found.internals, layout),
+        completion_unseen(found.internals, layout),
+        failover_seen(found.failover, structures, library.nccl_version),
+    )
 
 
 def _internals(programs: NcclPrograms | None) -> list[Finding]:
@@ -227,7 +244,8 @@ def _finding(report: LibraryReport) -> Finding:
     count = "1 process" if report.processes == 1 else f"{report.processes} processes"
     what = (
         f"{report.path}: NCCL {report.nccl_version}, in {count}, through {report.through}, "
-        f"{_layout_words(report.layout_source)}, attach {report.attach}, level up to {report.highest_level}"
+        f"{_layout_words(report.layout_source)}, attach {report.attach}, level up to {report.highest_level}, "
+        f"failover {report.failover}"
     )
     if report.attach == "refused":
         return Finding("NCCL library", "problem", f"{what}: {report.attach_refusal}", privilege_remedy())

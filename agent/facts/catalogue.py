@@ -297,6 +297,20 @@ COMM_EVENTS: Final = _counter(
 COMM_ERRORS: Final = _counter(
     "comm_errors", "error", "Errors that NCCL reported for communicators, each counted once, by ncclResult_t name."
 )
+COMM_FAILED_OVER: Final = _counter(
+    "comm_failed_over",
+    "status",
+    "Connections that NCCL moved from a port that failed to another one (its own failover, "
+    "NCCL_IB_RESILIENCY_PORT_FAILOVER), by the status of the completion that told it, as libibverbs names it. Absent "
+    "where no library was seen that can fail over (before 2.29.7), or that is known well enough to see it.",
+)
+COMM_DEGRADED: Final = _gauge(
+    "comm_degraded_connections",
+    "comm rank rail device port carried_by status vendor_error",
+    "Connections of this rank that keep off a port which failed: NCCL goes on, and carried_by is the device that "
+    "carries the port's share. status and vendor_error are those of the completion that told it. comm and rank are "
+    "unknown while nothing more than the connection is known. Absent while there are none.",
+)
 COMM_IDENTITY_CONFLICTS: Final = _counter(
     "comm_identity_conflicts",
     "",

@@ -441,6 +441,26 @@ class UnjoinedProcess:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedOver:
+    """Connections of a rank that NCCL moved off a port which failed, and that keep off it; it goes on without."""
+
+    comm: str
+    rank: str
+    """Both `unknown` where no more than the connection is known."""
+    device: str
+    """As libibverbs names it."""
+    port: str
+    carried_by: str
+    """The device that carries the port's share."""
+    status: str
+    """Of the completion that told NCCL, as libibverbs names it."""
+    vendor_error: int
+    """Its vendor's number."""
+    connections: int
+    """Of both directions; to one peer a rank has several."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeCollectives:
     """The NCCL calls of this node's programs and their completion; built by agent/node/collectives."""
 
@@ -457,6 +477,10 @@ class NodeCollectives:
     """Communicators' events (`init`, `abort`, …) so far, by kind."""
     errors: Mapping[str, int] = field(default_factory=dict)
     """NCCL errors on communicators so far, by result."""
+    failed_over: Mapping[str, int] | None = None
+    """Connections so far that NCCL moved off a port, by the status that a completion had; None: that is not seen."""
+    degraded: tuple[FailedOver, ...] = ()
+    """What keeps off a port now."""
     identity_conflicts: int | None = None
     """Communicators so far that gave a name which other processes had first; None: calls are not observed."""
     completion: NodeCompletion = NodeCompletion()

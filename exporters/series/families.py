@@ -175,6 +175,7 @@ def _all_drafts(snapshot: Snapshot, detail: Detail, selection: Selection) -> Ite
     yield from _times(snapshot.collectives, detail)
     yield make_draft_by_label(catalogue.COMM_EVENTS, snapshot.collectives.events.items())
     yield make_draft_by_label(catalogue.COMM_ERRORS, snapshot.collectives.errors.items())
+    yield from _failovers(snapshot)
     yield make_draft(catalogue.COMM_IDENTITY_CONFLICTS, [((), snapshot.collectives.identity_conflicts)])
     yield from rail_families(detail.rails, selection)
     yield from gpu_families(snapshot.gpus, selection)
@@ -277,6 +278,26 @@ def _communicators(communicators: tuple[CommunicatorFacts, ...]) -> Iterator[Dra
     # Only where graphs are used, so that most jobs have no series for them.
     yield Draft(catalogue.COMM_CAPTURED, ((rank, one.captured) for rank, one in seen if one.captured))
     yield Draft(catalogue.COMM_REPLAYED, ((rank, one.replayed) for rank, one in seen if one.replayed))
+
+
+def _failovers(snapshot: Snapshot) -> Iterator[Draft]:
+    collectives = snapshot.collectives
+    if collectives.failed_over is not None:
+        yield make_draft_by_label(catalogue.COMM_FAILED_OVER, collectives.failed_over.items())
+    rails = {(one.device, one.port): one.rail for one in snapshot.rails}
+    yield Draft(
+        catalogue.COMM_DEGRADED,
+        [
+            (
+                (
+                    *(one.comm, one.rank, rails.get((one.device, one.port), ""), one.device, one.port),
+                    *(one.carried_by, one.status, f"{one.vendor_error:#x}"),
+                ),
+                one.connections,
+            )
+            for one in collectives.degraded
+        ],
+    )
 
 
 def _job_label_names(identities: Iterable[RankIdentity]) -> dict[str, str]:

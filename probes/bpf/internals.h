@@ -71,6 +71,14 @@ struct internals_layout {
 	__u32 ib_requests; /* sendReqs, fifoReqs before */
 	__u32 ib_request_bytes; /* ncclIbRequest.send.size */
 	__u32 ib_device_stride;
+	__u32 ib_resiliency; /* ncclIbNetCommBase.resiliency; NO_OFFSET before 2.29.7, as all below */
+	__u32 resiliency_comm; /* ncclIbResiliency.baseComm */
+	__u32 resiliency_count;
+	__u32 resiliency_devices;
+	__u32 resiliency_device_size; /* struct ncclIbResiliencyDev */
+	__u32 resiliency_device_state;
+	__u32 send_net_comm; /* sendNetResources.netSendComm: what the network plugin calls the connection */
+	__u32 receive_net_comm;
 };
 
 /* What a communicator's proxy has been given; by communicator_key. */
@@ -104,6 +112,7 @@ struct connection {
 	__u64 posted;
 	__u64 completed;
 	__u64 last_ns; /* last completion */
+	__u64 net_comm; /* what the network plugin calls it: an address; 0 unknown */
 	__s32 net_device; /* as NCCL numbers network devices; NO_NET_DEVICE unknown */
 	__s32 peer;
 	__u32 instance;
@@ -237,10 +246,10 @@ enum internal_stat {
 	INTERNAL_STAT_COUNT,
 };
 
-ASSERT_SIZE(internals_layout, 204);
+ASSERT_SIZE(internals_layout, 236);
 ASSERT_SIZE(proxy_communicator, 104);
 ASSERT_SIZE(connection_key, 16);
-ASSERT_SIZE(connection, 56);
+ASSERT_SIZE(connection, 64);
 ASSERT_SIZE(operation_key, 24);
 ASSERT_SIZE(operation, 72);
 ASSERT_SIZE(part_key, 24);

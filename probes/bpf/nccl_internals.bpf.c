@@ -36,5 +36,6 @@ const volatile __u32 net_ns_inum = 0;
 #include "completion.h"
 #include "cuda.h"
 #include "errors.h"
+#include "failover.h"
 #include "plans.h"
 #include "sends.h"

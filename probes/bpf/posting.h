@@ -95,9 +95,12 @@ VERIFIED_ONCE int learn_connection(struct walk *walk, __u64 address, __u32 peer_
 	fresh.send = send == 1;
 	if (fresh.network && !read_user(&resources, 8, address + layout->connection_resources) && resources) {
 		__u32 offset = fresh.send ? layout->send_net_device : layout->receive_net_device;
+		__u32 of_comm = fresh.send ? layout->send_net_comm : layout->receive_net_comm;
 
 		if (offset != NO_OFFSET && !read_user(&word, 4, resources + offset))
 			fresh.net_device = word;
+		if (of_comm != NO_OFFSET)
+			read_user(&fresh.net_comm, 8, resources + of_comm);
 	}
 	if (bpf_map_update_elem(&connections, &key, &fresh, BPF_ANY))
 		lose(walk, INTERNAL_FULL);

@@ -5,12 +5,14 @@
  * ncclNetSocketIsend() takes every message it is given (it fails where it cannot), so its entry is exact.
  * ncclIbIsend() is called again and again until the receiver is ready; ncclIbMultiSend() is what it then calls, once
  * for all messages that the receiver asked for together, so that is what is counted.  Several devices of one
- * connection share each message equally (src/transport/net_ib, 2.21 to 2.32).
+ * connection share each message equally (src/transport/net_ib, 2.21 to 2.32); after a failover the next device carries
+ * the share of the one that failed, too.
  */
 #ifndef RAILSCOPE_SENDS_H
 #define RAILSCOPE_SENDS_H
 
 #include "completion.h"
+#include "failover.h"
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
@@ -21,7 +23,6 @@ struct {
 } sent_bytes SEC(".maps");
 
 #define IB_MOST_REQUESTS 8 /* NCCL_NET_IB_MAX_RECVS */
-#define IB_MOST_DEVICES 4 /* NCCL_IB_MAX_DEVS_PER_NIC */
 
 static __noinline int add_sent(__u32 tgid, __u32 library, __s32 device, __u64 bytes)
 {
@@ -90,6 +91,8 @@ int ib_send(struct registers *ctx)
 	__u64 comm = FIRST_ARGUMENT(ctx);
 	__u64 slot = (__u32)SECOND_ARGUMENT(ctx);
 	__u64 total = 0, rest;
+	__u32 failed = 0, first = 0;
+	__u32 *any;
 	struct thread thread;
 	__s32 wanted = 0, used = 0;
 
@@ -115,15 +118,21 @@ int ib_send(struct registers *ctx)
 			count_internal(INTERNAL_UNREADABLE);
 		total += bytes;
 	}
+	any = bpf_map_lookup_elem(&any_failed_over, &first);
+	if (any && *any)
+		failed = failed_ports(comm, thread.tgid, library, used);
 	rest = total;
 	for (int i = 0; i < IB_MOST_DEVICES; i++) {
 		__u64 share = i == used - 1 ? rest : total / (__u32)used;
+		__u32 place = i;
 
 		if (i >= used)
 			break;
 		rest -= share;
+		for (int next = 1; next < IB_MOST_DEVICES && failed >> place & 1; next++)
+			place = place + 1 < (__u32)used ? place + 1 : 0;
 		add_sent(thread.tgid, library | NETWORK_IB << 16,
-			 net_device(comm + layout->ib_devices + i * layout->ib_device_stride), share);
+			 net_device(comm + layout->ib_devices + place * layout->ib_device_stride), share);
 	}
 	return 0;
 }

@@ -74,6 +74,8 @@ def show(address, size, visible):
     assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), 3 if visible else 0) == 0
 def store(address, value, size):
     ctypes.memmove(address, (value % (1 << 8 * size)).to_bytes(size, "little"), size)
+def load(path):
+    kept.append(ctypes.CDLL(path))
 def new_communicator():
     handle = ctypes.c_void_p()
     assert library.ncclCommInitAll(ctypes.byref(handle), 1, None) == 0
@@ -150,6 +152,10 @@ class Caller:
 
     def store(self, address: int, value: int, size_bytes: int) -> None:
         self._ask(f"store({address}, {value}, {size_bytes})")
+
+    def load(self, library: Path) -> None:
+        """Map one more library."""
+        self._ask(f"load({str(library)!r})")
 
     def new_communicator(self) -> int:
         """Address of a real communicator of one rank (testbed library only)."""

@@ -18,6 +18,7 @@ from railscope.agent.facts.snapshot import (
     CommunicatorStall,
     CompletedTotal,
     DirectionLedger,
+    FailedOver,
     GpuFacts,
     Histogram,
     LaunchTotal,
@@ -173,6 +174,14 @@ def full_snapshot() -> Snapshot:
             ),
             events={"init": 3, "abort": 0},
             errors={"remote_error": 1},
+            failed_over={"IBV_WC_WR_FLUSH_ERR": 0, "IBV_WC_RETRY_EXC_ERR": 3},
+            degraded=(
+                FailedOver(
+                    *("00c0ffee00c0ffee", "1", "mlx5_0", "1", "mlx5_1", "IBV_WC_RETRY_EXC_ERR"),
+                    vendor_error=0x81,
+                    connections=3,
+                ),
+            ),
             identity_conflicts=2,
             unjoined=(UnjoinedProcess(4713, "4711", "2", "8"),),
             completion=NodeCompletion(

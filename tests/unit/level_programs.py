@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -23,7 +23,8 @@ from railscope.probes.nccl.functions.internals import InternalPoints, Level
 from railscope.probes.nccl.layouts.layout import Layouts
 from railscope.probes.nccl.programs.internals import EmptyRun, Launch, Progress, Sent
 from railscope.probes.nccl.records.errors import ERROR_EVENT, ErrorLayout
-from railscope.probes.nccl.records.internals import DISTRIBUTION, InternalStat
+from railscope.probes.nccl.records.failover import FAILOVER_EVENT
+from railscope.probes.nccl.records.internals import CONNECTION, CONNECTION_KEY, DISTRIBUTION, InternalStat
 from railscope.probes.processes.processes import ProcessIdentity
 
 A = TypeVar("A")
@@ -95,8 +96,22 @@ class SimulatedPrograms:
         self.error_links = simulated_link()
         return self.error_links
 
+    def watch_failover(self, path: str, points: Sequence[ProbePoint]) -> Links:
+        del points
+        self.log.append(f"failover of {path}")
+        return simulated_link()
+
     def error_events(self) -> Records:
         return np.zeros(0, ERROR_EVENT)
+
+    def failover_events(self) -> Records:
+        return np.zeros(0, FAILOVER_EVENT)
+
+    def connections(self) -> tuple[Records, Records]:
+        return np.zeros(0, CONNECTION_KEY), np.zeros(0, CONNECTION)
+
+    def forget_failed_over(self, connections: Iterable[tuple[int, int]]) -> None:
+        self.log.append(f"forget failed over {sorted(connections)}")
 
     def forget_library(self, library: int) -> None:
         self.log.append(f"forget {library}")

@@ -67,6 +67,8 @@ def test_it_has_every_metric_but_those_of_what_is_wrong_and_of_what_is_asked_for
         "limit_reached_total",
         "comm_ended",
         "comm_errors_total",
+        "comm_failed_over_total",
+        "comm_degraded_connections",
         "comm_graph_captured_total",
         "comm_graph_replayed_total",
         "comm_peer_wire_bytes_total",

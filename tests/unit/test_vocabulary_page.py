@@ -16,7 +16,7 @@ ROWS = [
 ]
 THEIRS = 29
 _SNAKE = re.compile(r"`([a-z]+(?:_[a-z]+)+)`")
-_METRICS = frozenset({"comm_errors_total"})
+_METRICS = frozenset({"comm_errors_total", "comm_failed_over_total"})
 
 
 def test_every_verdict_of_theirs_is_there_once() -> None:

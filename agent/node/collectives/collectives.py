@@ -22,6 +22,7 @@ from railscope.agent.node.collectives.communicator_facts import CommunicatorHist
 from railscope.agent.node.collectives.communicators import Communicator, Communicators, format_label
 from railscope.agent.node.collectives.events import CommEvents, StoredErrors
 from railscope.agent.node.collectives.expected_wire import ExpectedWire
+from railscope.agent.node.collectives.failovers import Failovers
 from railscope.agent.node.collectives.kernel_readings import CountingPrograms, KernelReadings
 from railscope.agent.node.collectives.name_claims import NameClaims
 from railscope.agent.node.collectives.node_totals import NodeTotals
@@ -70,9 +71,11 @@ class Collectives:
         self._events = CommEvents()
         self._stored_errors: StoredErrors | None = None
         self._sequences: Sequences | None = None
+        self._failovers: Failovers | None = None
         if completion is not None and memory is not None:
             self._stored_errors = StoredErrors(memory, completion.levels.error_layout_of)
             self._sequences = Sequences(programs.communicators, memory, completion.levels.sequence_layout_of)
+            self._failovers = Failovers(completion, memory, self.communicator)
         self._programs = programs
         self._processes = processes
         self._readings = KernelReadings(programs)
@@ -136,6 +139,11 @@ class Collectives:
             return
         for instance, result in self._stored_errors.read(self._communicators.rows):
             self._events.record_stored_error(instance, result, now_ns)
+
+    def read_failovers(self) -> None:
+        """Read which connections NCCL moved off a port, and which use it again; call it right after `read`."""
+        if self._failovers is not None:
+            self._failovers.read()
 
     def read_positions(self, now_ns: int) -> None:
         """Read NCCL's own sequence numbers of communicators that made calls; call it right after `read`."""
@@ -210,6 +218,8 @@ class Collectives:
         self._vanished |= set(tgids) - self._processes.keys()
         for tgid in tgids:
             self._communicators.end_process(tgid, ended_ns)
+        if self._failovers is not None:
+            self._failovers.end_processes(tgids)
         if self._completion is not None:
             self._completion.end_processes(tgids)
 
@@ -264,6 +274,8 @@ class Collectives:
             self._before_forgetting()
             self._completion.read()
             self._completion.end_communicators({communicator.instance for communicator in settled})
+        if self._failovers is not None and settled:
+            self._failovers.end_communicators({communicator.instance for communicator in settled})
         names = named_namespaces() if settled or gone else {}
         for communicator in settled:
             owner = self._processes.get(communicator.tgid)
@@ -340,6 +352,8 @@ class Collectives:
             peers=self._peers.totals(counts) if self._peers is not None else (),
             events=self._events.events(),
             errors=self._events.errors(),
+            failed_over=self._failovers.totals() if self._failovers is not None else None,
+            degraded=self._failovers.facts() if self._failovers is not None else (),
             identity_conflicts=self._claims.conflicts,
             completion=completion.facts(communicators, realtime_offset_ns) if completion else NodeCompletion(),
             times=times,

@@ -24,8 +24,9 @@ from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op, op_name
 from railscope.probes.nccl.functions.internals import Level
 from railscope.probes.nccl.layouts.layout import Layouts
+from railscope.probes.nccl.memory.net_devices import NetDevice
 from railscope.probes.nccl.programs.internals import EmptyRun, Launch, Progress, Sent
-from railscope.probes.nccl.records.internals import ALGORITHMS, PROTOCOLS, InternalStat
+from railscope.probes.nccl.records.internals import ALGORITHMS, PROTOCOLS, InternalStat, NetworkKind
 
 _log = logging.getLogger("railscope.completion")
 
@@ -50,6 +51,9 @@ class InternalPrograms(LevelPrograms, Protocol):
     def sent(self) -> list[Sent]: ...
     def stats(self) -> Mapping[InternalStat, int]: ...
     def error_events(self) -> Records: ...
+    def failover_events(self) -> Records: ...
+    def connections(self) -> tuple[Records, Records]: ...
+    def forget_failed_over(self, connections: Iterable[tuple[int, int]]) -> None: ...
     def forget_processes(self, tgids: Collection[int]) -> None: ...
     def forget_sent(self, tgids: Collection[int]) -> None: ...
     def forget_communicators(self, instances: set[int]) -> None: ...
@@ -237,6 +241,30 @@ class Completion:
     def error_events(self) -> Records:
         """Errors that NCCL's calls returned or had stored, since the last call: dtype ERROR_EVENT."""
         return self._programs.error_events()
+
+    def failover_events(self) -> Records:
+        """Ports that failed, of connections that NCCL moved or gave up, since the last call: dtype FAILOVER_EVENT."""
+        return self._programs.failover_events()
+
+    def connections(self) -> tuple[Records, Records]:
+        """Connections of proxies: keys of dtype CONNECTION_KEY, values of dtype CONNECTION.
+
+        Raises:
+            KernelRefusal: the table cannot be read.
+        """
+        return self._programs.connections()
+
+    def forget_failed_over(self, connections: Iterable[tuple[int, int]]) -> None:
+        """Connections, by pid and address, use all their ports again, or are closed.
+
+        Raises:
+            KernelRefusal: the tables cannot be written.
+        """
+        self._programs.forget_failed_over(connections)
+
+    def device_of(self, tgid: int, library: int, number: int) -> NetDevice | None:
+        """An InfiniBand device of a process, as NCCL numbers them; None: its name is not known."""
+        return None if self._rail_bytes is None else self._rail_bytes.device_of(tgid, library, NetworkKind.IB, number)
 
     def read_device_names(self, mappers: Iterable[tuple[int, int]]) -> None:
         """Read the names of network devices in processes (by pid) that use a library (by number), if that pays."""

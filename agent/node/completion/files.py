@@ -19,6 +19,7 @@ from railscope.probes.nccl.functions.internals import InternalPoints, internal_p
 from railscope.probes.nccl.layouts.layout import Layouts
 from railscope.probes.nccl.memory.net_devices import DeviceArray, DeviceArrays, device_arrays
 from railscope.probes.nccl.programs.errors import error_points
+from railscope.probes.nccl.programs.failover import failover_points
 from railscope.probes.nccl.records.internals import NetworkKind
 from railscope.probes.processes.processes import (
     FileKey,
@@ -43,6 +44,7 @@ class PointsBelow:
 
     internals: InternalPoints
     errors: tuple[ProbePoint, ...]
+    failover: tuple[ProbePoint, ...]
     devices: DeviceArrays
     launches: Mapping[str, ProbePoint]
     """By program: where its launches are watched for CUDA; empty where that tells nothing."""
@@ -71,6 +73,7 @@ class BelowCalls:
                     PointsBelow(
                         internal_points(elf, self.number),
                         error_points(elf, self.number),
+                        failover_points(elf, self.number),
                         device_arrays(elf, structures),
                         library_points(elf, self.number),
                     )

@@ -134,6 +134,14 @@ class RailBytes:
         found = [names[number] for number in numbers]
         return frozenset().union(*found) if all(len(one) == 1 for one in found) else frozenset()
 
+    def device_of(self, tgid: int, library: int, network: NetworkKind, number: int) -> NetDevice | None:
+        """A process's device by NCCL's number; None: it has no name, or that is not known yet."""
+        key = (library, network, number)
+        process = self._processes.setdefault(tgid, _Process())
+        if key not in process.devices and number != NO_NET_DEVICE:
+            self._ask(process, tgid, library)
+        return process.devices.get(key)
+
     def totals(self) -> dict[SentRail, HandedOver]:
         """By device and port, those that could not be named included."""
         return {rail: HandedOver(sent_bytes, messages) for rail, (sent_bytes, messages) in self._sums.items()}

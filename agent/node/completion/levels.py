@@ -9,7 +9,7 @@ it is done aside; a level is not raised again before it is through.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -28,9 +28,13 @@ from railscope.probes.nccl.memory.net_devices import DeviceArrays
 from railscope.probes.nccl.memory.proxy_work import ProxyWorkLayout, proxy_work_layout
 from railscope.probes.nccl.memory.sequence_numbers import SequenceLayout, sequence_layout
 from railscope.probes.nccl.records.errors import ErrorLayout, error_layout
+from railscope.probes.nccl.records.failover import FailoverLayout, failover_layout
 from railscope.probes.nccl.records.internals import layout_record
 
 UNLISTED: Final = "its internal structs are known for listed builds only, and this build is not listed"
+_FAILS_OVER_SINCE: Final = (2, 29, 7)
+FAILOVER: Final = "failover"
+"""What its programs are called together, among those that are attached."""
 _log = logging.getLogger("railscope.levels")
 
 
@@ -53,6 +57,7 @@ class LevelPrograms(Protocol):
     def watch_errors(
         self, path: str, points: Sequence[ProbePoint], library: int, layout: ErrorLayout | None
     ) -> Links: ...
+    def watch_failover(self, path: str, points: Sequence[ProbePoint]) -> Links: ...
     def forget_library(self, library: int) -> None: ...
 
 
@@ -64,7 +69,9 @@ class _Observed:
     points: InternalPoints
     highest: Level
     errors: ErrorLayout | None
-    error_links: Links
+    failover: FailoverLayout | None
+    rare: tuple[Links, ...]
+    """Probes that are seldom hit, and stay at every level: on NCCL's errors and on its failover."""
     devices: DeviceArrays
     proxy_work: ProxyWorkLayout | None
     sequence: SequenceLayout | None
@@ -127,7 +134,7 @@ class Levels:
         present = {library.number: library for library in libraries}
         for number, observed in list(self._observed.items()):
             if present.get(number) is not observed.library:
-                self._lower(observed, Level.COUNTS, observed.error_links)
+                self._lower(observed, Level.COUNTS, *observed.rare)
                 self._programs.describe(number, None)
                 del self._observed[number]
         errors = []
@@ -187,12 +194,13 @@ class Levels:
         observed = self._observed.get(library)
         if observed is None:
             return ()
-        return tuple(program for level in observed.links for program in observed.points.at(level))
+        below = tuple(program for level in observed.links for program in observed.points.at(level))
+        return (*below, FAILOVER) if observed.failover is not None else below
 
     def close(self) -> None:
         """Detach everywhere; returns when no probe is left."""
         close_together(
-            links for observed in self._observed.values() for links in (observed.error_links, *observed.links.values())
+            links for observed in self._observed.values() for links in (*observed.rare, *observed.links.values())
         )
         self._observed.clear()
         self._aside.shutdown()
@@ -201,6 +209,16 @@ class Levels:
         """Where communicators of a library, by its number, keep their error; None: unknown."""
         observed = self._observed.get(library)
         return observed.errors if observed is not None else None
+
+    def failover_layout_of(self, library: int) -> FailoverLayout | None:
+        """Where a library, by its number, keeps the state of a connection's ports; None: it cannot fail over."""
+        observed = self._observed.get(library)
+        return observed.failover if observed is not None else None
+
+    @property
+    def watches_failover(self) -> bool:
+        """Whether NCCL's failover is seen in any library that is there."""
+        return any(observed.failover is not None for observed in self._observed.values())
 
     def device_arrays_of(self, library: int) -> DeviceArrays | None:
         """Where a library, by its number, keeps the names of its network devices; None: it is not observed."""
@@ -223,9 +241,17 @@ class Levels:
         question = BelowCalls(library.number, library.path, library.build_id)
         below: PointsBelow = self._inspection.ask(library.tenant, question, (library.descriptor,)).answer
         points = below.internals
-        load_pages(self._inspection, library, below.errors)
-        error_links = self._programs.watch_errors(_path(library), below.errors, library.number, errors)
+        failover = failover_layout(structures) if below.failover and layout is not None else None
+        seldom = (*below.errors, *(below.failover if failover is not None else ()))
+        load_pages(self._inspection, library, seldom)
         self._programs.describe(library.number, layout)
+        rare = [self._programs.watch_errors(_path(library), below.errors, library.number, errors)]
+        if failover is not None:
+            try:
+                rare.append(self._programs.watch_failover(_path(library), below.failover))
+            except KernelRefusal:
+                close_together(rare)
+                raise
         highest = highest_level(points, layout)
         if why := completion_unseen(points, layout):
             _log.info("%s: calls are counted, completions are not observed: %s", library.path, why)
@@ -234,7 +260,8 @@ class Levels:
             points,
             highest,
             errors,
-            error_links,
+            failover,
+            tuple(rare),
             below.devices,
             proxy_work_layout(structures),
             sequence_layout(structures, library.nccl_version),
@@ -277,6 +304,17 @@ def completion_unseen(points: InternalPoints, layout: Records | None) -> str:
     if not points.at(Level.COMPLETION):
         return "it lacks the functions to probe, which NCCL has from 2.23 on"
     return UNLISTED if layout is None else ""
+
+
+def failover_seen(points: Collection[ProbePoint], structures: Mapping[str, Structure], nccl_version: str) -> str:
+    """Whether NCCL's own failover is seen in such a library, or why not, as words; `points`: `failover_points`."""
+    if points:
+        known = layout_record(structures) is not None and failover_layout(structures) is not None
+        return "seen" if known else f"not seen: {UNLISTED}"
+    numbers = nccl_version.split(".")
+    if all(number.isdecimal() for number in numbers) and tuple(map(int, numbers)) < _FAILS_OVER_SINCE:
+        return f"not in this version, but from {'.'.join(map(str, _FAILS_OVER_SINCE))} on"
+    return "not seen: the library has no symbol of the function to probe"
 
 
 def _detach(links: Iterable[Links], before: _Detaching | None) -> None:

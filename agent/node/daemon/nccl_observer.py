@@ -409,6 +409,7 @@ class NcclObserver:
         closed = self._hardware.update(expected, self._handed_over)
         self._add_processes()
         self._collectives.read_stored_errors(now_ns)
+        self._collectives.read_failovers()
         self._collectives.read_positions(now_ns)
         self._collectives.compare_ranks(now_ns)
         self._collectives.archive_ended(now_ns)

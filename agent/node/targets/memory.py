@@ -17,9 +17,11 @@ from railscope.agent.node.inspection.inspection import Inspection
 from railscope.agent.node.inspection.questions import Found, Memory, Refused
 from railscope.agent.node.inspection.tenants import Tenant
 from railscope.probes.nccl.memory.net_devices import DeviceArrays, NetDevice, NetDeviceError, net_devices
+from railscope.probes.nccl.memory.port_states import read_port_states
 from railscope.probes.nccl.memory.proxy_work import ProxyWorkLayout, proxy_has_work
 from railscope.probes.nccl.memory.sequence_numbers import Launched, SequenceLayout, read_launched
 from railscope.probes.nccl.records.errors import ErrorLayout, stored_result
+from railscope.probes.nccl.records.failover import FailoverLayout
 from railscope.probes.nccl.records.internals import NetworkKind
 from railscope.probes.processes.processes import FileKey, ProcessIdentity
 
@@ -69,6 +71,19 @@ class ProxyWork:
     def read(self, memory: int) -> bool | None:
         """See `Reading.read`."""
         return proxy_has_work(memory, self.comm, self.layout)
+
+
+@dataclass(frozen=True, slots=True)
+class PortStates:
+    """States of the ports of a connection that failed over; None: it is closed."""
+
+    comm: int
+    resiliency: int
+    layout: FailoverLayout
+
+    def read(self, memory: int) -> tuple[int, ...] | None:
+        """See `Reading.read`."""
+        return read_port_states(memory, self.comm, self.resiliency, self.layout)
 
 
 @dataclass(frozen=True, slots=True)

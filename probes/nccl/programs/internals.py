@@ -8,7 +8,7 @@ tables of communicators and observed processes are shared, so that both speak of
 from __future__ import annotations
 
 import platform
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -24,7 +24,10 @@ from railscope.probes.nccl.functions.internals import FUNCTIONS, InternalPoints,
 from railscope.probes.nccl.programs.calls import NcclPrograms, constants
 from railscope.probes.nccl.programs.cuda import CudaEvents
 from railscope.probes.nccl.programs.cuda import attach_types as cuda_attach_types
-from railscope.probes.nccl.programs.errors import PROGRAMS, Errors
+from railscope.probes.nccl.programs.errors import PROGRAMS as ERROR_PROGRAMS
+from railscope.probes.nccl.programs.errors import Errors
+from railscope.probes.nccl.programs.failover import PROGRAMS as FAILOVER_PROGRAMS
+from railscope.probes.nccl.programs.failover import Failover
 from railscope.probes.nccl.programs.readings import delete_where, distributions_by_op
 from railscope.probes.nccl.records import internals as layouts
 from railscope.probes.nccl.records.calls import SLOT, STAT
@@ -120,6 +123,7 @@ class Internals:
         self._stats = map_of("internal_stats", SLOT, STAT, per_cpu=True)
         self.completion_events = Ring(loaded.map_fds["completion_events"], _RING_BYTES, layouts.COMPLETION_EVENT)
         self.errors = Errors(loaded, self.attach_kind, programs.pids)
+        self.failover = Failover(loaded, self.attach_kind, programs.pids)
         self.cuda = CudaEvents(loaded, self.attach_kind, programs.pids)
 
     @classmethod
@@ -138,7 +142,9 @@ class Internals:
         loaded = libbpf.load(
             path,
             attach_types={
-                **dict.fromkeys((*(function.program for function in FUNCTIONS), *PROGRAMS), attach_type),
+                **dict.fromkeys(
+                    (*(function.program for function in FUNCTIONS), *ERROR_PROGRAMS, *FAILOVER_PROGRAMS), attach_type
+                ),
                 **cuda_attach_types(programs.attach_kind, programs.enqueue_time),
             },
             map_entries={"communicators": programs.settings.communicator_entries},
@@ -166,6 +172,26 @@ class Internals:
     def error_events(self) -> Records:
         """Errors met since the last call: dtype ERROR_EVENT."""
         return self.errors.events.read()
+
+    def watch_failover(self, path: str, points: Sequence[ProbePoint]) -> Links:
+        """Watch NCCL's own failover in a library, whose `failover_points` these are; `describe` tells its layout.
+
+        Raises:
+            KernelRefusal: nothing of this call stays attached.
+        """
+        return self.failover.attach(path, points)
+
+    def failover_events(self) -> Records:
+        """Ports that failed since the last call, each told once a connection: dtype FAILOVER_EVENT."""
+        return self.failover.events.read()
+
+    def forget_failed_over(self, connections: Iterable[tuple[int, int]]) -> None:
+        """See `Failover.forget`.
+
+        Raises:
+            KernelRefusal: the tables cannot be written.
+        """
+        self.failover.forget(connections)
 
     def attach(self, path: str, points: InternalPoints, level: Level, *, pid: int = 0) -> Links:
         """Attach what `level` adds to the one before it to the file at `path`.
@@ -308,6 +334,7 @@ class Internals:
     def close(self) -> None:
         self.completion_events.close()
         self.errors.close()
+        self.failover.close()
         self._loaded.close()
 
 

@@ -99,6 +99,14 @@ _OFFSETS: Final[Mapping[str, tuple[str, ...]]] = {
     "ib_requests": ("ncclIbSendComm.sendReqs", "ncclIbSendComm.fifoReqs", "?"),
     "ib_request_bytes": ("ncclIbRequest.send.size", "?"),
     "ib_device_stride": ("sizeof ncclIbSendCommDev", "?"),
+    "ib_resiliency": ("ncclIbSendComm.base.resiliency", "?"),
+    "resiliency_comm": ("ncclIbResiliency.baseComm", "?"),
+    "resiliency_count": ("ncclIbResiliency.ndevs", "?"),
+    "resiliency_devices": ("ncclIbResiliency.devs", "?"),
+    "resiliency_device_size": ("sizeof ncclIbResiliencyDev", "?"),
+    "resiliency_device_state": ("ncclIbResiliencyDev.state", "?"),
+    "send_net_comm": ("sendNetResources.netSendComm", "?"),
+    "receive_net_comm": ("recvNetResources.netRecvComm", "?"),
 }
 """Fields of struct internals_layout behind `known`, in their order: where each comes from, first choice first; `?`:
 some version lacks it, and what needs it is then left out."""
@@ -116,7 +124,7 @@ PROXY_COMMUNICATOR: Final = np.dtype(
 CONNECTION_KEY: Final = np.dtype([("connection", "<u8"), ("tgid", "<u4"), ("reserved", "<u4")])
 CONNECTION: Final = np.dtype(
     [
-        *((name, "<u8") for name in ("group", "comm", "posted", "completed", "last_ns")),
+        *((name, "<u8") for name in ("group", "comm", "posted", "completed", "last_ns", "net_comm")),
         *(("net_device", "<i4"), ("peer", "<i4"), ("instance", "<u4")),
         *((name, "u1") for name in ("network", "send", "channel", "reserved")),
     ]
@@ -151,10 +159,10 @@ SENT_KEY: Final = np.dtype([("tgid", "<u4"), ("device", "<i2"), ("network", "u1"
 SENT: Final = np.dtype([("last_ns", "<u8"), ("messages", "<u8"), ("bytes", "<u8")])
 
 SIZES: Final = {
-    "internals_layout": (LAYOUT, 204),
+    "internals_layout": (LAYOUT, 236),
     "proxy_communicator": (PROXY_COMMUNICATOR, 104),
     "connection_key": (CONNECTION_KEY, 16),
-    "connection": (CONNECTION, 56),
+    "connection": (CONNECTION, 64),
     "operation_key": (OPERATION_KEY, 24),
     "operation": (OPERATION, 72),
     "part_key": (PART_KEY, 24),

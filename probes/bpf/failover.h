@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * NCCL's own failover of InfiniBand ports: part of nccl_internals.bpf.c.
+ *
+ * A connection may use several ports (a merged device).  With NCCL_IB_RESILIENCY_PORT_FAILOVER=1, NCCL 2.29.7 and newer
+ * go on where one of them fails: a work completion with an error comes to ncclIbResiliencyHandleCompletionError(), which
+ * marks the port as failed, gives its queue pairs' work to those of the next port, and sends again what was lost
+ * (src/transport/net_ib/p2p_resiliency.cc).  That function is called for nothing else, so its probes cost nothing while
+ * nothing fails.  Of the completions that follow on the same port, those of work that was under way, none is told.
+ */
+#ifndef RAILSCOPE_FAILOVER_H
+#define RAILSCOPE_FAILOVER_H
+
+#include "completion.h"
+
+#define IB_MOST_DEVICES 8 /* NCCL_IB_MAX_DEVS_PER_NIC; 4 before 2.30 */
+#define PORT_OK 0 /* ncclIbResiliencyDevStateOk */
+
+/* The head of an ibv_wc (libibverbs, infiniband/verbs.h): its layout is part of that library's ABI. */
+struct work_completion {
+	__u64 wr_id;
+	__u32 status;
+	__u32 opcode; /* not valid in a completion with an error, as byte_len */
+	__u32 vendor_error;
+	__u32 byte_len;
+	__u32 immediate;
+	__u32 queue_pair;
+};
+
+struct failover_event {
+	__u64 time_ns;
+	__u64 comm; /* the connection: NCCL's ncclIbSendComm or ncclIbRecvComm */
+	__u64 resiliency; /* its ncclIbResiliency */
+	__u32 tgid;
+	__u32 tid;
+	__u32 library;
+	__u32 queue_pair;
+	__u32 status; /* enum ibv_wc_status */
+	__u32 vendor_error;
+	__s32 result; /* 0: NCCL goes on; else the ncclResult_t that it gives up with */
+	__u32 place; /* of the failed port, among the connection's */
+	__u32 count; /* of the connection's ports */
+	__u32 state; /* of the failed port now: enum ncclIbResiliencyDevState */
+	__s32 devices[IB_MOST_DEVICES]; /* the ports, as NCCL numbers devices */
+};
+
+/* A call under way that handles the first error of a port. */
+struct failover_call {
+	__u64 resiliency;
+	__u64 comm;
+	__u32 place;
+	__u32 count;
+	__u32 status;
+	__u32 vendor_error;
+	__u32 queue_pair;
+	__u32 reserved;
+};
+
+struct failed_over_key {
+	__u64 comm;
+	__u32 tgid;
+	__u32 reserved;
+};
+
+enum failover_stat {
+	FAILOVER_STAT_CALLS, /* runs of the programs */
+	FAILOVER_STAT_RING_FULL, /* events lost */
+	FAILOVER_STAT_UNREADABLE,
+	FAILOVER_STAT_COUNT,
+};
+
+ASSERT_SIZE(work_completion, 32);
+ASSERT_SIZE(failover_event, 96);
+ASSERT_SIZE(failed_over_key, 16);
+
+/* By thread. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, struct failover_call);
+} failover_calls SEC(".maps");
+
+/* Connections of which a port failed, each with its ncclIbResiliency: sends.h asks it which port carries what. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct failed_over_key);
+	__type(value, __u64);
+} failed_over SEC(".maps");
+
+/* 0: `failed_over` is empty, and no send looks there. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} any_failed_over SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, FAILOVER_STAT_COUNT);
+	__type(key, __u32);
+	__type(value, __u64);
+} failover_stats SEC(".maps");
+
+/* Few: the reader is woken for each. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 64 * 1024);
+} failover_events SEC(".maps");
+
+static __always_inline void count_failover_stat(__u32 stat)
+{
+	__u64 *value = bpf_map_lookup_elem(&failover_stats, &stat);
+
+	if (value)
+		__sync_fetch_and_add(value, 1);
+}
+
+static __always_inline __u64 port_state(__u64 resiliency, const struct internals_layout *layout, __u32 place)
+{
+	return resiliency + layout->resiliency_devices + place * layout->resiliency_device_size +
+	       layout->resiliency_device_state;
+}
+
+/* ncclIbResiliencyHandleCompletionError(resiliency, completion, place). */
+SEC("uprobe")
+int failover_entry(struct registers *ctx)
+{
+	__u32 library = COOKIE_LIBRARY(bpf_get_attach_cookie(ctx));
+	const struct internals_layout *layout;
+	struct work_completion completion = {};
+	struct failover_call call = {.resiliency = FIRST_ARGUMENT(ctx), .place = (__u32)THIRD_ARGUMENT(ctx)};
+	struct thread thread;
+	__u32 state = 0;
+
+	count_failover_stat(FAILOVER_STAT_CALLS);
+	if (!observed_thread(&thread))
+		return 0;
+	layout = bpf_map_lookup_elem(&internals_layouts, &library);
+	if (!layout || !layout->known || layout->resiliency_comm == NO_OFFSET)
+		return 0;
+	if (read_user(&call.comm, 8, call.resiliency + layout->resiliency_comm) ||
+	    read_user(&call.count, 4, call.resiliency + layout->resiliency_count) || call.count < 1 ||
+	    call.count > IB_MOST_DEVICES || call.place >= call.count ||
+	    read_user(&state, 4, port_state(call.resiliency, layout, call.place)) ||
+	    read_user(&completion, sizeof(completion), SECOND_ARGUMENT(ctx))) {
+		count_failover_stat(FAILOVER_STAT_UNREADABLE);
+		return 0;
+	}
+	if (state != PORT_OK)
+		return 0;
+	call.status = completion.status;
+	call.vendor_error = completion.vendor_error;
+	call.queue_pair = completion.queue_pair;
+	bpf_map_update_elem(&failover_calls, &thread.tid, &call, BPF_ANY);
+	return 0;
+}
+
+SEC("uretprobe")
+int failover_return(struct registers *ctx)
+{
+	__u32 library = COOKIE_LIBRARY(bpf_get_attach_cookie(ctx));
+	__s32 result = (__s32)RETURN_VALUE(ctx);
+	__u32 tid = (__u32)bpf_get_current_pid_tgid();
+	const struct internals_layout *layout;
+	struct failed_over_key key = {};
+	struct failover_event *event;
+	struct failover_call call;
+	struct failover_call *known;
+	__u32 state = 0, one = 1, slot = 0;
+	struct thread thread;
+
+	count_failover_stat(FAILOVER_STAT_CALLS);
+	if (!observed_thread(&thread))
+		return 0;
+	tid = thread.tid;
+	known = bpf_map_lookup_elem(&failover_calls, &tid);
+	layout = bpf_map_lookup_elem(&internals_layouts, &library);
+	if (!known || !layout)
+		return 0;
+	call = *known;
+	bpf_map_delete_elem(&failover_calls, &tid);
+	if (read_user(&state, 4, port_state(call.resiliency, layout, call.place))) {
+		count_failover_stat(FAILOVER_STAT_UNREADABLE);
+		return 0;
+	}
+	if (result == 0 && state == PORT_OK)
+		return 0; /* nothing was moved */
+	if (result == 0) {
+		key.comm = call.comm;
+		key.tgid = thread.tgid;
+		bpf_map_update_elem(&failed_over, &key, &call.resiliency, BPF_ANY);
+		bpf_map_update_elem(&any_failed_over, &slot, &one, BPF_ANY);
+	}
+	event = bpf_ringbuf_reserve(&failover_events, sizeof(*event), 0);
+	if (!event) {
+		count_failover_stat(FAILOVER_STAT_RING_FULL);
+		return 0;
+	}
+	event->time_ns = bpf_ktime_get_ns();
+	event->comm = call.comm;
+	event->resiliency = call.resiliency;
+	event->tgid = thread.tgid;
+	event->tid = thread.tid;
+	event->library = library;
+	event->queue_pair = call.queue_pair;
+	event->status = call.status;
+	event->vendor_error = call.vendor_error;
+	event->result = result;
+	event->place = call.place;
+	event->count = call.count;
+	event->state = state;
+	for (__u32 i = 0; i < IB_MOST_DEVICES; i++) {
+		event->devices[i] = NO_NET_DEVICE;
+		if (i < call.count &&
+		    read_user(&event->devices[i], 4, call.comm + layout->ib_devices + i * layout->ib_device_stride)) {
+			event->devices[i] = NO_NET_DEVICE;
+			count_failover_stat(FAILOVER_STAT_UNREADABLE);
+		}
+	}
+	bpf_ringbuf_submit(event, BPF_RB_FORCE_WAKEUP);
+	return 0;
+}
+
+/*
+ * Of the first `count` ports of a connection those that failed, a bit each; their state is NCCL's own, so that a port
+ * that it took back counts at once.  0 as well where all failed, or that cannot be read.
+ */
+static __noinline __u32 failed_ports(__u64 comm, __u32 tgid, __u32 library, __u32 count)
+{
+	struct failed_over_key key = {.comm = comm, .tgid = tgid};
+	const struct internals_layout *layout = bpf_map_lookup_elem(&internals_layouts, &library);
+	__u64 *resiliency = bpf_map_lookup_elem(&failed_over, &key);
+	__u64 now = 0;
+	__u32 failed = 0;
+
+	/* Another connection may have this address by now. */
+	if (!layout || !resiliency || read_user(&now, 8, comm + layout->ib_resiliency) || now != *resiliency)
+		return 0;
+	for (__u32 i = 0; i < IB_MOST_DEVICES; i++) {
+		__u32 state = PORT_OK;
+
+		if (i < count && !read_user(&state, 4, port_state(now, layout, i)) && state != PORT_OK)
+			failed |= 1U << i;
+	}
+	return failed == (1U << count) - 1 ? 0 : failed;
+}
+
+#endif
