@@ -123,6 +123,23 @@ def _stalls() -> list[AnyPanel]:
             query(f"sum by (error) (increase({catalogue.COMM_ERRORS.where(HOST)}[$__rate_interval]))", "{{error}}"),
             thresholds=NEVER_FINE,
         ),
+        timeseries(
+            "Connections that NCCL moved off a port",
+            "NCCL's own failover, by the status of the completion that told it. The job goes on with less bandwidth.",
+            "short",
+            query(
+                f"sum by (status) (increase({catalogue.COMM_FAILED_OVER.where(HOST)}[$__rate_interval]))", "{{status}}"
+            ),
+            thresholds=NEVER_FINE,
+        ),
+        table(
+            "Ports that NCCL keeps off",
+            "Connections that NCCL moved off a port which failed, and the device that carries its share.",
+            "instance rail device port carried_by",
+            catalogue.COMM_DEGRADED.where(HOST),
+            aggregate="sum",
+            value="connections",
+        ),
     ]
 
 

@@ -31,8 +31,9 @@ from railscope.agent.cluster.fleet.prometheus import (
 )
 from railscope.agent.cluster.fleet.reader import find_communicator, read_fleet
 from railscope.agent.cluster.verdict.advice import Step
+from railscope.agent.cluster.verdict.finding import Finding, Verdict
 from railscope.agent.cluster.verdict.recent import next_read_time
-from railscope.agent.cluster.verdict.words import Finding, Verdict, make_verdict
+from railscope.agent.cluster.verdict.words import make_verdict
 from railscope.agent.facts.communicator_names import normalise_hash
 from railscope.agent.facts.label_numbers import parse_number
 from railscope.probes.printable import printable
@@ -97,8 +98,7 @@ def question_from(parsed: Any) -> Question:
 
 
 def run_diagnose(parsed: Any, out: TextIO) -> int:
-    """Query the store and print the verdict; returns 0 (no stall), 1 (a stall now or a moment ago, or a slow rank) or 2
-    (unknown).
+    """Query the store and print the verdict; returns 0 (fine), 1 (a finding) or 2 (unknown).
 
     The reason for 2 is one line on standard error, or the verdict says that no host is heard.
     """
@@ -176,7 +176,7 @@ def as_text(verdict: Verdict, *, colour: bool = False) -> str:
         headline(verdict.headline if number == 0 else finding.headline, red)
         lines.extend(_finding(finding, bold, plain))
     if len(verdict.findings) > _MOST_FINDINGS:
-        lines += ["", f"{len(verdict.findings) - _MOST_FINDINGS} more root causes: --json shows all."]
+        lines += ["", f"{len(verdict.findings) - _MOST_FINDINGS} more findings: --json shows all."]
     lines.extend(_section("Also", verdict.notes, bold, plain))
     moment = datetime.fromtimestamp(verdict.at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     lines += ["", f"As of {moment}, by the store's clock."]

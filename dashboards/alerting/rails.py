@@ -136,6 +136,22 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
     )
     yield Alert(
         Group.RAILS,
+        "RailscopeCommFailedOver",
+        Severity.WARNING,
+        f"sum by ({HOST}, rail, device, port, carried_by) ({catalogue.COMM_DEGRADED})",
+        about="Connections that NCCL moved off a port by itself, for as long as they keep off it: the job goes on with "
+        "less bandwidth, and nothing else may tell of it.",
+        holds_for="0s",
+        because="None: NCCL moves when a work request has failed after all its retries, which is no blip.",
+        summary="NCCL goes on without {{ $labels.device }} of {{ $labels.instance }}{{ with $labels.rail }}, rail "
+        "{{ . }}{{ end }}",
+        description="Port {{ $labels.port }} of {{ $labels.device }} on {{ $labels.instance }} failed, and NCCL moved "
+        "connections to {{ $labels.carried_by }} ({{ $value }}): the jobs go on with less bandwidth until NCCL uses it "
+        "again or they end. For what the completions said run: railscope diagnose --prometheus URL",
+        page="CommFailedOver",
+    )
+    yield Alert(
+        Group.RAILS,
         "RailscopeRailCounterRises",
         Severity.WARNING,
         f"rate({_counters('warn')}[15m]) > {least.rail_warnings_per_second:g}",

@@ -106,6 +106,12 @@ def test_messages_that_go_together_are_shared_by_the_devices_of_their_connection
         assert sent(internals) == {5: (2, 1504 + (1 << 29)), 1: (2, 1505 + (1 << 29))}
 
 
+def test_a_connection_may_use_eight_devices_from_2_30_on(tmp_path: Path) -> None:
+    with observed(tmp_path, "2.32.3") as (internals, caller, structures, function):
+        Connection.over(caller, structures, range(8)).send(function, slot=0, sizes=(8000,))
+        assert sent(internals) == dict.fromkeys(range(8), (1, 1000))
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_connection_of_one_device_hands_everything_to_it(tmp_path: Path, version: str) -> None:
     with observed(tmp_path, version) as (internals, caller, structures, function):
@@ -116,7 +122,7 @@ def test_a_connection_of_one_device_hands_everything_to_it(tmp_path: Path, versi
 
 def test_what_is_no_connection_is_counted_as_unreadable_and_no_bytes(tmp_path: Path) -> None:
     with observed(tmp_path, "2.32.3") as (internals, caller, structures, function):
-        for devices in ((), (0, 1, 2, 3, 4)):
+        for devices in ((), tuple(range(9))):
             Connection.over(caller, structures, devices).send(function, slot=0, sizes=(100,))
         assert internals.sent() == []
         assert internals.stats()[InternalStat.UNREADABLE] == 2

@@ -268,6 +268,17 @@ def _rails() -> Iterator[Life]:
         ],
         {"RailscopeRailLossy": [{**RAIL, **WARNING}]},
     )
+    moved = {**HOST, "rail": "0", "device": "mlx5_0", "port": "1", "carried_by": "mlx5_1"}
+    said = {"comm": "dd", "status": "IBV_WC_RETRY_EXC_ERR", "vendor_error": "0x81"}
+    yield Life(
+        "failover",
+        [
+            _only_fault("railscope_comm_degraded_connections", {**moved, **said, "rank": rank}, connections)
+            for rank, connections in (("0", 8), ("1", 2))
+        ],
+        {"RailscopeCommFailedOver": [{**moved, **WARNING}]},
+        begins_minutes=1,
+    )
     broken = {**PORT, "counter": "link_downed", "severity": "page"}
     yield Life(
         "errors",

@@ -14,7 +14,7 @@ import pytest
 from railscope.agent.cluster.command import Question, as_text, diagnose
 from railscope.agent.cluster.fleet.prometheus import parse_time
 from railscope.agent.cluster.fleet.reader import read_fleet
-from railscope.agent.cluster.verdict.words import Verdict
+from railscope.agent.cluster.verdict.finding import Verdict
 from tests.stack import fleet as fleet_module
 from tests.stack.fleet import SimulatedFleet
 from tests.stack.prometheus import prometheus, store_at, tool

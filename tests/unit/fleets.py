@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from railscope.agent.cluster.fleet.facts import (
     Agent,
     BriefStall,
+    FailedOver,
     Fleet,
     LongWait,
     Moving,
@@ -25,7 +26,8 @@ from railscope.agent.cluster.fleet.facts import (
     StallHistory,
 )
 from railscope.agent.cluster.fleet.sequences import Position
-from railscope.agent.cluster.verdict.words import Finding, make_verdict
+from railscope.agent.cluster.verdict.finding import Finding
+from railscope.agent.cluster.verdict.words import make_verdict
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.rank_identity import RankIdentity, rank_identity_from_labels
 from railscope.agent.facts.slowness import Slowness
@@ -73,6 +75,7 @@ class Fleets:
     moving: list[Moving] = field(default_factory=list)
     waiting: list[LongWait] = field(default_factory=list)
     slow_ranks: list[SlowRank] = field(default_factory=list)
+    failed_over: list[FailedOver] = field(default_factory=list)
     history: list[StallHistory] = field(default_factory=list)
     brief: list[BriefStall] = field(default_factory=list)
     scrape_seconds: float = 1.0
@@ -216,6 +219,7 @@ class Fleets:
             tuple(self.moving),
             tuple(self.waiting),
             slow=tuple(self.slow_ranks),
+            failed_over=tuple(self.failed_over),
             communicators=len({one.comm for one in self.ranks}),
             history=tuple(sorted(self.history, key=lambda one: -one.last)),
             brief=tuple(self.brief),

@@ -17,7 +17,8 @@ from railscope.agent.cluster import command
 from railscope.agent.cluster.command import as_json_text, as_text, diagnose, endpoint_of, question_from, run_diagnose
 from railscope.agent.cluster.fleet.prometheus import PrometheusError
 from railscope.agent.cluster.options import add_diagnose_arguments
-from railscope.agent.cluster.verdict.words import Verdict, make_verdict
+from railscope.agent.cluster.verdict.finding import Verdict
+from railscope.agent.cluster.verdict.words import make_verdict
 from tests.unit.canned_store import NOW, CannedStore, agent
 from tests.unit.fleets import COMM, OTHER, Fleets, fleets_of_any_kind, stall
 

@@ -11,8 +11,9 @@ import pytest
 from railscope.agent.cluster.command import as_text
 from railscope.agent.cluster.fleet.facts import BriefStall, Fleet
 from railscope.agent.cluster.verdict.advice import Step
+from railscope.agent.cluster.verdict.finding import Verdict
 from railscope.agent.cluster.verdict.recent import next_read_time, to_past_tense
-from railscope.agent.cluster.verdict.words import Verdict, make_verdict
+from railscope.agent.cluster.verdict.words import make_verdict
 from tests.unit.fleets import COMM, NOW, OTHER, Fleets, checkpoint, stall
 
 SLOW = stall("rail_slow", rail="0", device="eth0")

@@ -177,6 +177,29 @@ class SlowRank:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedOver:
+    """A rank that goes on without a port which failed: NCCL moved connections to another one."""
+
+    comm: str
+    rank: str
+    """Both `unknown` where only the connections are known."""
+    host: str
+    rail: str
+    """Empty: the port is none."""
+    device: str
+    port: str
+    carried_by: str
+    """The device that carries its share."""
+    status: str
+    """Of the completion that told NCCL, as libibverbs names it, and its vendor's number."""
+    vendor_error: str
+    connections: int
+    transmit: float | None = None
+    """Port bytes per second that the device sends now, and `carrier_` the one that carries its share; None: unknown."""
+    carrier_transmit: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StallHistory:
     """When hosts called a communicator stalled within the window, as their scrapes show; now may be among it."""
 
@@ -222,6 +245,7 @@ class Fleet:
     waiting: tuple[LongWait, ...] = ()
     slow: tuple[SlowRank, ...] = ()
     """Most waited for first; of communicators that are not stalled, and were not a moment ago."""
+    failed_over: tuple[FailedOver, ...] = ()
     communicators: int = 0
     """How many there are in all."""
     history: tuple[StallHistory, ...] = ()

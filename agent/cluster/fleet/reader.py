@@ -13,6 +13,7 @@ from typing import Final
 
 from railscope.agent.cluster.fleet.awaited import awaited_ranks
 from railscope.agent.cluster.fleet.facts import Fleet, LongWait, Moving, Rail, Rank, Stall, StallHistory
+from railscope.agent.cluster.fleet.failovers import failed_over
 from railscope.agent.cluster.fleet.history import Points, highest_rate, increase, mean_rate, usual_rate
 from railscope.agent.cluster.fleet.prometheus import PrometheusError, Sample, Series, Store
 from railscope.agent.cluster.fleet.scrapes import (
@@ -93,6 +94,7 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
         wrote=f"max_over_time({catalogue.COMM_WRITING}[{looked_back:.0f}s]) == 1",
         writes=_writing("", scrapes),
         slow=slow_question(scrapes),
+        degraded=str(catalogue.COMM_DEGRADED),
         **brief_questions(recent_seconds),
     )
     said = {name: _fresh(samples, scrapes) for name, samples in said.items()}
@@ -144,6 +146,7 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
             if one.labels.get("comm") not in asked
         ),
         slow=slow,
+        failed_over=failed_over(ask, said["degraded"], scrapes.names, rate_seconds),
         communicators=int(said["count"][0].value) if said["count"] else 0,
         history=history,
         brief=brief_stalls(said, history, scrapes),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from railscope.agent.cluster.fleet.facts import Agent, Fleet, Rail, Rank
-from railscope.agent.cluster.verdict.advice import Period, Step, next_steps, past_steps
+from railscope.agent.cluster.verdict.advice import Period, next_steps, past_steps
 from railscope.agent.cluster.verdict.culprits import (
     Culprit,
     entered_and_completed,
@@ -16,6 +16,9 @@ from railscope.agent.cluster.verdict.culprits import (
     is_inside_call,
     why_not_comparable,
 )
+from railscope.agent.cluster.verdict.degraded import CAUSE as FAILED_OVER
+from railscope.agent.cluster.verdict.degraded import degraded_findings
+from railscope.agent.cluster.verdict.finding import Finding, Verdict, Waiting
 from railscope.agent.cluster.verdict.names import (
     format_hosts,
     format_last_hosts,
@@ -58,67 +61,6 @@ _MOST_LINES: Final = 4
 _WEAK: Final = " (weak evidence)"
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A communicator that waits only because of another."""
-
-    comm: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One root cause, ready to be read."""
-
-    cause: str
-    comm: str
-    nranks: int | None
-    op: str
-    seconds: float | None
-    strength: str
-    basis: str
-    ranks: tuple[str, ...]
-    """The ranks blamed."""
-    hosts: tuple[str, ...]
-    """Where they, or the blamed rails, are."""
-    world_ranks: tuple[str, ...]
-    """Their ranks in the whole job; empty where it is not known."""
-    pids: tuple[str, ...]
-    rails: tuple[str, ...]
-    devices: tuple[str, ...]
-    headline: str
-    evidence: tuple[str, ...]
-    healthy: tuple[str, ...]
-    waiting: tuple[Waiting, ...]
-    next_steps: tuple[Step, ...]
-    unknown: tuple[str, ...]
-    """What cannot be known, and why."""
-    now: bool = True
-    """False: no host calls it stalled at this moment; everything is as it was while one did, a moment ago."""
-    times: int = 1
-    """How often it was stalled within the window."""
-    last: float | None = None
-    """When a host called it stalled for the last time, seconds since the Unix epoch; None: now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The result of `railscope diagnose`."""
-
-    at: float
-    """Seconds since the Unix epoch, by the store's clock."""
-    problem: bool
-    """Something is stalled, or was a moment ago, or a rank is slow."""
-    headline: str
-    findings: tuple[Finding, ...]
-    asked: tuple[str, ...] = ()
-    """About the communicator asked for, where it is not stalled."""
-    notes: tuple[str, ...] = ()
-    """What limits every statement above, and what is odd elsewhere."""
-    heard: bool = True
-    """False: no host says anything at this moment, so that nothing being stalled is no answer."""
-
-
 def make_verdict(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet] = ()) -> Verdict:
     """The verdict on a fleet, or on one communicator and what it waits for.
 
@@ -132,6 +74,7 @@ def make_verdict(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet]
     findings = (
         *(_finding(cause, fleet) for cause in causes),
         *(_recent_finding(one, fleet) for one in recent),
+        *degraded_findings(fleet, comm),
     )
     silent = [agent for agent in fleet.agents if not agent.up]
     heard = len(silent) < len(fleet.agents) or not fleet.agents
@@ -139,7 +82,8 @@ def make_verdict(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet]
     if findings:
         headline = findings[0].headline
         if len(findings) > 1:
-            more = f"{len(findings) - 1} more root cause{'s' if len(findings) > 2 else ''} below"
+            kind = "finding" if findings[-1].cause == FAILED_OVER else "root cause"
+            more = f"{len(findings) - 1} more {kind}{'s' if len(findings) > 2 else ''} below"
             headline = f"{headline.removesuffix('.')} ({more})."
     elif writing:
         headline = f"No stall: {writing.pop(0)}"
