@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from railscope.agent.node.completion.cuda import LOOK_AGAIN_AFTER, CudaCompletion
+from railscope.agent.node.completion.cuda import CudaCompletion
+from railscope.agent.node.completion.cuda_files import LOOK_AGAIN_AFTER
 from railscope.agent.node.inspection.inspection import InProcess
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.probes.loading.bpf_syscall import KernelRefusal

@@ -11,19 +11,16 @@ What is proved is late: the job asks when it likes.  It is certain, though, also
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Collection, Iterable, Mapping, Set
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from railscope.agent.node.completion.files import BelowCalls, CudaFile, FindCuda
+from railscope.agent.node.completion.cuda_files import CudaFiles, MappedCudaFile
+from railscope.agent.node.completion.files import BelowCalls
 from railscope.agent.node.inspection.inspection import Inspection
 from railscope.agent.node.inspection.pages import ProbedFile, load_pages
 from railscope.agent.node.inspection.questions import NotYet, Refused
-from railscope.agent.node.inspection.tenants import Tenant, tenant_of
-from railscope.probes.libraries.files import file_stamp, same_library
-from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.links import Links, ProbePoint, close_together
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op
@@ -35,8 +32,6 @@ from railscope.probes.processes.processes import ProcessIdentity
 
 _log = logging.getLogger("railscope.cuda")
 
-LOOK_AGAIN_AFTER: Final = 8
-"""A process without CUDA is looked at again at every eighth call of `follow`: it may load it late."""
 _HITS: Final = frozenset({CudaStat.NOTES, CudaStat.PLANS, CudaStat.FINISHES, CudaStat.CALLS, CudaStat.RETURNS})
 """What costs the job time: runs of the programs."""
 
@@ -65,41 +60,6 @@ class CudaPrograms(Protocol):
     def forget_handles(self) -> None: ...
 
 
-@dataclass(slots=True, eq=False)
-class _CudaFile:
-    """A file of CUDA's that some observed process maps."""
-
-    path: str
-    descriptor: int
-    tenant: Tenant
-    """Who mapped it first."""
-    found: CudaFile
-    links: Links | None = None
-
-    @property
-    def points(self) -> CudaPoints:
-        return self.found.points
-
-    @property
-    def local(self) -> bool:
-        return self.found.local
-
-
-@dataclass(slots=True)
-class _Process:
-    """A process that maps NCCL."""
-
-    files: list[_CudaFile] = field(default_factory=list)
-    looks: int = 0
-    awaited: bool = False
-    """What it maps was asked for, and is not known yet."""
-
-    def probed_files(self) -> list[_CudaFile]:
-        """Where it is watched: never at both, for the runtime calls the driver."""
-        runtimes = [file for file in self.files if file.points.interface is CudaInterface.RUNTIME]
-        return runtimes or self.files
-
-
 @dataclass(slots=True)
 class _Nccl:
     """An NCCL library; no points: it has not what is needed."""
@@ -114,10 +74,15 @@ class CudaCompletion:
 
     def __init__(self, programs: CudaPrograms, procfs: Path, inspection: Inspection) -> None:
         self._programs = programs
-        self._procfs = procfs
         self._inspection = inspection
-        self._processes: dict[ProcessIdentity, _Process] = {}
-        self._files: list[_CudaFile] = []
+        self._files = CudaFiles(
+            procfs,
+            inspection,
+            choose=_runtimes_first,
+            points=lambda points: (*points.drops, *points.calls),
+            attach=programs.attach_cuda,
+            detached=programs.forget_handles,
+        )
         self._libraries: dict[int, _Nccl] = {}
         self._completed: dict[int, CudaProgress] = {}
 
@@ -131,9 +96,7 @@ class CudaCompletion:
             return []
         present = {library.number: library for library in libraries}
         errors: list[str] = []
-        self._drop_overwritten()
-        self._find_cuda_files({identity for library in present.values() for identity in library.mappers}, errors)
-        self._watch_cuda(errors)
+        self._files.follow({identity for library in present.values() for identity in library.mappers}, errors)
         self._watch_nccl(present, errors)
         return errors
 
@@ -168,7 +131,7 @@ class CudaCompletion:
 
     def probed_files(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """Files that are probed, with the functions that could not be, for those who ask why nothing is seen."""
-        return tuple((file.path, file.points.refused) for file in self._files if file.links is not None)
+        return tuple((file.path, file.points.refused) for file in self._files.probed)
 
     def end_processes(self, tgids: Collection[int]) -> None:
         """Processes have ended.
@@ -190,85 +153,13 @@ class CudaCompletion:
 
     def close(self) -> None:
         """Detach everywhere."""
-        watching = bool(self._files or self._libraries)
-        links = [*(known.links for known in self._libraries.values()), *(file.links for file in self._files)]
+        watching = bool(self._files.open or self._libraries)
+        links = [*(known.links for known in self._libraries.values()), *(file.links for file in self._files.probed)]
         close_together(one for one in links if one is not None)
         self._libraries.clear()
-        for file in self._files:
-            os.close(file.descriptor)
         self._files.clear()
-        self._processes.clear()
         if watching:
             self._programs.forget_handles()
-
-    def _find_cuda_files(self, present: set[ProcessIdentity], errors: list[str]) -> None:
-        """Find the files of processes that are new or had none."""
-        for gone in self._processes.keys() - present:
-            del self._processes[gone]
-        for identity in present:
-            process = self._processes.setdefault(identity, _Process())
-            process.looks += 1
-            if process.awaited or (not process.files and process.looks % LOOK_AGAIN_AFTER == 1):
-                try:
-                    process.files = self._files_of(identity, process.looks // LOOK_AGAIN_AFTER, errors)
-                    process.awaited = False
-                except NotYet:
-                    process.awaited = True
-                except Refused as refused:
-                    process.awaited = False
-                    if not refused.gone:
-                        errors.append(str(refused))
-
-    def _files_of(self, identity: ProcessIdentity, look: int, errors: list[str]) -> list[_CudaFile]:
-        """Raises NotYet, Refused where that is not known."""
-        tenant = tenant_of(self._procfs, identity.pid)
-        opened = self._inspection.ask(tenant, FindCuda(str(self._procfs), identity.pid, look))
-        errors += opened.answer.errors
-        found: list[_CudaFile] = []
-        for file, descriptor in zip(opened.answer.files, opened.descriptors, strict=True):
-            # Through another mount it is another device, and probes on both would see every call twice.
-            known = next((one for one in self._files if same_library(one.found.key, file.key)), None)
-            if known is not None:
-                os.close(descriptor)
-            else:
-                known = _CudaFile(file.path, descriptor, tenant, file)
-                self._files.append(known)
-                for symbol in file.points.refused:
-                    _log.warning(
-                        "%s: %s is not probed: its first instructions would be single-stepped", file.path, symbol
-                    )
-            if known not in found:
-                found.append(known)
-        return found
-
-    def _drop_overwritten(self) -> None:
-        """Take the probes off files that were written over in place, and look for CUDA anew."""
-        for file in list(self._files):
-            if file.found.local and file_stamp(file.descriptor) != file.found.key.stamp:
-                self._drop(file, "it was changed while processes had it mapped")
-                for process in self._processes.values():
-                    if file in process.files:
-                        process.files.clear()
-                        process.looks = 0
-
-    def _watch_cuda(self, errors: list[str]) -> None:
-        mapped = [file for process in self._processes.values() for file in process.files]
-        wanted = [file for process in self._processes.values() for file in process.probed_files()]
-        for file in list(self._files):
-            if file not in mapped:
-                self._drop(file, "no observed process maps it any longer")
-            elif file not in wanted:
-                self._detach(file, "its processes are watched at the runtime")
-            elif file.links is None:
-                try:
-                    load_pages(self._inspection, file, (*file.points.drops, *file.points.calls))
-                    file.links = self._programs.attach_cuda(f"/proc/self/fd/{file.descriptor}", file.points)
-                except NotYet:
-                    continue
-                except (Refused, KernelRefusal) as refusal:
-                    errors.append(f"{file.path}: {refusal.strerror if isinstance(refusal, OSError) else refusal}")
-                    continue
-                _log.info("attached to %s: %d functions of CUDA", file.path, len(file.points.calls))
 
     def _watch_nccl(self, present: Mapping[int, CudaLibrary], errors: list[str]) -> None:
         """Watch NCCL where one of its processes is watched at CUDA: other launches cannot be proved complete."""
@@ -292,12 +183,7 @@ class CudaCompletion:
                 errors.append(f"{library.path}: {error.strerror if isinstance(error, OSError) else error}")
 
     def _worth_it(self, library: CudaLibrary) -> bool:
-        return any(
-            file.links is not None
-            for identity in library.mappers
-            if identity in self._processes
-            for file in self._processes[identity].probed_files()
-        )
+        return any(self._files.probed_in(identity) for identity in library.mappers)
 
     def _examine(self, library: CudaLibrary) -> _Nccl:
         question = BelowCalls(library.number, library.path, library.build_id)
@@ -306,14 +192,7 @@ class CudaCompletion:
             _log.info("%s: CUDA launches are not observed: it exports none of the launch functions", library.path)
         return _Nccl(library, points)
 
-    def _detach(self, file: _CudaFile, why: str) -> None:
-        if file.links is not None:
-            file.links.close()
-            file.links = None
-            _log.info("detached from %s: %s", file.path, why)
-            self._programs.forget_handles()
 
-    def _drop(self, file: _CudaFile, why: str) -> None:
-        self._detach(file, why)
-        os.close(file.descriptor)
-        self._files.remove(file)
+def _runtimes_first(files: Sequence[MappedCudaFile]) -> Sequence[MappedCudaFile]:
+    """Where a process is watched: never at both, for the runtime calls the driver."""
+    return [file for file in files if file.points.interface is CudaInterface.RUNTIME] or files
