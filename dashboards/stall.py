@@ -153,6 +153,25 @@ def _summary() -> list[AnyPanel]:
             width=12,
         ),
         timeseries(
+            "CUDA graphs launched",
+            "Rate at which processes on the communicator's hosts launch CUDA graphs; only with --collector.cuda. One "
+            "that stands still while others go on is stuck, or waits outside the GPU.",
+            "cps",
+            query(
+                hosts_of_communicator(f"rate({catalogue.CUDA_GRAPH_LAUNCHES}[$__rate_interval])"),
+                "{{instance}} {{pid}}",
+            ),
+            whole=True,
+        ),
+        timeseries(
+            "Inside a wait for the GPU",
+            "Age of the oldest call of a process that launches a CUDA graph or waits for the GPU; only with "
+            "--collector.cuda. Long kernels make long waits.",
+            "s",
+            query(hosts_of_communicator(str(catalogue.CUDA_INSIDE_SECONDS)), "{{instance}} {{pid}} {{call}}"),
+            whole=True,
+        ),
+        timeseries(
             "Ranks disagree",
             "1 while ranks of the communicator tell different signatures of one block of collectives: they do not "
             "make the same ones.",

@@ -67,6 +67,11 @@ COLLECTORS: Final = (
     Collector("tcp", "TCP connections of observed processes on rails"),
     Collector("rdma", "counters of RDMA devices"),
     Collector("nvlink", "GPUs and NVLinks, read through NVIDIA's NVML"),
+    Collector(
+        "cuda",
+        "launches of CUDA graphs and waits for the GPU in processes with NCCL, by probes on CUDA's driver",
+        enabled=False,
+    ),
 )
 
 

@@ -211,9 +211,23 @@ COMM_STALL_INFO: Final = _gauge(
 CALL_INSIDE_SECONDS: Final = _gauge(
     "call_inside_seconds",
     "call comm rank nranks pid",
-    "Age in seconds of an NCCL call (init, split, finalize, connecting ranks) that has taken longer than --stall.after "
-    "and has not returned; absent otherwise. Its communicator may not exist yet; comm is then the name that it will "
-    "have. The oldest 16 of a process and 128 of a user.",
+    "Age in seconds of an NCCL call (init, split, finalize, connecting ranks), or with cause unseen_work_stuck of a "
+    "wait for the GPU, that has taken longer than --stall.after and has not returned; absent otherwise. Its "
+    "communicator may not exist yet; comm is then the name that it will have. The oldest 16 of a process and 128 of a "
+    "user.",
+)
+CUDA_GRAPH_LAUNCHES: Final = _counter(
+    "cuda_graph_launches",
+    "pid",
+    "Launches of CUDA graphs by a process that maps NCCL, since it was observed. Only with --collector.cuda; absent "
+    "while probes on CUDA's driver exceed the budget.",
+)
+CUDA_INSIDE_SECONDS: Final = _gauge(
+    "cuda_inside_seconds",
+    "pid call",
+    "Time in seconds for which a thread of a process that maps NCCL has been inside a call that launches a CUDA graph "
+    "or waits for the GPU: the oldest such call of the process, absent while it is in none. Only with "
+    "--collector.cuda.",
 )
 COMM_STALL_COLLECTIVES: Final = _gauge(
     "comm_stall_collectives",
@@ -603,6 +617,7 @@ LIMIT_REACHED: Final = _counter(
     "limit uid",
     "What a user lost at a limit of their own, never at the expense of others. communicators and aggregates: calls "
     "without detail, which the node's totals still count; host_calls: calls that make or end communicators and are not "
+    "followed; driver_threads and driver_processes: calls of CUDA's driver, and processes that make them, that are not "
     "followed; libraries: NCCL libraries that are not observed; inspection: questions about the user's files and "
     "processes that were not answered in time; series: series of the user's ranks left out of expositions, added up "
     "over expositions; recordings: stalls without a flight recording. Absent until a limit is reached.",

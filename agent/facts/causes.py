@@ -45,6 +45,7 @@ class Cause(StrEnum):
     GPU_NOT_PROGRESSING = "gpu_not_progressing"
     INSIDE_CALL = "inside_call"
     RANK_BEHIND = "rank_behind"
+    UNSEEN_WORK_STUCK = "unseen_work_stuck"
     RANK_SLOW = "rank_slow"
     RANK_MISSING = "rank_missing"
     UNSEEN = "unseen"
@@ -67,11 +68,13 @@ class Tier(IntEnum):
     """A call of NCCL is seen not to return."""
     HINT = 7
     """A host says that its rank waits for another."""
-    PACE = 8
+    WORK = 8
+    """A host says that a process waits for its GPU, and knows of no operation that it waits for."""
+    PACE = 9
     """Nothing hangs: the others wait for a rank again and again."""
-    MISSING = 9
-    UNSEEN = 10
-    UNKNOWN = 11
+    MISSING = 10
+    UNSEEN = 11
+    UNKNOWN = 12
 
 
 class Severity(StrEnum):
@@ -467,6 +470,27 @@ CAUSES: Final[Mapping[Cause, CauseFacts]] = {
         remedy="mend the program, or what it waits for",
         runbook="RankBehindCommunicator",
     ),
+    Cause.UNSEEN_WORK_STUCK: CauseFacts(
+        Tier.WORK,
+        Severity.WARNING,
+        by_host=True,
+        about=About.STALLED,
+        meaning="A process waits for its GPU for too long, and no NCCL call tells what for: a CUDA graph, or a kernel "
+        "of its own.  Always weak, and only with `--collector.cuda`.",
+        words="a wait for the GPU does not return for {within}",
+        words_by={"behind": "a wait for the GPU does not return for {within}, and {who} launched fewer CUDA graphs"},
+        now=(
+            StepFacts("py-spy dump --native --pid {pid}", "which call waits, and who made it"),
+            StepFacts("nvidia-smi -i {gpu}", "whether the GPU is busy: a kernel that spins, or nothing to do"),
+            StepFacts("dmesg --ctime | grep -i xid", "a failed GPU reports an Xid"),
+            _anywhere("the job's log of rank {rank}: the last step that it finished, and what came next"),
+        ),
+        after=(
+            StepFacts("journalctl -k {window} | grep -i xid", "a failed GPU reported an Xid"),
+            _anywhere("the job's log of rank {rank}, {period}: which step took so long"),
+        ),
+        remedy="none, if the program is known to run such long kernels; else end the job",
+    ),
     Cause.RANK_SLOW: CauseFacts(
         Tier.PACE,
         Severity.WARNING,
@@ -540,6 +564,11 @@ HELD: Final = frozenset({Cause.PROCESS_STOPPED, Cause.PROCESS_FROZEN})
 """The process lives, and may not run."""
 ONLY_WAITS: Final = tuple(cause for cause, facts in CAUSES.items() if facts.by_host and facts.tier >= Tier.HINT)
 """With these a host says that its rank waits, and finds no reason."""
+
+
+def causes_as_severe_as(severity: Severity) -> tuple[Cause, ...]:
+    """Those that hosts tell of, best evidence first."""
+    return tuple(cause for cause, facts in CAUSES.items() if facts.by_host and facts.severity is severity)
 
 
 def facts_of(cause: str) -> CauseFacts:

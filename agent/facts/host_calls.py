@@ -1,4 +1,4 @@
-"""The calls of NCCL that are followed from entry to return, by the names under which they are shown.
+"""The calls of NCCL and of CUDA's driver that are followed from entry to return, and the names by which they are shown.
 
 Which of them every rank of a communicator must make decides who is missing (agent/cluster/verdict/culprits.py).
 """
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from railscope.probes.nccl.records.calls import LifecycleKind
+from railscope.probes.nccl.records.driver_calls import DriverKind
 
 CONNECT: Final = "connecting ranks"
 """What stands for the call where ranks are connected: it may be that of an operation, or of the end of a group."""
@@ -28,6 +29,14 @@ CALL_NAMES: Final[Mapping[LifecycleKind, str]] = {
     LifecycleKind.INIT_WORK: "ncclCommInitRank",
     LifecycleKind.WINDOW: "ncclCommWindowRegister",
 }
+
+DRIVER_CALL_NAMES: Final[Mapping[DriverKind, str]] = {
+    DriverKind.GRAPH_LAUNCH: "cuGraphLaunch",
+    DriverKind.STREAM_SYNC: "cuStreamSynchronize",
+    DriverKind.EVENT_SYNC: "cuEventSynchronize",
+    DriverKind.CONTEXT_SYNC: "cuCtxSynchronize",
+}
+"""With their variants for the per-thread default stream."""
 
 
 def _named(*kinds: LifecycleKind) -> frozenset[str]:

@@ -497,6 +497,17 @@ class NodeGpus:
 
 
 @dataclass(frozen=True, slots=True)
+class DriverCallsOfProcess:
+    """Calls of CUDA's driver that one process made since it was followed."""
+
+    pid: int
+    graph_launches: int
+    inside: str
+    """The call in which a thread of it has been for longest; empty: it is in none."""
+    inside_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class NodeStalls:
     """Current and recent stalls of this node; built by agent/node/stalls."""
 
@@ -510,6 +521,8 @@ class NodeStalls:
     """The last collectives of ranks that stall now, as far as they are known."""
     stacks: Mapping[tuple[str, int], ProcessStack] = field(default_factory=dict)
     """By communicator and rank: of those of this host to which stalls are put down, where that is asked for."""
+    driver_calls: tuple[DriverCallsOfProcess, ...] = ()
+    """By process, of those that are followed."""
 
     @property
     def current(self) -> tuple[Stall, ...]:

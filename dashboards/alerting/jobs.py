@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from railscope.agent.facts import catalogue
-from railscope.agent.facts.causes import Cause, Severity
+from railscope.agent.facts.causes import Cause, Severity, causes_as_severe_as
 from railscope.dashboards import recorded
 from railscope.dashboards.alerting.alert import Alert, Group, promql
 from railscope.dashboards.alerting.thresholds import Thresholds
@@ -37,6 +37,8 @@ _CULPRIT: Final = (
     "{{ else }}; rank {{ .Labels.rank }} on {{ .Labels.instance }} waits{{ end }}"
     "{{ end }}{{ end }}"
 )
+_MILD: Final = "|".join(causes_as_severe_as(Severity.WARNING))
+"""Causes that wait until working hours."""
 _EVIDENCE: Final = (
     f'{{{{ with printf "{_INFO}{{{_OF_COMM}}} {_SAID_OF_BEST}" {_ASKS} -}}}} '
     '{{ range $at, $stall := sortByLabel "rank" . }}{{ if lt $at 4 -}} '
@@ -62,7 +64,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         Severity.CRITICAL,
         promql(
             f"""
-            max by (cluster, comm) ({recorded.STALL_EVIDENCE})
+            max by (cluster, comm) ({recorded.STALL_EVIDENCE.where(f'cause!~"{_MILD}"')})
             unless on (cluster, comm)
             {recorded.RANKS_GONE}
             unless on (cluster, comm)
@@ -89,6 +91,26 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         more_labels={"exported_job": _JOB},
         summary=f"Communicator {{{{ $labels.comm }}}} is stalled{_CAUSE}{_CULPRIT}",
         description=f"{_EVIDENCE}For the verdict on all hosts run: "
+        "railscope diagnose --prometheus URL --comm {{ $labels.comm }}",
+        page="CollectiveStalled",
+    )
+    yield Alert(
+        Group.STALLS,
+        "RailscopeUnseenWorkStuck",
+        Severity.WARNING,
+        promql(
+            f"""
+            max by (cluster, comm) ({recorded.STALL_EVIDENCE.where(f'cause=~"{_MILD}"')})
+            unless on (cluster, comm)
+            {recorded.STALL_EVIDENCE.where(f'cause!~"{_MILD}"')}
+            """
+        ),
+        about="Weak: a process waits for its GPU, and no NCCL call tells what for.  Only with --collector.cuda.",
+        holds_for="1m",
+        because="Ranks that all run long kernels are told of at most until the first of them ends.",
+        more_labels={"exported_job": _JOB},
+        summary=f"Processes of communicator {{{{ $labels.comm }}}} wait for their GPUs{_CAUSE}{_CULPRIT}",
+        description=f"{_EVIDENCE}It may be no fault, where kernels run so long. For the verdict on all hosts run: "
         "railscope diagnose --prometheus URL --comm {{ $labels.comm }}",
         page="CollectiveStalled",
     )

@@ -350,6 +350,11 @@ def _stalls(stalls: NodeStalls, now_ns: int, unjoined: Iterable[UnjoinedProcess]
             if stall.is_call
         ],
     )
+    yield Draft(catalogue.CUDA_GRAPH_LAUNCHES, (((str(one.pid),), one.graph_launches) for one in stalls.driver_calls))
+    yield Draft(
+        catalogue.CUDA_INSIDE_SECONDS,
+        (((str(one.pid), one.inside), one.inside_seconds) for one in stalls.driver_calls if one.inside),
+    )
     yield Draft(
         catalogue.COMM_STALL_COLLECTIVES,
         [((*key, format_shapes(last.shapes)), last.last) for key, last in stalls.last],

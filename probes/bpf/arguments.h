@@ -21,6 +21,7 @@ struct registers {
 };
 #define RETURN_VALUE(ctx) ((ctx)->rax)
 #define STACK_POINTER(ctx) ((ctx)->rsp)
+#define INSTRUCTION_POINTER(ctx) ((ctx)->rip)
 #define FIRST_STACK_SLOT 8 /* the return address comes first */
 
 #define FIRST_ARGUMENT(ctx) ((ctx)->rdi)
@@ -47,6 +48,7 @@ struct registers {
 };
 #define RETURN_VALUE(ctx) ((ctx)->x[0])
 #define STACK_POINTER(ctx) ((ctx)->sp)
+#define INSTRUCTION_POINTER(ctx) ((ctx)->pc)
 #define FIRST_STACK_SLOT 0
 
 #define FIRST_ARGUMENT(ctx) ((ctx)->x[0])

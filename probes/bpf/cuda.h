@@ -232,12 +232,6 @@ static __noinline int leave_cuda(struct registers *ctx, __u32 kind)
 	return 0;
 }
 
-#ifdef __TARGET_ARCH_arm64
-#define INSTRUCTION_POINTER(ctx) ((ctx)->pc)
-#else
-#define INSTRUCTION_POINTER(ctx) ((ctx)->rip)
-#endif
-
 /*
  * Loaded as a session program (kernel 6.13): entry and return, and 1 at entry says that the return does not matter.
  * At the return the instruction pointer is the caller's; no kernel function is called to tell, so no BTF is needed.

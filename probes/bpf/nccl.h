@@ -148,6 +148,7 @@ struct hashed_aggregate {
 #define SHARED_COMMUNICATORS 0
 #define SHARED_AGGREGATES 1
 #define SHARED_HOST_CALLS 2
+#define SHARED_DRIVER_THREADS 3
 #define SHARED_TABLES 4 /* a power of two */
 #define NOBODY 0xffffffffU /* no user's number */
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Fair shares of the tables that processes fill: included once, by nccl.bpf.c.
+ * Fair shares of the tables that processes fill: included once by each object that fills one; all have the same maps.
  *
  * A user may hold as many entries of a table as it has free, and a process as many as its user could still take.  So a
  * table is never full: one process that fills it stops at a third of it, all of one user at half, and whoever comes
@@ -137,7 +137,7 @@ VERIFIED_ONCE int leave_place(__u32 uid, __u32 tgid, __u32 table)
 	return_place(uid, tgid, table);
 	process = uid == NOBODY ? 0 : bpf_map_lookup_elem(&shares, &key);
 	if (process && !process->taken[SHARED_COMMUNICATORS] && !process->taken[SHARED_AGGREGATES] &&
-	    !process->taken[SHARED_HOST_CALLS])
+	    !process->taken[SHARED_HOST_CALLS] && !process->taken[SHARED_DRIVER_THREADS])
 		bpf_map_delete_elem(&shares, &key);
 	return 0;
 }

@@ -25,7 +25,10 @@ SHARED_OBJECT_SOURCES: Final = (
     *("patch.c", "symbols.c", "runtime.c", "streams.c", "capture.c", "graph.c", "driver_api.c"),
     *KERNEL_SOURCES,
 )
-DRIVER_SOURCES: Final = ("driver.c", "patterns.c", "families.c", "gpt.c", "failures.c", "completion.c", "operations.c")
+DRIVER_SOURCES: Final = (
+    *("driver.c", "patterns.c", "families.c", "gpt.c", "inference.c", "failures.c"),
+    *("completion.c", "operations.c"),
+)
 WORKLOAD: Final = REPOSITORY / "testbed" / "workload"
 SHARED_SOURCES: Final = ("driver_moments.c", "driver_gpt_shape.c")
 """Of the workload's driver: what happens between calls, and what a GPT sends."""

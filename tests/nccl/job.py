@@ -195,7 +195,9 @@ class Job:
                 ranks that each begin with a receive, and come no further), disagree-operation,
                 disagree-count, disagree-order (AllReduce and AllGather in turn; every 300th time a rank of the middle
                 makes another operation, another count, or both in the other order), bereaved (AllReduces until a peer
-                is killed, then abort), bereaved-revoke (a revoke before the abort).
+                is killed, then abort), bereaved-revoke (a revoke before the abort), inference (a graph of a kernel
+                that is not NCCL's, launched and waited for `iterations` times; with `skip` it never ends from that
+                iteration on, in that rank).
             iterations: calls of each operation on each communicator.
             size_bytes: count times type size of each call, rounded down to whole elements.
             pace_us: pause between iterations.

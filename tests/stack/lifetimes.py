@@ -157,6 +157,12 @@ def _stall() -> Iterator[Life]:
         [*info, _only_fault("railscope_comm_stalled", {**ranks[1], **told}, 1)],
         {"RailscopeCollectiveStalled": [stalled]},
     )
+    waits = {"op": "cuStreamSynchronize", "cause": "unseen_work_stuck"}
+    yield Life(
+        "unseen work",
+        [*info, _only_fault("railscope_comm_stalled", {**ranks[1], **waits}, 1)],
+        {"RailscopeUnseenWorkStuck": [{"comm": "aa", "exported_job": "4711", **WARNING}]},
+    )
     entered = "railscope_comm_enqueued_total"
     yield Life(
         "behind",

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from railscope.agent.node.stalls.inside_calls import MOST_OF_A_USER
+from railscope.agent.node.stalls.told_calls import MOST_OF_A_USER
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.job import LIBRARY, Job, JobOptions
 from tests.fabric.agent_process import AgentProcess

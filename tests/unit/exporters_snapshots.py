@@ -18,6 +18,7 @@ from railscope.agent.facts.snapshot import (
     CommunicatorStall,
     CompletedTotal,
     DirectionLedger,
+    DriverCallsOfProcess,
     FailedOver,
     GpuFacts,
     Histogram,
@@ -235,6 +236,10 @@ def full_snapshot() -> Snapshot:
                     ("00c0ffee00c0ffee", "1"),
                     LastCollectives(1200, ("AllGather of 8 bytes", "AllReduce of 1048576 bytes float32")),
                 ),
+            ),
+            driver_calls=(
+                DriverCallsOfProcess(4711, 1200, "", 0.0),
+                DriverCallsOfProcess(4712, 1199, "cuStreamSynchronize", 40.5),
             ),
         ),
         health=AgentHealth(

@@ -36,7 +36,10 @@ from railscope.agent.facts.stall import LastCollectives
 NOW: Final = 1_000_000.0
 SIZES: Final = (2, 4)
 """Hosts of a fleet, where a case holds for few and for more."""
-CALL_CAUSES: Final = (Cause.DEADLOCK, Cause.RANKS_DISAGREE, Cause.PEER_LEFT, Cause.INSIDE_CALL)
+CALL_CAUSES: Final = (
+    *(Cause.DEADLOCK, Cause.RANKS_DISAGREE, Cause.PEER_LEFT, Cause.INSIDE_CALL),
+    Cause.UNSEEN_WORK_STUCK,
+)
 """What ranks call, or are inside of, decides these."""
 SAME: Final = ("AllReduce of 8 bytes float32",) * 3
 COMM: Final = "00000000000000aa"
@@ -254,6 +257,15 @@ def inside(call: str, *numbers: int, hosts: int = 2, made: bool = True) -> Fleet
         fleets.rank(number, stall=stall("inside_call", op=call), inflight_seconds=40.0)
         if not made:
             fleets.rank(number, enqueued=None, completed=None, position=None)
+    return fleets
+
+
+def in_unseen_work(*numbers: int, hosts: int = 2, **more: str) -> Fleets:
+    """These ranks wait for their GPUs for 40 seconds; no operation of any rank is in flight."""
+    fleets = Fleets(hosts).communicator().each(completed=1205, inflight_seconds=0.0)
+    for number in numbers:
+        said = stall("unseen_work_stuck", op="cuStreamSynchronize", strength="weak", **more)
+        fleets.rank(number, stall=said, inflight_seconds=40.0)
     return fleets
 
 

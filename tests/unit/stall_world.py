@@ -41,6 +41,7 @@ from railscope.probes.nccl.records.internals import (
 from railscope.probes.processes.owner import ProcessOwner
 from railscope.probes.processes.processes import ProcessIdentity
 from tests.unit.collectives_kernel import SimulatedHostCalls
+from tests.unit.driver_tables import SimulatedDriverCalls
 
 COMM_HASH = 0xABCD
 START_NS = 1_000_000_000_000
@@ -203,6 +204,7 @@ class World:
         limits: StallLimits | None = None,
         procfs: Path = Path("/nowhere"),
         stacks: Callable[[Clock], Stacks] | None = None,
+        driver_calls: SimulatedDriverCalls | None = None,
     ) -> None:
         """`procfs`: where threads are looked for that are inside calls."""
         self.clock = SimulatedClock()
@@ -245,6 +247,7 @@ class World:
             inspector=self,
             began=lambda stall: self.begun.append((self.clock.now_ns, stall)),
             host_calls=self.host_calls,
+            driver_calls=driver_calls,
             stacks=stacks(self.clock) if stacks is not None else None,
         )
 

@@ -40,6 +40,7 @@ OCCASIONS: Final = {
     "one_of",
     "outside",
     "all",
+    "behind",
 }
 SAID: Final = [cause for cause, facts in CAUSES.items() if facts.by_host]
 COMMON_WORDS: Final = {Cause.UNKNOWN, Cause.UNSEEN, Cause.WRITING}
@@ -149,9 +150,15 @@ def test_steps_of_a_cause_stand_on_the_page_that_says_most_of_it_and_on_no_other
         assert [step.why for step in steps if step.command and step.why.partition("{")[0] not in page] == []
 
 
-def test_the_alert_on_a_stall_is_as_severe_as_its_causes() -> None:
-    (alert,) = (one for one in rules_files.make_alerts() if one.page == runbook.OF_ALL)
-    assert {CAUSES[cause].severity for cause in SAID} == {Severity(alert.severity)}
+def test_alerts_on_stalls_are_as_severe_as_their_causes() -> None:
+    alerts = [one for one in rules_files.make_alerts() if one.page == runbook.OF_ALL]
+    critical, warning = alerts
+    assert [one.severity for one in alerts] == [Severity.CRITICAL, Severity.WARNING]
+    for cause in SAID:
+        mild = CAUSES[cause].severity is Severity.WARNING
+        found = f'cause!~"{cause}"' in critical.expression, f'{{cause=~"{cause}"' in warning.expression
+        assert found == (mild, mild)
+    assert {CAUSES[cause].severity for cause in SAID} == {one.severity for one in alerts}
     assert CAUSES[Cause.WRITING].severity is Severity.NONE
 
 

@@ -77,6 +77,8 @@ def test_it_has_every_metric_but_those_of_what_is_wrong_and_of_what_is_asked_for
         "comm_stall_collectives",
         "comm_stalled",
         "comm_writing",
+        "cuda_graph_launches_total",
+        "cuda_inside_seconds",
         "process_without_comm",
         "gpu_fabric_unhealthy",
         "http_refused_total",

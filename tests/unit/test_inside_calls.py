@@ -12,7 +12,7 @@ import pytest
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.stall import Stall
 from railscope.agent.node.inspection.tenants import Tenant
-from railscope.agent.node.stalls.inside_calls import MOST_OF_A_PROCESS, MOST_OF_A_USER
+from railscope.agent.node.stalls.told_calls import MOST_OF_A_PROCESS, MOST_OF_A_USER
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.nccl.comm_hash import comm_hash, two_lane_hash
 from railscope.probes.nccl.records.calls import LifecycleKind

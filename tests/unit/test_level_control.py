@@ -61,6 +61,21 @@ class CountingPrograms(SimulatedPrograms):
         return dict(self.hits)
 
 
+@dataclass(slots=True)
+class CountingDriver:
+    """Probes on CUDA's driver that are hit as often as a test says, while they are attached."""
+
+    total: int = 0
+    attached: bool = True
+
+    def hits(self) -> int:
+        return self.total
+
+    def set_attached(self, attached: bool) -> list[str]:
+        self.attached = attached
+        return []
+
+
 def control_of(
     calls: CountedCalls,
     completion: Completion | None,
@@ -68,8 +83,11 @@ def control_of(
     level: str,
     budget_ratio: float = 0.01,
     procfs: Path = Path("/nonexistent"),
+    driver: CountingDriver | None = None,
 ) -> LevelControl:
-    return LevelControl(calls, completion, ASSUMED, clock, budget_ratio=budget_ratio, level=level, procfs=procfs)
+    return LevelControl(
+        calls, completion, ASSUMED, clock, budget_ratio=budget_ratio, level=level, procfs=procfs, driver=driver
+    )
 
 
 def test_the_level_begins_where_the_governor_begins_or_where_it_is_fixed() -> None:
@@ -126,14 +144,18 @@ def test_without_communicators_and_calls_nothing_below_the_calls_is_read_and_not
 
 
 def level_after(
-    caplog: pytest.LogCaptureFixture, calls_a_second: int, level: str = "auto", budget_ratio: float = 0.01, **host: Path
+    caplog: pytest.LogCaptureFixture,
+    calls_a_second: int,
+    level: str = "auto",
+    budget_ratio: float = 0.01,
+    procfs: Path = Path("/nonexistent"),
 ) -> tuple[Level, list[str]]:
     """Where a job that calls so often ends, and what the log said meanwhile."""
     caplog.set_level("INFO")
     caplog.clear()
     calls, clock, below = CountedCalls(), SimulatedClock(), CountingPrograms()
     completion = Completion(below, Level.COUNTS, inspection=InProcess())
-    control = control_of(calls, completion, clock, level, budget_ratio, **host)
+    control = control_of(calls, completion, clock, level, budget_ratio, procfs)
     for _ in range(15):
         clock.now_ns += SECOND_NS
         calls.hits[Stat.CALLS] += calls_a_second
@@ -202,3 +224,46 @@ def test_what_the_kernel_refused_once_is_tried_again_while_the_level_stays(monke
             assert len(control.update(1)) == errors
             programs.refuses = None
         assert programs.still_attached() == ["COMPLETION", "RAILS"]
+
+
+@pytest.mark.parametrize(("hits", "stays"), [(1_000, True), (100_000, False)])
+def test_probes_on_the_driver_stay_while_they_alone_keep_the_budget(hits: int, stays: bool) -> None:
+    clock, driver = SimulatedClock(), CountingDriver()
+    control = control_of(CountedCalls(), None, clock, "auto", driver=driver)
+    for _ in range(10):
+        driver.total += hits * driver.attached
+        clock.now_ns += SECOND_NS
+        assert control.update(1) == []
+    assert driver.attached is stays
+    assert control.seconds["driver_calls"] > 0
+
+
+def test_probes_on_the_driver_that_were_detached_are_tried_again() -> None:
+    clock, driver = SimulatedClock(), CountingDriver()
+    control = control_of(CountedCalls(), None, clock, "auto", driver=driver)
+    attached = []
+    for tick in range(1_200):
+        driver.total += (100_000 if tick < 10 else 10) * driver.attached
+        clock.now_ns += SECOND_NS
+        control.update(1)
+        attached.append(driver.attached)
+    assert not any(attached[10:40])
+    assert all(attached[-100:])
+
+
+def test_levels_give_way_to_probes_on_the_driver_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, driver, below = SimulatedClock(), CountingDriver(), CountingPrograms()
+    completion = Completion(below, Level.COUNTS, inspection=InProcess())
+    with real_library(monkeypatch) as library:
+        completion.set_libraries([library])
+        control = control_of(CountedCalls(), completion, clock, "auto", driver=driver)
+        for _ in range(10):
+            # Six tenths of the budget each.
+            driver.total += int(0.006 * SECOND_NS / ASSUMED.hit_ns("driver_calls"))
+            if completion.levels.target_level >= Level.COMPLETION:
+                below.hits[InternalStat.POSTS] += int(0.006 * SECOND_NS / ASSUMED.hit_ns("proxy_post"))
+            clock.now_ns += SECOND_NS
+            control.update(1)
+        assert driver.attached
+        assert completion.levels.target_level is Level.COUNTS
+        completion.close()

@@ -19,6 +19,7 @@ from tests.unit.fleets import (
     Case,
     Fleets,
     having_made,
+    in_unseen_work,
     inside,
     of_cause,
     only,
@@ -165,6 +166,30 @@ CASES: Final[dict[str, list[Case]]] = {
             found={"ranks": ("1",)},
         ),
     ],
+    Cause.UNSEEN_WORK_STUCK: [
+        Case(
+            "a wait of one rank for its GPU, of whom nobody is named",
+            in_unseen_work(1),
+            says=(
+                ("headline", "STALLED for 40 s: cuStreamSynchronize on "),
+                ("headline", "a wait for the GPU does not return for rank 1 (pid 101, host1)"),
+                ("headline", "weak"),
+                ("evidence", "host1 says unseen_work_stuck of rank 1 (weak evidence)"),
+                ("evidence", "rank 1 (pid 101, host1) has been inside cuStreamSynchronize for 40 s"),
+                ("steps", "py-spy dump --native --pid 101"),
+            ),
+            found={"ranks": (), "basis": "host", "strength": "weak"},
+        ),
+        Case(
+            "a rank that launched fewer graphs than those that wait",
+            in_unseen_work(0, blamed_rank="1"),
+            says=(
+                ("headline", "does not return for rank 0 (pid 100, host0), and rank 1 (pid 101, host1) launched fewer"),
+                ("evidence", "host0 says unseen_work_stuck of rank 0 (weak evidence)"),
+            ),
+            found={"ranks": ("1",), "hosts": ("host1",), "basis": "behind", "strength": "weak"},
+        ),
+    ],
     Cause.INSIDE_CALL: [
         *(
             Case(
@@ -253,6 +278,11 @@ CASES: Final[dict[str, list[Case]]] = {
 @pytest.mark.parametrize(("cause", "case"), of_cause(CASES))
 def test_of_each_cause_it_is_said_which_call_is_to_blame_and_what_to_look_at(cause: str, case: Case) -> None:
     case.assert_found(cause)
+
+
+def test_a_wait_for_a_gpu_hides_nothing_that_is_better_founded() -> None:
+    finding = only(in_unseen_work(0).rank(1, stall=stall("process_stopped", blamed_rank="1")))
+    assert (finding.cause, finding.ranks) == (Cause.PROCESS_STOPPED, ("1",))
 
 
 def test_every_cause_about_calls_has_a_case() -> None:

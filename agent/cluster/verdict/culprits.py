@@ -54,7 +54,8 @@ class Culprit:
     basis: str = "nothing"
     """`host` (its own host says so), `history` (it said so when it was last heard), `sequence`, `idle`, `completion`,
     `rail state`, `absence` (no agent reports them), `outside` (they are not inside the call that others are in), `all`
-    (every rank is inside it), `pace` (the others wait for them in most operations, and nothing hangs), `nothing`."""
+    (every rank is inside it), `behind` (they launched fewer CUDA graphs), `pace` (the others wait for them in most
+    operations, and nothing hangs), `nothing`."""
     strength: str = "unknown"
     within: tuple[Rank, ...] = ()
     """The ranks inside a call that does not return."""
@@ -91,6 +92,7 @@ def find_culprits(ranks: Sequence[Rank], fleet: Fleet) -> tuple[Culprit, ...]:
         *_idle(settled),
         *_gpu_culprits(present),
         *_outside_calls(ranks, missing),
+        *_unseen_work(present),
         *_by_completion(present, missing),
         *_last_reports(ranks, missing),
         *_absent(ranks, missing),
@@ -157,6 +159,11 @@ def has_exited(rank: Rank) -> bool:
 def is_inside_call(rank: Rank) -> bool:
     """Whether a call of the rank's process does not return; one that ends the communicator is told of as its end."""
     return rank.present and rank.stall is not None and rank.stall.cause == Cause.INSIDE_CALL
+
+
+def waits_for_gpu(rank: Rank) -> bool:
+    """Whether a wait of the rank's process for its GPU does not return, and no NCCL call tells what for."""
+    return rank.present and rank.stall is not None and rank.stall.cause == Cause.UNSEEN_WORK_STUCK
 
 
 def _process_culprits(ranks: Sequence[Rank]) -> Iterable[Culprit]:
@@ -468,6 +475,18 @@ def _outside_calls(ranks: Sequence[Rank], missing: Sequence[str]) -> Iterable[Cu
             yield say(basis="all")
         else:
             yield say(basis="host")
+
+
+def _unseen_work(present: Sequence[Rank]) -> Iterable[Culprit]:
+    """Ranks that wait for their GPU; blamed is who launched fewer CUDA graphs, if a host names one."""
+    said = tuple(filter(waits_for_gpu, present))
+    if not said:
+        return
+    numbers = {rank.stall.blamed_rank for rank in said if rank.stall and rank.stall.blamed_rank}
+    behind = tuple(rank for rank in present if rank.rank in numbers and is_identified(rank))
+    yield Culprit(
+        Cause.UNSEEN_WORK_STUCK, behind, basis="behind" if behind else "host", strength=_strength(said), within=said
+    )
 
 
 def _by_completion(present: Sequence[Rank], missing: Sequence[str]) -> Iterable[Culprit]:

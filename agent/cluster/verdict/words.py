@@ -14,6 +14,7 @@ from railscope.agent.cluster.verdict.culprits import (
     entered_and_completed,
     has_exited,
     is_inside_call,
+    waits_for_gpu,
     why_not_comparable,
 )
 from railscope.agent.cluster.verdict.degraded import CAUSE as FAILED_OVER
@@ -237,7 +238,7 @@ def _blame(culprit: Culprit) -> str:
 def _evidence(cause: RootCause) -> Iterable[str]:
     stalled, culprit = cause.stalled, cause.stalled.culprit
     present = [rank for rank in stalled.ranks if rank.present]
-    causes = [culprit.cause] if culprit.basis == "host" else []
+    causes = [culprit.cause] if culprit.basis in ("host", "behind") else []
     yield _membership(stalled)
     # What the ranks that only wait are said to wait for is shown where nothing better is known.
     causes = causes or sorted({rank.stall.cause for rank in present if rank.stall})
@@ -307,7 +308,7 @@ def _sequences(present: Sequence[Rank]) -> Iterable[str]:
 
 def _calls(present: Sequence[Rank]) -> Iterable[str]:
     """Calls that do not return, with who is inside, the oldest first."""
-    inside = [rank for rank in present if is_inside_call(rank)]
+    inside = [rank for rank in present if is_inside_call(rank) or waits_for_gpu(rank)]
     for rank in sorted(inside, key=lambda one: -(one.inflight_seconds or 0.0))[:_MOST_LINES]:
         age = f" for {format_duration(rank.inflight_seconds)}" if rank.inflight_seconds else ""
         call = rank.stall.op if rank.stall and rank.stall.op else "a call"

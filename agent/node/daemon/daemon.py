@@ -29,6 +29,7 @@ from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.facts.stall import Stall
 from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.completion.cuda import CudaCompletion
+from railscope.agent.node.completion.driver_calls import DriverCallWatch
 from railscope.agent.node.daemon.kept_totals import KeptTotals
 from railscope.agent.node.daemon.loop_lateness import LoopLateness
 from railscope.agent.node.daemon.nccl_observer import MOST_ENDED, NcclSources
@@ -55,6 +56,7 @@ from railscope.probes.loading.calibration import calibrate
 from railscope.probes.loading.libbpf import LoadError
 from railscope.probes.loading.links import AttachKind
 from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms
+from railscope.probes.nccl.programs.driver_calls import DriverCalls
 from railscope.probes.nccl.programs.internals import Internals
 from railscope.probes.nccl.programs.stops import Stops
 from railscope.probes.netdev.events import LinkEvents
@@ -194,24 +196,40 @@ class Daemon:
             _log.info("processes that are stopped are found by looking at them: %s", error)
             return None
 
+    def _load_driver_calls(self, programs: NcclPrograms) -> DriverCallWatch | None:
+        """The programs on CUDA's driver, for who asks for them."""
+        if "cuda" not in self._config.collectors:
+            return None
+        try:
+            loaded = DriverCalls.load(programs)
+        except LoadError as error:
+            _log.warning("launches of CUDA graphs and waits for the GPU are not observed: %s", error)
+            return None
+        return DriverCallWatch(loaded, self._config.procfs, self._inspection)
+
     def _nccl_sources(self, programs: NcclPrograms, internals: Internals | None) -> NcclSources:
+        driver_calls = self._load_driver_calls(programs)
         return NcclSources(
             programs,
             internals,
             CudaCompletion(internals.cuda, self._config.procfs, self._inspection) if internals is not None else None,
             inspection=self._inspection,
             stops=self._load_stops(),
+            driver_calls=driver_calls,
             in_flight=internals,
-            control=lambda completion: self._control(programs, completion),
+            control=lambda completion: self._control(programs, completion, driver_calls),
             new_process=self._watch_process,
             stall_began=self._stall_began,
             lost_elsewhere={
                 "series": self._budget.dropped_by_user,
                 "recordings": self.recordings.refused_by_user,
+                **({"driver_processes": driver_calls.left_out} if driver_calls is not None else {}),
             },
         )
 
-    def _control(self, programs: NcclPrograms, completion: Completion | None) -> LevelControl:
+    def _control(
+        self, programs: NcclPrograms, completion: Completion | None, driver_calls: DriverCallWatch | None
+    ) -> LevelControl:
         calibration = calibrate(programs.attach_kind)
         _log.info("a probe hit costs %.0f ns on this host (%s)", calibration.trap_ns, calibration.source.value)
         return LevelControl(
@@ -222,6 +240,7 @@ class Daemon:
             budget_ratio=self._config.budget_ratio,
             level=self._config.level,
             procfs=self._config.procfs,
+            driver=driver_calls,
         )
 
     def _bind(self) -> MetricsServer:

@@ -27,6 +27,7 @@ from railscope.agent.node.attribution.evidence import NOT_OBSERVED, HandedBytes
 from railscope.agent.node.collectives.collectives import Collectives
 from railscope.agent.node.completion.completion import Completion, InternalPrograms
 from railscope.agent.node.completion.cuda import CudaCompletion
+from railscope.agent.node.completion.driver_calls import DriverCallWatch
 from railscope.agent.node.completion.handed_over import RailBytes
 from railscope.agent.node.daemon.hardware import Hardware
 from railscope.agent.node.daemon.limits import LimitsReached
@@ -78,6 +79,8 @@ class NcclSources:
     """None: calls are counted, and nothing below them is seen."""
     cuda: CudaCompletion | None = None
     """None: what a job learns through CUDA events is not looked at."""
+    driver_calls: DriverCallWatch | None = None
+    """Of launches of graphs and waits for the GPU; None: nobody asked for it."""
     level: Level = Level.COUNTS
     """That below the calls, to begin with."""
     stops: StopEvents | None = None
@@ -167,6 +170,7 @@ class NcclObserver:
         self._inspection = sources.inspection
         self._new_process = sources.new_process
         self._lost_elsewhere = sources.lost_elsewhere
+        self._driver_calls = sources.driver_calls
         self._hardware = hardware
         self._clock = clock
         self._holds = Holds(sources.stops, config.procfs, clock)
@@ -232,6 +236,7 @@ class NcclObserver:
             rails_of=hardware.rails_of_namespace,
             began=sources.stall_began,
             host_calls=self._programs.host_calls,
+            driver_calls=sources.driver_calls,
             stacks=Stacks(config.stall_stacks, clock) if config.stall_stacks is not None else None,
         )
         """What watches for stalls."""
@@ -368,11 +373,11 @@ class NcclObserver:
 
     def _follow(self) -> list[str]:
         """Observe the probed libraries below their calls; returns errors."""
-        if self._completion is None:
-            return []
-        return self._completion.set_libraries(
-            library for library in self._libraries.libraries if library.links is not None
-        )
+        probed = [library for library in self._libraries.libraries if library.links is not None]
+        errors = self._completion.set_libraries(probed) if self._completion is not None else []
+        if self._driver_calls is not None:
+            errors += self._driver_calls.set_libraries(probed)
+        return errors
 
     def processes_gone(self, ended: Mapping[ProcessIdentity, int | None]) -> None:
         """Archive what ended processes did, and free the rest; with their status as wait(2) returns it, if known."""
@@ -635,6 +640,8 @@ class NcclObserver:
         closing = [executor.submit(self._libraries.close)]
         if self._completion is not None:
             closing.append(executor.submit(self._completion.close))
+        if self._driver_calls is not None:
+            closing.append(executor.submit(self._driver_calls.close))
         return closing
 
     def close(self) -> None:

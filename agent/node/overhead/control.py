@@ -1,6 +1,8 @@
 """Applies the governor: adds up the probes' cost and sets the level that the budget allows.
 
-Calls are counted at every level, so nothing here touches them.
+Calls are counted at every level, so nothing here touches them.  Probes on CUDA's driver were asked for, and stay while
+they alone keep the budget: levels give way to them.  A second governor decides on them, which has two levels, *counts*
+for detached and *completion* for attached, and sees what they alone cost.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from railscope.agent.node.completion.completion import Completion
-from railscope.agent.node.overhead.cost import Overhead, busy_factor
+from railscope.agent.node.overhead.cost import Hits, Interval, Overhead, busy_factor
 from railscope.agent.node.overhead.governor import LEVELS, Governor, Measured, level_name
 from railscope.probes.clock import Clock
 from railscope.probes.loading.bpf_syscall import KernelRefusal
@@ -30,6 +32,13 @@ class CountedHits(Protocol):
     def stats(self) -> Mapping[Stat, int]: ...
 
 
+class DriverProbes(Protocol):
+    """What is needed of the probes on CUDA's driver (agent/node/completion/driver_calls.py)."""
+
+    def hits(self) -> int: ...
+    def set_attached(self, attached: bool) -> list[str]: ...
+
+
 class LevelControl:
     """Not thread-safe: the daemon's lock guards it."""
 
@@ -43,14 +52,20 @@ class LevelControl:
         budget_ratio: float,
         level: str,
         procfs: Path,
+        driver: DriverProbes | None = None,
     ) -> None:
-        """`level` is a key of `LEVELS`; `completion` None: calls are counted, and nothing else can be."""
+        """`level` is a key of `LEVELS`; `completion` None: calls are counted, and nothing else can be.
+
+        `driver` None: there are no probes on CUDA's driver.
+        """
         self._programs = programs
         self._completion = completion
         self._procfs = procfs
         self._overhead = Overhead(calibration, clock)
         self._governor = Governor(calibration, budget_ratio, LEVELS[level])
         self._reason = self._governor.reason
+        self._driver = driver
+        self._driver_governor = Governor(calibration, budget_ratio)
         self._calls: Mapping[Stat, int] = {}
         self._below: tuple[Mapping[InternalStat, int], list[Sent], int] = ({}, [], 0)
         """Of the last tick that read them."""
@@ -60,6 +75,7 @@ class LevelControl:
     def reconfigure(self, *, budget_ratio: float, level: str) -> None:
         """Keep to another budget, or another key of `LEVELS`, from the next tick on."""
         self._governor.reconfigure(budget_ratio, LEVELS[level])
+        self._driver_governor.reconfigure(budget_ratio, None)
 
     @property
     def seconds(self) -> Mapping[str, float]:
@@ -81,20 +97,32 @@ class LevelControl:
             # Without communicators nothing happens below the calls, and reading that takes longer than all the rest.
             if self._completion is not None and (processes or calls != self._calls):
                 self._below = self._completion.hits()
+            driver_hits = self._driver.hits() if self._driver is not None else 0
         except KernelRefusal as refusal:
             return [f"the probes' cost cannot be read: {refusal.strerror}"]
         self._calls = calls
-        interval = self._overhead.add_hits(calls, *self._below)
+        interval = self._overhead.add_hits(calls, *self._below, driver_hits)
+        busy = busy_factor(self._procfs)
+        errors = self._decide_on_driver(self._driver, interval, processes, busy) if self._driver is not None else []
         if self._completion is None:
-            return []
+            return errors
         available = self._completion.levels.highest
-        level = self._governor.decide(Measured(interval, processes, available, busy_factor(self._procfs)))
+        level = self._governor.decide(Measured(interval, processes, available, busy))
         if self._governor.reason != self._reason:
             self._reason = self._governor.reason
             _log.info("%s", self._reason)
         if level == self._completion.levels.target_level:
-            return self._completion.levels.finish_detaching()
-        return self._completion.set_level(level)
+            return [*errors, *self._completion.levels.finish_detaching()]
+        return [*errors, *self._completion.set_level(level)]
+
+    def _decide_on_driver(self, driver: DriverProbes, interval: Interval, processes: int, busy: float) -> list[str]:
+        before = self._driver_governor.level
+        alone = Interval(interval.elapsed_ns, Hits(driver_calls=interval.hits.driver_calls))
+        level = self._driver_governor.decide(Measured(alone, processes, Level.COMPLETION, busy))
+        if level is not before:
+            _, _, why = self._driver_governor.reason.partition(": ")
+            _log.info("probes on CUDA's driver are %s: %s", "attached" if level > Level.COUNTS else "detached", why)
+        return driver.set_attached(level > Level.COUNTS)
 
     def describe(self) -> str:
         """What is observed beyond calls, for the log."""

@@ -35,6 +35,7 @@ from railscope.agent.facts.stall import Diagnosis, Stall
 from railscope.agent.node.collectives.communicators import Communicator, format_label
 from railscope.agent.node.stalls.detector import Changes
 from railscope.agent.node.stalls.sources import Known
+from railscope.agent.node.stalls.told_calls import PAUSE_NS, CallKey, CallNumbers, ToldCalls, oldest_calls
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.comm_hash import comm_hash, two_lane_hash
 from railscope.probes.nccl.records.calls import LifecycleKind
@@ -46,13 +47,6 @@ _MAKES: Final = (
     LifecycleKind.SHRINK,
     LifecycleKind.GROW,
 )
-_PAUSE_NS: Final = 900_000_000
-"""Between two looks: about one a second."""
-MOST_OF_A_PROCESS: Final = 16
-MOST_OF_A_USER: Final = 128
-"""The oldest calls that are described."""
-_KEPT_NS: Final = 600_000_000_000
-"""As long as the lengths of those that returned are shown."""
 
 
 class HostCalls(Protocol):
@@ -73,6 +67,8 @@ class InsideCalls:
         realtime_offset_ns: Callable[[], int],
         last_op: Callable[[int], str],
         held: Callable[[int, int | None], Diagnosis | None] = lambda _pid, _rank: None,
+        *,
+        numbers: CallNumbers,
     ) -> None:
         """
         Args:
@@ -82,6 +78,7 @@ class InsideCalls:
             realtime_offset_ns: the time of day less CLOCK_MONOTONIC.
             last_op: what a communicator was called for last, by instance; `unknown` where that is not known.
             held: that a process is stopped, traced or frozen, by its pid and rank.
+            numbers: the instances of the calls that are told of.
         """
         self._calls = calls
         self._known = known
@@ -91,18 +88,17 @@ class InsideCalls:
         self._held = held
         self._looked_ns: int | None = None
         self._under_way = 0
-        self._calls_of: dict[tuple[int, int], Stall] = {}
-        """By thread and start of the call, apart from how their processes are."""
-        self._current: dict[tuple[int, int], Stall] = {}
-        """The same, with that."""
-        self._numbers = 0
-        self._ended: list[tuple[int, int]] = []
-        """When stalls ended, and their numbers, oldest first."""
+        self._calls_of: dict[CallKey, Stall] = {}
+        """Apart from how their processes are."""
+        self._told = ToldCalls()
+        """With that."""
+        self._numbers = numbers
+        self.pop_forgotten = self._told.pop_forgotten
 
     @property
     def current(self) -> tuple[Stall, ...]:
-        """Calls that have not returned in time.  Their instances are negative: numbers of their own."""
-        return tuple(self._current.values())
+        """Calls that have not returned in time."""
+        return self._told.current
 
     @property
     def under_way(self) -> bool:
@@ -115,15 +111,15 @@ class InsideCalls:
         Raises:
             KernelRefusal: the table cannot be read.
         """
-        if self._looked_ns is not None and now_ns - self._looked_ns < _PAUSE_NS:
+        if self._looked_ns is not None and now_ns - self._looked_ns < PAUSE_NS:
             return Changes((), ())
         self._looked_ns = now_ns
         tids, calls = self._calls.read()
         self._under_way = len(tids)
         late = calls["start_ns"] + np.uint64(after_ns) <= now_ns
-        tids, calls = _without_parts(*_bounded(tids[late], calls[late]))
-        calls_of: dict[tuple[int, int], Stall] = {}
-        found: dict[tuple[int, int], Stall] = {}
+        tids, calls = _without_parts(*oldest_calls(tids[late], calls[late]))
+        calls_of: dict[CallKey, Stall] = {}
+        found: dict[CallKey, Stall] = {}
         told: set[tuple[object, ...]] = set()
         gone = []
         owners = _Owners(self._known)
@@ -149,11 +145,8 @@ class InsideCalls:
         if gone:
             self._calls.drop(gone)
             self._under_way -= len(gone)
-        begun = tuple(stall for key, stall in found.items() if key not in self._current)
-        ended = tuple(replace(stall, ended_ns=now_ns) for key, stall in self._current.items() if key not in found)
-        self._calls_of, self._current = calls_of, found
-        self._ended += [(now_ns, stall.instance) for stall in ended]
-        return Changes(begun, ended)
+        self._calls_of = calls_of
+        return self._told.tell(now_ns, found)
 
     def processes_gone(self, pids: Collection[int]) -> None:
         """Processes have ended: their calls never return.
@@ -167,12 +160,6 @@ class InsideCalls:
         theirs = np.isin(calls["tgid"], sorted(pids))
         self._calls.drop(zip(tids[theirs].tolist(), calls["start_ns"][theirs].tolist(), strict=True))
         self._looked_ns = None
-
-    def pop_forgotten(self, now_ns: int) -> list[int]:
-        """Instances whose calls returned so long ago that they are not shown any more; told once."""
-        old = [number for ended_ns, number in self._ended if now_ns - ended_ns >= _KEPT_NS]
-        self._ended = self._ended[len(old) :]
-        return old
 
     def _judged(self, call: Stall) -> Stall:
         """That its process is stopped says more than that the call does not return."""
@@ -203,9 +190,8 @@ class InsideCalls:
             if kind is LifecycleKind.INIT_WORK and communicator.source == "layout":
                 # It has been made: this one is split off it, shrunk or grown.
                 op = CALL_NAMES[LifecycleKind.SPLIT]
-        self._numbers += before is None
         return Stall(
-            instance=before.instance if before is not None else -self._numbers,
+            instance=before.instance if before is not None else self._numbers.take(),
             comm=comm,
             rank=rank,
             nranks=nranks,
@@ -266,17 +252,6 @@ class _Owners:
     def _are_apart(self, one: int, other: int) -> bool:
         mine, its = self._known.process(one), self._known.process(other)
         return mine is not None and its is not None and mine.tenant.is_other_user(its.tenant)
-
-
-def _bounded(tids: Records, calls: Records) -> tuple[Records, Records]:
-    """The oldest calls of each process and of each user."""
-    for of, most in (("tgid", MOST_OF_A_PROCESS), ("uid", MOST_OF_A_USER)):
-        order = np.lexsort((calls["start_ns"], calls[of]))
-        tids, calls = tids[order], calls[order]
-        _, first, inverse = np.unique(calls[of], return_index=True, return_inverse=True)
-        kept = np.arange(len(calls)) - first[inverse] < most
-        tids, calls = tids[kept], calls[kept]
-    return tids, calls
 
 
 def _without_parts(tids: Records, calls: Records) -> tuple[Records, Records]:

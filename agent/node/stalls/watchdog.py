@@ -28,7 +28,7 @@ from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.agent.node.stalls.checkpoints import Checkpoints
 from railscope.agent.node.stalls.deaths import Death, Deaths
 from railscope.agent.node.stalls.dependencies import Dependencies, Ranks
-from railscope.agent.node.stalls.detector import Detector, StallLimits
+from railscope.agent.node.stalls.detector import Changes, Detector, StallLimits
 from railscope.agent.node.stalls.early_looks import EarlyLooks
 from railscope.agent.node.stalls.evidence import Evidence, GonePeer, ProcessFacts, RankFacts
 from railscope.agent.node.stalls.inside_calls import HostCalls, InsideCalls
@@ -38,6 +38,8 @@ from railscope.agent.node.stalls.root_cause import held_process
 from railscope.agent.node.stalls.sources import InFlightTables, Inspection, Known
 from railscope.agent.node.stalls.stacks import MOST_STACKS, Stacks
 from railscope.agent.node.stalls.stall_log import StallLog
+from railscope.agent.node.stalls.told_calls import CallNumbers
+from railscope.agent.node.stalls.unseen_work import DriverCallTables, UnseenWork
 from railscope.agent.node.targets.memory import ProcessMemory
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.clock import Clock
@@ -75,20 +77,40 @@ class Watchdog:
         inspector: Inspection | None = None,
         began: Callable[[Stall], object] = lambda _stall: None,
         host_calls: HostCalls | None = None,
+        driver_calls: DriverCallTables | None = None,
         stacks: Stacks | None = None,
     ) -> None:
         """`tables` None: only calls are seen.  `inspector` None: of this host's procfs.  `began` is told of each stall
-        that begins.  `host_calls` None: calls that make and end communicators are not followed.  `stacks` None: where
-        blamed ranks stand in their code is not read."""
+        that begins.  `host_calls` None: calls that make and end communicators are not followed.  `driver_calls` None:
+        nor are those of CUDA's driver.  `stacks` None: where blamed ranks stand in their code is not read."""
         self._known = known
         self._clock = clock
         self._inspector = inspector or Inspector(clock, procfs, rails_of)
         self._reader = RankReader(communicators, tables, known, self._inspector, memory, limits.suspicion_ns())
         self._detector = Detector(limits, self._realtime_offset_ns, known.ended, known.owner)
+        numbers = CallNumbers()
         self._inside: InsideCalls | None = None
         if host_calls is not None:
             self._inside = InsideCalls(
-                host_calls, known, procfs, self._realtime_offset_ns, self._reader.last_op, self._held
+                host_calls,
+                known,
+                procfs,
+                self._realtime_offset_ns,
+                self._reader.last_op,
+                self._held,
+                numbers=numbers,
+            )
+        self._unseen: UnseenWork | None = None
+        if driver_calls is not None:
+            self._unseen = UnseenWork(
+                driver_calls,
+                known,
+                procfs,
+                self._realtime_offset_ns,
+                lambda: self._every().by_process,
+                self._stalled_processes,
+                self._held,
+                numbers=numbers,
             )
         self._stacks = stacks
         self._stragglers = Stragglers()
@@ -127,7 +149,8 @@ class Watchdog:
     @property
     def current(self) -> tuple[Stall, ...]:
         inside = self._inside.current if self._inside is not None else ()
-        return (*self._detector.current, *inside)
+        unseen = self._unseen.current if self._unseen is not None else ()
+        return (*self._detector.current, *inside, *unseen)
 
     def record_calls(self, events: Records) -> None:
         """Record calls: dtype CALL_EVENT, in the order of the calls."""
@@ -143,22 +166,29 @@ class Watchdog:
     def busy(self) -> bool:
         """Whether there is something to look at although no communicator lives: stalls, or what they left behind."""
         inside = self._inside is not None and self._inside.under_way
+        inside = inside or (self._unseen is not None and self._unseen.under_way)
         reading = self._stacks is not None and self._stacks.busy
         return inside or reading or bool(self.current or self._deaths) or self._inspector.open or self._stall_log.owes
 
     def find_calls(self) -> None:
         """Look for calls that do not return; also where nothing else is to be looked at."""
-        if self._inside is None:
-            return
         now_ns = self._clock.monotonic_ns()
         self._processes.clear()
+        if self._inside is not None:
+            inside = self._inside
+            self._tell_of_calls(now_ns, lambda: inside.update(now_ns, self._detector.limits.after_ns), inside)
+        if self._unseen is not None:
+            unseen = self._unseen
+            self._tell_of_calls(now_ns, lambda: unseen.update(now_ns, self._detector.limits), unseen)
+
+    def _tell_of_calls(self, now_ns: int, update: Callable[[], Changes], found: InsideCalls | UnseenWork) -> None:
         try:
-            changes = self._inside.update(now_ns, self._detector.limits.after_ns)
+            changes = update()
         except KernelRefusal as refusal:
             _log.error("calls under way cannot be read: %s", refusal.strerror)
             return
         self._log_changes(changes.begun, changes.ended)
-        for number in self._inside.pop_forgotten(now_ns):
+        for number in found.pop_forgotten(now_ns):
             self._lengths.pop(number, None)
 
     def evaluate(self) -> int:
@@ -338,6 +368,11 @@ class Watchdog:
         """Instances of communicators whose operations are stalled."""
         return {stall.instance for stall in self._detector.current}
 
+    def _stalled_processes(self) -> set[int]:
+        """Processes that stall in an operation, or inside a call of NCCL."""
+        inside = self._inside.current if self._inside is not None else ()
+        return {stall.pid for stall in (*self._detector.current, *inside)}
+
     def record_times(self) -> None:
         """Record operation times now: the kernel is about to drop some of them."""
         try:
@@ -374,6 +409,7 @@ class Watchdog:
                 if stall.comm != UNKNOWN and (last := self._known.last_collectives(stall.instance)) is not None
             ),
             stacks=self._stacks_of_blamed(self._stacks) if self._stacks is not None else {},
+            driver_calls=self._unseen.processes(self._clock.monotonic_ns()) if self._unseen is not None else (),
         )
 
     def _stacks_of_blamed(self, stacks: Stacks) -> dict[tuple[str, int], ProcessStack]:

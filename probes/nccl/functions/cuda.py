@@ -1,4 +1,5 @@
-"""The functions of CUDA and NCCL from which completion on a stream follows (probes/bpf/cuda.h).
+"""The functions of CUDA and NCCL from which completion on a stream follows (probes/bpf/cuda.h), and those of CUDA's
+driver that launch graphs or wait for the GPU (probes/bpf/driver_calls.bpf.c).
 
 CUDA's are exported by libcudart, or by libcuda under other names with the same arguments; the handles are the same in
 both.  `_ptsz` variants serve programs compiled with a default stream for each thread.  Sources: the CUDA runtime and
@@ -18,6 +19,7 @@ from railscope.probes.loading.links import ProbePoint
 from railscope.probes.nccl.functions.entry_points import ENQUEUE_CHECK
 from railscope.probes.nccl.functions.prologue import PROLOGUE_BYTES, ProbeOffset, probe_offset
 from railscope.probes.nccl.records.cuda import CudaKind
+from railscope.probes.nccl.records.driver_calls import DriverKind
 
 _PER_THREAD: Final = 1 << 8
 
@@ -42,6 +44,13 @@ _DRIVER: Final = {
     "cuEventDestroy_v2": CudaKind.DROP_EVENT,
     "cuStreamDestroy": CudaKind.DROP_STREAM,
     "cuStreamDestroy_v2": CudaKind.DROP_STREAM,
+}
+_FOLLOWED: Final = {
+    "cuGraphLaunch": DriverKind.GRAPH_LAUNCH,
+    "cuStreamSynchronize": DriverKind.STREAM_SYNC,
+    "cuEventSynchronize": DriverKind.EVENT_SYNC,
+    "cuCtxSynchronize": DriverKind.CONTEXT_SYNC,
+    "cuCtxSynchronize_v2": DriverKind.CONTEXT_SYNC,  # CUDA 13: of a context that is named
 }
 _TAKES_STREAM: Final = frozenset({CudaKind.RECORD, CudaKind.RECORD_FLAGS, CudaKind.ASK_STREAM})
 _DROPS: Final = frozenset({CudaKind.DROP_EVENT, CudaKind.DROP_STREAM})
@@ -78,6 +87,8 @@ class CudaPoints:
     """Functions after which a handle may mean something else."""
     refused: tuple[str, ...]
     """Functions that are not probed, because the kernel would single-step every call or could not see the return."""
+    followed: tuple[ProbePoint, ...] = ()
+    """Functions of the driver that launch graphs or wait for the GPU."""
 
 
 def cuda_points(elf: Elf) -> CudaPoints | None:
@@ -111,7 +122,22 @@ def cuda_points(elf: Elf) -> CudaPoints | None:
         point = ProbePoint(name, symbol.file_offset + where.skip_bytes, variants[name])
         if all(point.file_offset != other.file_offset for other in calls + drops):
             (drops if kind in _DROPS else calls).append(point)
-    return CudaPoints(interface, tuple(calls), tuple(drops), tuple(refused))
+    followed = _followed(elf, refused) if interface is CudaInterface.DRIVER else ()
+    return CudaPoints(interface, tuple(calls), tuple(drops), tuple(refused), followed)
+
+
+def _followed(elf: Elf, refused: list[str]) -> tuple[ProbePoint, ...]:
+    """Adds to `refused`."""
+    kinds = {name + suffix: kind for name, kind in _FOLLOWED.items() for suffix in ("", "_ptsz")}
+    points: dict[int, ProbePoint] = {}
+    for name, symbol in _exported(elf, tuple(kinds)).items():
+        where = _where(elf, symbol)
+        if where is not None and where.return_possible:
+            offset = symbol.file_offset + where.skip_bytes
+            points.setdefault(offset, ProbePoint(name, offset, int(kinds[name])))
+        elif name not in refused:
+            refused.append(name)
+    return tuple(points.values())
 
 
 def library_points(elf: Elf, library: int) -> Mapping[str, ProbePoint]:

@@ -155,7 +155,7 @@ HOST_CALL: Final[Dtype] = np.dtype(
         ("unique_id", "u1", (UNIQUE_ID_BYTES,)),
     ]
 )
-SHARED_TABLES: Final = ("communicators", "aggregates", "host_calls")
+SHARED_TABLES: Final = ("communicators", "aggregates", "host_calls", "driver_threads")
 """Tables that are shared out among users, by their number in `shares.h`."""
 _SHARE_PLACES: Final = 4
 """SHARED_TABLES of nccl.h, a power of two."""

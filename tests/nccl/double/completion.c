@@ -96,6 +96,7 @@ void open_cuda(void) {
         {&cuda.end_capture, "cudaStreamEndCapture"},
         {&cuda.instantiate, "cudaGraphInstantiate"},
         {&cuda.launch, "cudaGraphLaunch"},
+        {&cuda.launch_host_function, "cudaLaunchHostFunc"},
         {&cuda.destroy_executable, "cudaGraphExecDestroy"},
         {&cuda.destroy_graph, "cudaGraphDestroy"},
     };

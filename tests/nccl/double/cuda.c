@@ -50,5 +50,7 @@ FORWARD(cuStreamEndCapture, "cudaStreamEndCapture", (struct stream * stream, str
 FORWARD(cuGraphInstantiateWithFlags, "cudaGraphInstantiate",
         (struct graph * *executable, struct graph *graph, unsigned long long flags), (executable, graph, flags))
 FORWARD(cuGraphLaunch, "cudaGraphLaunch", (struct graph * executable, struct stream *stream), (executable, stream))
+FORWARD(cuLaunchHostFunc, "cudaLaunchHostFunc", (struct stream * stream, void (*called)(void *), void *argument),
+        (stream, called, argument))
 FORWARD(cuGraphExecDestroy, "cudaGraphExecDestroy", (struct graph * executable), (executable))
 FORWARD(cuGraphDestroy, "cudaGraphDestroy", (struct graph * graph), (graph))

@@ -53,5 +53,7 @@ FORWARD(cudaStreamEndCapture, cuStreamEndCapture, (struct stream * stream, struc
 FORWARD(cudaGraphInstantiate, cuGraphInstantiateWithFlags,
         (struct graph * *executable, struct graph *graph, unsigned long long flags), (executable, graph, flags))
 FORWARD(cudaGraphLaunch, cuGraphLaunch, (struct graph * executable, struct stream *stream), (executable, stream))
+FORWARD(cudaLaunchHostFunc, cuLaunchHostFunc, (struct stream * stream, void (*function)(void *), void *argument),
+        (stream, function, argument))
 FORWARD(cudaGraphExecDestroy, cuGraphExecDestroy, (struct graph * executable), (executable))
 FORWARD(cudaGraphDestroy, cuGraphDestroy, (struct graph * graph), (graph))

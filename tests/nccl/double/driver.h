@@ -4,6 +4,7 @@
  *   patterns.c    which operations a job calls, in which order
  *   families.c    communicators made from others
  *   gpt.c         a GPT on pipeline stages, tensor ranks and replicas
+ *   inference.c   graphs of kernels that are not NCCL's
  *   failures.c    patterns in which a peer is missing
  *   completion.c  how a rank learns that an operation is over
  *   operations.c  one operation: its input, the call, its result
@@ -45,6 +46,7 @@ extern struct cuda {
     int (*end_capture)(cudaStream_t stream, cudaGraph_t *graph);
     int (*instantiate)(cudaGraph_t *executable, cudaGraph_t graph, unsigned long long flags);
     int (*launch)(cudaGraph_t executable, cudaStream_t stream);
+    int (*launch_host_function)(cudaStream_t stream, void (*function)(void *), void *argument);
     int (*destroy_executable)(cudaGraph_t executable);
     int (*destroy_graph)(cudaGraph_t graph);
 } cuda;
@@ -123,7 +125,7 @@ void finish_operations(void);
 /* The same, but wait in any case. */
 void finish_all(void);
 
-/* ---- patterns.c, families.c, gpt.c, failures.c ---- */
+/* ---- patterns.c, families.c, gpt.c, inference.c, failures.c ---- */
 
 void run_pattern(void);
 struct request request_of(enum operation operation, int type, int op);
@@ -138,6 +140,7 @@ void split(int type);
 void split_late(int type);
 void families(int type);
 void gpt(void);
+void inference(void);
 void abandoned(int type);
 void revoked(int type);
 void bereaved(int type, bool revoke);

@@ -292,6 +292,7 @@ void run_pattern(void) {
         DISAGREE_OPERATION,
         DISAGREE_COUNT,
         DISAGREE_ORDER,
+        INFERENCE,
         PATTERNS
     };
     static const char *const patterns[PATTERNS] = {
@@ -300,7 +301,8 @@ void run_pattern(void) {
         "mixed-group",    "grouped",     "empty",         "split",     "families",
         "gpt",            "graph",       "graph-and-live", "graph-of-group", "abandoned", "revoked",
         "bereaved",       "bereaved-revoke", "split-late", "receive-first",
-        "disagree-operation", "disagree-count", "disagree-order"};
+        "disagree-operation", "disagree-count", "disagree-order",
+        "inference"};
     int type = index_of(options.type, types, 10, "type"), op = index_of(options.op, ops, 5, "op");
     int pattern = index_of(options.pattern, patterns, PATTERNS, "pattern");
     struct request request;
@@ -339,6 +341,8 @@ void run_pattern(void) {
     case DISAGREE_COUNT:
     case DISAGREE_ORDER:
         return disagree(type, (enum disagreement)(pattern - DISAGREE_OPERATION));
+    case INFERENCE:
+        return inference();
     default:
         request = request_of((enum operation)pattern, type, op);
         return repeat(&request);
