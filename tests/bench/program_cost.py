@@ -1,10 +1,10 @@
 """What each BPF program takes at a hit beyond its trap, and what probes/loading/calibration.py assumes of it.
 
 The agent observes everything of short jobs of the real NCCL on two namespace hosts: AllReduce of 1 KiB and of 1 MiB by
-jobs that ask CUDA's events, Send and Recv, and replays of a graph; each job is one sample.  The kernel's own accounting
-of run times tells how long the programs ran; what a program that does nothing has on that account is taken off.
-Programs called back to back in a loop show a fraction of this: a job calls them with cold caches, the colder the more
-it sends.
+jobs that ask CUDA's events, Send and Recv, replays of a graph, and a graph of other kernels; each job is one sample.
+The kernel's own accounting of run times tells how long the programs ran; what a program that does nothing has on that
+account is taken off.  Programs called back to back in a loop show a fraction of this: a job calls them with cold
+caches, the colder the more it sends.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     "plan_launch": ("plan_launch",),
     "socket_send": ("socket_send",),
     "cuda": ("cuda_session", "cuda_note", "cuda_plan", "cuda_copy_plan", "cuda_remote_plan", "cuda_finish"),
+    "driver_calls": ("driver_call_session", "driver_call_entry", "driver_call_return"),
 }
 """Programs of the BPF objects by the name of their cost; without sessions there is another one for calls."""
 _FEWEST_RUNS: Final = {kind: 1 if kind == "lifecycle" else 50 for kind in KINDS}
@@ -67,13 +68,14 @@ _PATTERNS: Final = (
     _Pattern("sendrecv", 1 << 16, 300),
     _Pattern("graph", 1 << 16, 150),
 )
+_DRIVER_PATTERNS: Final = (_Pattern("inference", 1 << 10, 500, "stream"),)
 _PAIR_PATTERNS: Final = (_Pattern("allreduce", 1 << 10, 800), _Pattern("allreduce", 1 << 20, 150))
 _WATCHED_SECONDS: Final = 0.5
 """After which the agent also watches what a job that is ready has mapped of CUDA's."""
 
 
 def measure(built: Built, rounds: int) -> list[Line]:
-    """Run all jobs beside one agent, `rounds` times; then those that show a return beside another.
+    """Run all jobs beside one agent, `rounds` times; then those that show CUDA's driver or a return beside another.
 
     Raises:
         BenchError: a job does not run, or the kernel does not count.
@@ -86,7 +88,11 @@ def measure(built: Built, rounds: int) -> list[Line]:
     others: list[float] = []
     try:
         with counted(), Fabric(hosts=2, rails=2) as fabric, idle_mapper(double.nccl):
-            for arguments, patterns in (((), _PATTERNS), (("--probe.enqueue-time", "pair"), _PAIR_PATTERNS)):
+            for arguments, patterns in (
+                ((), _PATTERNS),
+                (("--collector.cuda",), _DRIVER_PATTERNS),
+                (("--probe.enqueue-time", "pair"), _PAIR_PATTERNS),
+            ):
                 with _agent(double, *arguments) as agent:
                     for turn in range(rounds):
                         empty.append(_empty_run(built, f"empty{turn}"))

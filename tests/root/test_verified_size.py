@@ -11,6 +11,7 @@ import pytest
 from railscope.probes.loading.bpf_syscall import BPF_OBJ_GET_INFO_BY_FD, bpf
 from railscope.probes.loading.links import AttachKind
 from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms, ProgramSettings
+from railscope.probes.nccl.programs.driver_calls import DriverCalls
 from railscope.probes.nccl.programs.internals import Internals
 from tests.root.probe_targets import MODES
 
@@ -34,8 +35,11 @@ def test_no_program_is_long_to_verify(attach: AttachKind, enqueue_time: EnqueueT
     programs = NcclPrograms.load(ProgramSettings(attach=attach, enqueue_time=enqueue_time))
     try:
         internals = Internals.load(programs)
-        loaded = {**programs._loaded.program_fds, **internals._loaded.program_fds}
+        driver = DriverCalls.load(programs)
+        objects = programs._loaded, internals._loaded, driver._loaded
+        loaded = {name: fd for one in objects for name, fd in one.program_fds.items()}
         verified = {name: verified_instructions(fd) for name, fd in loaded.items()}
+        driver.close()
         internals.close()
     finally:
         programs.close()
