@@ -271,6 +271,20 @@ def _stragglers() -> list[AnyPanel]:
             query(f"topk(10, {_of_ranks(catalogue.COMM_ARRIVAL_LAG_SECONDS.name)})", _RANK),
         ),
         timeseries(
+            "Waited for",
+            "Share of their time for which the other ranks wait for this one: by completions on all hosts, else (slow) "
+            "as its own host tells by calls, of a rank that is waited for again and again.",
+            "percentunit",
+            query(f"topk(10, {ranks_of_job(recorded.WAITED_FOR.where(HOST))})", _RANK),
+            query(f"topk(10, {ranks_of_job(catalogue.COMM_AWAITED.where(HOST))})", f"{_RANK} slow"),
+        ),
+        timeseries(
+            "Slow for",
+            "For how long a rank's host has seen its other ranks wait for it in most stretches of 5 seconds.",
+            "s",
+            query(f"time() - {ranks_of_job(catalogue.COMM_AWAITED_SINCE.where(HOST))}", _RANK),
+        ),
+        timeseries(
             "Operations",
             "Operations that each rank enqueued. Ranks of one communicator advance together.",
             "ops",

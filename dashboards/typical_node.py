@@ -144,7 +144,7 @@ def typical_node(communicators: int = GPUS * COMMUNICATORS_OF_A_GPU) -> Snapshot
             times=NodeTimes(
                 by_rank=tuple(RankTimes(comm, rank, 1, 1.0) for comm, rank in ends),
                 by_size=tuple(CompletedTotal(op, 1 << at, 1, 1, 1, 1.0) for op in _OPS for at in range(_SIZES[op])),
-                arrivals=tuple(RankArrivals(comm, rank, 1, 1.0) for comm, rank in ends),
+                arrivals=tuple(RankArrivals(comm, rank, 1, 1.0, 1.0) for comm, rank in ends),
             ),
         ),
         rails=(

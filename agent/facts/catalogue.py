@@ -252,6 +252,18 @@ COMM_WRITING: Final = _gauge(
     "1 while this rank's process makes no NCCL call and writes to files or services (for example a checkpoint), or "
     "pauses where it did the last times, and shortly after; absent otherwise.",
 )
+COMM_AWAITED: Final = _gauge(
+    "comm_awaited_ratio",
+    "comm rank",
+    "Fraction of the time for which the communicator's other ranks on this host wait for this one, 0 to 1, where they "
+    "have done so in most of the last stretches of 5 seconds; absent otherwise. By completions, else by calls.",
+)
+COMM_AWAITED_SINCE: Final = _gauge(
+    "comm_awaited_since_timestamp_seconds",
+    "comm rank",
+    "Since when comm_awaited_ratio has been above a quarter in most stretches, in seconds since the Unix epoch; absent "
+    "otherwise.",
+)
 STALLS: Final = _counter(
     "stalls",
     "op cause",

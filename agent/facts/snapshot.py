@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.rank_identity import Labels, RankIdentity, RankKey
+from railscope.agent.facts.slowness import Slowness
 from railscope.agent.facts.stall import LastCollectives, ProcessStack, Stall
 
 
@@ -134,6 +136,24 @@ class RankArrivals:
     last: int
     lag_seconds: float
     """Sum over those calls of the time since the rank before it."""
+    alone_seconds: float
+    """Time in which it alone had not made a call that all others had made; of several such calls it counts once."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankPace:
+    """A rank of this host for which the communicator's other ranks here wait in most operations, and nothing hangs."""
+
+    comm: str
+    rank: str
+    waited_ratio: float
+    """Of the others' time, of late."""
+    waited_seconds: float
+    """By which they wait in an operation, of late."""
+    slowness: Slowness
+    """In seconds since the Unix epoch."""
+    seen: Literal["completions", "calls"]
+    """By what: with calls it is not seen whether the GPUs wait, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -519,6 +539,7 @@ class NodeStalls:
     """Ranks whose processes write to storage while none of their communicators is called."""
     last: tuple[tuple[RankKey, LastCollectives[str]], ...] = ()
     """The last collectives of ranks that stall now, as far as they are known."""
+    slow: tuple[RankPace, ...] = ()
     stacks: Mapping[tuple[str, int], ProcessStack] = field(default_factory=dict)
     """By communicator and rank: of those of this host to which stalls are put down, where that is asked for."""
     driver_calls: tuple[DriverCallsOfProcess, ...] = ()

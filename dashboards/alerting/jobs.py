@@ -49,6 +49,19 @@ _EVIDENCE: Final = (
     "{{ end }}. {{ end }}{{ end -}} "
     "{{ if gt (len .) 4 }}{{ len . }} ranks are reported in total. {{ end }}{{ end -}} "
 )
+_MEAN_OF_COMM: Final = f"max by (cluster, comm) ({recorded.OPERATION_SECONDS.where(_OF_COMM)})"
+_MEAN_OF_RANK: Final = recorded.OPERATION_SECONDS.where("cluster='%s',instance='%s',comm='%s',rank='%s'")
+_MADE: Final = f"increase({catalogue.COMM_OPERATIONS}{{cluster='%s',instance='%s',comm='%s',rank='%s'}}[5m])"
+_ASKS_OF_RANK: Final = "$labels.cluster $labels.instance $labels.comm $labels.rank | query"
+_PACE: Final = (
+    f'{{{{ range printf "{_MADE}" {_ASKS_OF_RANK} -}}}} Of {{{{ printf "%.0f" .Value }}}} operations in five minutes '
+    "{{ end -}} "
+    f'{{{{ range printf "{_MEAN_OF_RANK}" {_ASKS_OF_RANK} -}}}} one takes {{{{ .Value | humanizeDuration }}}} on it '
+    "and {{ end -}} "
+    f'{{{{ range printf "{_MEAN_OF_COMM}" {_ASKS} -}}}} {{{{ .Value | humanizeDuration }}}} on another rank. '
+    "{{ end -}} "
+)
+"""By how much and how often; nothing where completions are not seen."""
 _PROCESS: Final = (
     f"{{{{ range printf \"{catalogue.COMM_INFO}{{cluster='%s',instance='%s',comm='%s',rank='%s'}}\" "
     "$labels.cluster $labels.instance $labels.comm $labels.rank | query -}} It is process {{ .Labels.pid }}."
@@ -141,19 +154,32 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         Severity.WARNING,
         promql(
             f"""
-            {recorded.WAITED_FOR} > {least.waited_for_ratio:g}
-            unless on (cluster, comm)
-            max by (cluster, comm) (delta({catalogue.COMM_SEQUENCE}[5m])) == 0
+            (
+                (
+                    {recorded.WAITED_FOR} > {least.waited_for_ratio:g}
+                  unless on (cluster, comm)
+                    max by (cluster, comm) (delta({catalogue.COMM_SEQUENCE}[5m])) == 0
+                )
+              or
+                (
+                    {catalogue.COMM_AWAITED} > {least.waited_for_ratio:g}
+                  unless on (cluster, comm)
+                    {recorded.WAITED_FOR}
+                )
+            )
+            unless on (cluster, job, instance, comm, rank)
+            max_over_time({catalogue.COMM_WRITING}[5m]) == 1
             """
         ),
         about="Nothing hangs, and all go at the pace of one rank.  Point to point, which has no sequence, ranks wait "
-        "for each other by design.",
+        "for each other by design.  Where completions are not seen, hosts tell of their own ranks, by calls.  Who "
+        "writes to storage makes a checkpoint.",
         holds_for="10m",
         because="A checkpoint, an evaluation or the start of a job makes ranks wait for minutes.",
         more_labels={"exported_job": _JOB},
         summary="Rank {{ $labels.rank }} on {{ $labels.instance }} slows communicator {{ $labels.comm }} down",
         description="The other ranks wait for rank {{ $labels.rank }} on {{ $labels.instance }} for "
-        f"{{{{ $value | humanizePercentage }}}} of their time, for ten minutes now. {_PROCESS}",
+        f"{{{{ $value | humanizePercentage }}}} of their time, for ten minutes now. {_PACE}{_PROCESS}",
         page="RankSlow",
     )
     yield Alert(

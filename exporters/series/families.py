@@ -367,6 +367,8 @@ def _stalls(stalls: NodeStalls, now_ns: int, unjoined: Iterable[UnjoinedProcess]
         catalogue.COMM_STALL_SECONDS, [((one.comm, one.rank, one.cause), one.seconds) for one in stalls.lengths]
     )
     yield Draft(catalogue.COMM_WRITING, ((key, 1) for key in stalls.writing))
+    yield Draft(catalogue.COMM_AWAITED, [((one.comm, one.rank), one.waited_ratio) for one in stalls.slow])
+    yield Draft(catalogue.COMM_AWAITED_SINCE, [((one.comm, one.rank), one.slowness.since) for one in stalls.slow])
     yield Draft(catalogue.STALLS, [((one.op, one.cause), one.count) for one in stalls.totals])
 
 

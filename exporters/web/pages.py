@@ -29,9 +29,10 @@ from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
+from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.label_numbers import parse_number
 from railscope.agent.facts.rank_process import RankProcess
-from railscope.agent.facts.snapshot import Snapshot
+from railscope.agent.facts.snapshot import RankPace, Snapshot
 from railscope.agent.facts.stall import ProcessStack, Stall
 from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.earlier import EarlierTotals
@@ -48,7 +49,8 @@ from railscope.probes.processes.processes import ProcessIdentity
 
 
 def render_stalls(snapshot: Snapshot, processes: Iterable[RankProcess] = ()) -> bytes:
-    """The page /stalls: `stalls` that go on, `ended` the last ones; times are nanoseconds since 1970, lengths seconds.
+    """The page /stalls: `stalls` that go on, `ended` the last ones, `slow` ranks for which the others of this host wait
+    in most operations though nothing hangs; times are nanoseconds since 1970, lengths seconds.
 
     Ranks are numbers, null where they are not known or no rank is blamed.  `process` holds what is known of the stalled
     rank's process: whose it is, and while it lives what it takes.
@@ -62,6 +64,7 @@ def render_stalls(snapshot: Snapshot, processes: Iterable[RankProcess] = ()) -> 
             for stall in snapshot.stalls.current
         ],
         "ended": [describe_stall(stall, snapshot.monotonic_ns) for stall in snapshot.stalls.ended],
+        "slow": [_describe_pace(one, snapshot) for one in snapshot.stalls.slow],
     }
     return json.dumps(printable_document(document), indent=1).encode() + b"\n"
 
@@ -90,6 +93,33 @@ def describe_stall(
         "device": diagnosis.device,
         "netns": diagnosis.netns,
         "evidence": list(diagnosis.evidence),
+    }
+
+
+def _describe_pace(pace: RankPace, snapshot: Snapshot) -> dict[str, Any]:
+    """A slow rank as `/stalls` shows it."""
+    known = pace.slowness
+    pids = (
+        one.identity.pid for one in snapshot.collectives.communicators if one.identity.key == (pace.comm, pace.rank)
+    )
+    evidence = [
+        f"the other ranks of this host wait for it for {pace.waited_ratio:.0%} of the time, "
+        f"{pace.waited_seconds:.3g} s an operation",
+        f"they did so in {known.waited} of {known.stretches} stretches of some seconds, with "
+        f"{known.operations:,.0f} operations",
+    ]
+    if pace.seen == "calls":
+        evidence.append("seen by calls, which it makes last: whether its GPU is late is not known")
+    return {
+        "comm": pace.comm,
+        "rank": parse_number(pace.rank),
+        "pid": next(pids, None),
+        "cause": Cause.RANK_SLOW.value,
+        "strength": "weak" if pace.seen == "calls" else "strong",
+        "since_realtime_ns": int(known.since * 1e9),
+        "waited_ratio": pace.waited_ratio,
+        "waited_seconds": pace.waited_seconds,
+        "evidence": evidence,
     }
 
 

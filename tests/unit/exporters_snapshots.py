@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.rank_identity import RankIdentity
+from railscope.agent.facts.slowness import Slowness
 from railscope.agent.facts.snapshot import (
     AgentHealth,
     AttachedProbe,
@@ -41,6 +42,7 @@ from railscope.agent.facts.snapshot import (
     RailQueue,
     RailTcp,
     RankArrivals,
+    RankPace,
     RankTimes,
     Snapshot,
     StallTotal,
@@ -193,7 +195,7 @@ def full_snapshot() -> Snapshot:
             times=NodeTimes(
                 by_rank=(RankTimes("00c0ffee00c0ffee", "1", 100, 1.25),),
                 by_size=(CompletedTotal("AllReduce", 1 << 20, 100, 100 << 20, 150 << 20, 1.25),),
-                arrivals=(RankArrivals("00c0ffee00c0ffee", "1", 12, 0.75),),
+                arrivals=(RankArrivals("00c0ffee00c0ffee", "1", 12, 0.75, 0.5),),
             ),
         ),
         rails=(rail(), soft_rail),
@@ -231,6 +233,7 @@ def full_snapshot() -> Snapshot:
             totals=(StallTotal("AllReduce", "rail_down", 1),),
             ended=(stall(ended_ns=7_000_000_000),),
             writing=(("00c0ffee00c0ffee", "0"),),
+            slow=(RankPace("00c0ffee00c0ffee", "1", 0.875, 0.4, Slowness(1_750_000_000.0, 11, 12, 118), "calls"),),
             last=(
                 (
                     ("00c0ffee00c0ffee", "1"),

@@ -63,6 +63,8 @@ def test_it_has_every_metric_but_those_of_what_is_wrong_and_of_what_is_asked_for
     assert missing == {
         "agent_dark_seconds_total",
         "call_inside_seconds",
+        "comm_awaited_ratio",
+        "comm_awaited_since_timestamp_seconds",
         "comm_counted_from_start",
         "limit_reached_total",
         "comm_ended",

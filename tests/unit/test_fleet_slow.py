@@ -99,6 +99,23 @@ def test_of_a_communicator_that_is_stalled_nobody_is_slow() -> None:
     assert slow(store) == ()
 
 
+def test_where_completions_are_not_seen_a_host_tells_of_its_own_ranks() -> None:
+    store = job()
+    labels = {"instance": "host1:9779", "comm": COMM, "rank": "1"}
+    store.say("railscope_comm_awaited_ratio", 0.8, **labels)
+    store.say("railscope_comm_awaited_since_timestamp_seconds", NOW - 90.0, **labels)
+    store.say("increase(railscope_comm_last_arrivals_total)", 198.0, **labels)
+    store.say("increase(railscope_comm_arrival_lag_seconds_total)", 79.2, **labels)
+    calls = "sumby(instance,comm)(increase(railscope_comm_last_arrivals_total))"
+    store.say(calls, 200.0, instance="host1:9779", comm=COMM)
+    (found,) = slow(store)
+    assert (found.rank, found.host, found.waited_ratio, found.stretch_seconds) == ("1", "host1", 0.8, None)
+    assert (found.slowness.since, found.slowness.waited, found.slowness.stretches) == (NOW - 90.0, 198, 200)
+    assert round(found.waited_seconds or 0, 6) == 0.4
+    wait(store, 0, *range(STRETCHES))
+    assert [one.rank for one in slow(store)] == ["0"], "completions of all hosts tell more"
+
+
 def test_the_stretches_are_so_long_that_two_scrapes_are_in_each() -> None:
     often = read_scrapes(Asker(job(), NOW))
     assert "[20000ms]" in slow_question(often)

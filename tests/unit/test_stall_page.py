@@ -29,6 +29,18 @@ def test_a_stall_is_told_with_whom_it_blames_since_when_and_on_what_evidence() -
     assert page["simulated"] is True
 
 
+def test_a_slow_rank_is_told_with_how_much_how_often_and_since_when() -> None:
+    (slow,) = json.loads(render_stalls(full_snapshot()))["slow"]
+    assert (slow["cause"], slow["comm"], slow["rank"], slow["strength"]) == ("rank_slow", "00c0ffee00c0ffee", 1, "weak")
+    assert slow["pid"] in {one.identity.pid for one in full_snapshot().collectives.communicators}
+    assert slow["since_realtime_ns"] == 1_750_000_000_000_000_000
+    assert slow["evidence"] == [
+        "the other ranks of this host wait for it for 88% of the time, 0.4 s an operation",
+        "they did so in 11 of 12 stretches of some seconds, with 118 operations",
+        "seen by calls, which it makes last: whether its GPU is late is not known",
+    ]
+
+
 def test_times_do_not_change_from_one_reading_of_the_clocks_to_the_next() -> None:
     """The two clocks of a snapshot are read one after the other, and the time of day is set now and then."""
     snapshot = full_snapshot()
@@ -47,7 +59,7 @@ def test_what_ended_keeps_its_length() -> None:
 
 def test_a_host_without_stalls_says_so() -> None:
     page = json.loads(render_stalls(replace(full_snapshot(), stalls=NodeStalls())))
-    assert (page["stalls"], page["ended"]) == ([], [])
+    assert (page["stalls"], page["ended"], page["slow"]) == ([], [], [])
 
 
 def test_ranks_are_numbers_and_null_where_they_are_not_known() -> None:

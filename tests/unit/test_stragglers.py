@@ -61,10 +61,23 @@ def test_the_rank_that_calls_last_is_counted_with_its_distance_from_the_one_befo
     take(stragglers, events([(10, 1, 100), (11, 1, 150), (12, 1, 1_000_000_150)]))
     take(stragglers, events([(10, 2, 10), (12, 2, 20), (11, 2, 520)]))
     assert stragglers.arrivals() == (
-        RankArrivals("000000000000000a", "0", 0, 0.0),
-        RankArrivals("000000000000000a", "1", 1, 5e-7),
-        RankArrivals("000000000000000a", "2", 1, 1.0),
+        RankArrivals("000000000000000a", "0", 0, 0.0, 0.0),
+        RankArrivals("000000000000000a", "1", 1, 5e-7, 0.0),
+        RankArrivals("000000000000000a", "2", 1, 1.0, 1.0),
     )
+
+
+def test_time_in_which_several_calls_of_one_rank_are_missing_counts_once() -> None:
+    stragglers = Stragglers()
+    take(stragglers, events([(10, 1, 0), (11, 1, 0)]))  # who is there
+    calls = [(10, number, number * 10) for number in range(2, 12)]
+    calls += [(11, number, 1_000_000_000 + number * 10) for number in range(2, 12)]
+    take(stragglers, events(calls[:7] + calls[10:14]))
+    take(stragglers, events(calls[7:10] + calls[14:]))
+    (_, late) = stragglers.arrivals()
+    assert late.last >= 10
+    assert round(late.lag_seconds, 3) == 10.0
+    assert round(late.alone_seconds, 3) == 1.0
 
 
 def test_ranks_whose_events_come_in_different_batches_are_matched() -> None:

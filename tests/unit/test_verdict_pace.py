@@ -59,6 +59,19 @@ CASES = [
             ("evidence", "=by how much: the other ranks wait for rank 0 for 80% of their time"),
         ),
     ),
+    Case(
+        "seen by calls alone",
+        working().slow(1, stretch_seconds=None, times_median=None),
+        says=(
+            ("headline", "…in most operations (weak evidence), by 0.40 s each."),
+            (
+                "evidence",
+                "=how often: of the ranks on host1 it was the last to make 12 of 12 calls; whether GPUs wait is not "
+                "seen",
+            ),
+        ),
+        found={"strength": "weak"},
+    ),
     Case("two of four", working(4).slow(1).slow(2), found={"ranks": ("1", "2")}),
     Case(
         "a rank that waits elsewhere for the slow one",

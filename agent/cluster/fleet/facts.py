@@ -165,9 +165,10 @@ class SlowRank:
     waited_ratio: float
     """Of the others' time, 0 to 1, of late."""
     slowness: Slowness
-    """By the store's clock."""
-    stretch_seconds: float
-    """Length of the stretches of time that are counted."""
+    """By the store's clock; by its host's, where that counts calls."""
+    stretch_seconds: float | None
+    """Length of the stretches of time that are counted; None: calls that it made last among the ranks of its host are,
+    and whether GPUs wait is not seen."""
     waited_seconds: float | None = None
     """By which the others wait for it in an operation."""
     times_median: float | None = None

@@ -95,6 +95,7 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
         writes=_writing("", scrapes),
         slow=slow_question(scrapes),
         degraded=str(catalogue.COMM_DEGRADED),
+        awaited=str(catalogue.COMM_AWAITED),
         **brief_questions(recent_seconds),
     )
     said = {name: _fresh(samples, scrapes) for name, samples in said.items()}
@@ -108,8 +109,12 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
     asked = stalled | ({comm} if comm else set())
     told_of = stalled | {one.comm for one in history if at - one.last <= recent_seconds}
     # Ranks wait where anything is stalled, too.
-    waited_for = [one for one in said["slow"] if one.labels.get("comm") not in told_of]
-    slow = read_slow_ranks(ask, scrapes, waited_for, said["wrote"], window_seconds)
+    writers = {stored_rank_key(one) for one in said["wrote"]}
+    waited_for, awaited = (
+        [one for one in said[name] if one.labels.get("comm") not in told_of and stored_rank_key(one) not in writers]
+        for name in ("slow", "awaited")
+    )
+    slow = read_slow_ranks(ask, scrapes, waited_for, awaited, window_seconds)
     comms = asked | told_of
     if comms:  # whoever waits for one that writes may be waited for elsewhere, and its own host calls it no stall
         comms |= {sample.labels.get("comm", "") for sample in said["writes"]}

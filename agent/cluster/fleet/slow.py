@@ -7,13 +7,14 @@ for each other by design.  The recording rule that the alert on such ranks asks 
 (dashboards/rules/railscope-recording.yml).
 
 Who is waited for of late is looked at more closely: in how many stretches of the window it was, and since when
-(agent/facts/slowness.py).  A rank that wrote to storage meanwhile is left out.
+(agent/facts/slowness.py).  Where completions are not seen, hosts tell which of their ranks the others wait for there,
+by calls (agent/node/collectives/slow_ranks.py).  A rank that wrote to storage meanwhile is left out.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from statistics import median
 from typing import Final
 
@@ -22,7 +23,7 @@ from railscope.agent.cluster.fleet.prometheus import Sample
 from railscope.agent.cluster.fleet.scrapes import Asker, Scrapes, match_any
 from railscope.agent.cluster.fleet.sequences import StoredRankKey, stored_rank_key
 from railscope.agent.facts import catalogue
-from railscope.agent.facts.slowness import WAITED_RATIO, Stretch, find_slowness
+from railscope.agent.facts.slowness import WAITED_RATIO, Slowness, Stretch, find_slowness
 
 _NAMED: Final = 'comm!="unknown",rank!="unknown"'
 _SCRAPES_OF_STRETCH: Final = 2.5
@@ -57,7 +58,7 @@ def slow_question(scrapes: Scrapes) -> str:
 
 
 def read_slow_ranks(
-    ask: Asker, scrapes: Scrapes, lately: Iterable[Sample], wrote: Iterable[Sample], window_seconds: float
+    ask: Asker, scrapes: Scrapes, lately: Iterable[Sample], awaited: Iterable[Sample], window_seconds: float
 ) -> tuple[SlowRank, ...]:
     """The ranks that have been slow for a while, those first for which others wait most.
 
@@ -65,18 +66,24 @@ def read_slow_ranks(
         ask: the store.
         scrapes: of the hosts.
         lately: the answer to `slow_question`.
-        wrote: ranks that wrote to storage within the window.
+        awaited: ranks for which the others of their host wait, as hosts tell.
         window_seconds: how far back is looked.
 
     Raises:
         PrometheusError: the store does not answer.
     """
-    writers = {stored_rank_key(one) for one in wrote}
-    ratios = {key: one.value for one in lately if (key := stored_rank_key(one)) not in writers}
+    found = _by_completions(ask, scrapes, lately, window_seconds)
+    seen = {one.comm for one in found}
+    found += _by_calls(ask, scrapes, [one for one in awaited if one.labels.get("comm") not in seen], window_seconds)
+    return tuple(sorted(found, key=lambda one: (-one.waited_ratio, one.comm, one.rank)))
+
+
+def _by_completions(ask: Asker, scrapes: Scrapes, lately: Iterable[Sample], window_seconds: float) -> list[SlowRank]:
+    ratios = {stored_rank_key(one): one.value for one in lately}
     worst = sorted(ratios, key=lambda key: (-ratios[key], key))
     comms = tuple(dict.fromkeys(comm for _, comm, _ in worst))[:_MOST_COMMS]
     if not comms:
-        return ()
+        return []
     stretch_seconds = _stretch_seconds(scrapes)
     stretches = _stretches(ask, comms, window_seconds, stretch_seconds)
     paces = _paces(ask, comms, _LATELY_STRETCHES * stretch_seconds)
@@ -99,7 +106,42 @@ def read_slow_ranks(
                     of_window=slowness.since - stretch_seconds <= ask.at - window_seconds,
                 )
             )
-    return tuple(found)
+    return found
+
+
+def _by_calls(ask: Asker, scrapes: Scrapes, awaited: Sequence[Sample], window_seconds: float) -> list[SlowRank]:
+    """What hosts tell of their own ranks; how often and by how much, from the calls that each made last."""
+    if not awaited:
+        return []
+    of = f"{match_any('comm', {one.labels.get('comm', '') for one in awaited})},{_NAMED}"
+    window = f"{window_seconds:.0f}s"
+    told = ask.query_all(
+        since=catalogue.COMM_AWAITED_SINCE.where(of),
+        last=f"increase({catalogue.COMM_LAST_ARRIVALS.where(of)}[{window}])",
+        lag=f"increase({catalogue.COMM_ARRIVAL_LAG_SECONDS.where(of)}[{window}])",
+        calls=f"sum by (instance, comm) (increase({catalogue.COMM_LAST_ARRIVALS.where(of)}[{window}]))",
+    )
+    since, last, lag = ({stored_rank_key(one): one.value for one in told[name]} for name in ("since", "last", "lag"))
+    calls = {(one.labels.get("instance", ""), one.labels.get("comm", "")): one.value for one in told["calls"]}
+    found = []
+    for sample in awaited:
+        key = stored_rank_key(sample)
+        instance, comm, rank = key
+        made = calls.get((instance, comm), 0.0)
+        if key in since and last.get(key) and made:
+            found.append(
+                SlowRank(
+                    comm,
+                    rank,
+                    scrapes.names.get(instance, "unknown"),
+                    sample.value,
+                    Slowness(min(since[key], ask.at), round(last[key]), round(made), made),
+                    None,
+                    lag[key] / last[key] if key in lag else None,
+                    of_window=since[key] <= ask.at - window_seconds,
+                )
+            )
+    return found
 
 
 def _stretch_seconds(scrapes: Scrapes) -> float:

@@ -39,10 +39,17 @@ def describe_pace(stalled: StalledCommunicator, fleet: Fleet) -> Iterable[str]:
                 "the others"
             )
         known = slow.slowness
-        yield (
-            f"how often: in {known.waited} of {known.stretches} stretches of {format_duration(slow.stretch_seconds)} "
-            f"in which operations completed, {known.operations:,.0f} operations in all"
-        )
+        if slow.stretch_seconds is None:
+            yield (
+                f"how often: of the ranks on {slow.host} it was the last to make {known.waited:,} of "
+                f"{known.stretches:,} calls; whether GPUs wait is not seen"
+            )
+        else:
+            length = format_duration(slow.stretch_seconds)
+            yield (
+                f"how often: in {known.waited} of {known.stretches} stretches of {length} in which operations "
+                f"completed, {known.operations:,.0f} operations in all"
+            )
         moment = datetime.fromtimestamp(known.since, UTC).strftime("%H:%M:%S UTC")
         before = ", when the window of this verdict began, or before" if slow.of_window else ""
         yield f"since when: {moment}, {format_duration(fleet.at - known.since)} ago{before}"

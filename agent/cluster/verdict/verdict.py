@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from railscope.agent.cluster.fleet.facts import Fleet, Rail, Rank
+from railscope.agent.cluster.fleet.facts import Fleet, Rail, Rank, SlowRank
 from railscope.agent.cluster.verdict.culprits import (
     Culprit,
     communicator_size,
@@ -110,7 +110,7 @@ def _slow(
                 StalledCommunicator(
                     comm,
                     ranks,
-                    Culprit(Cause.RANK_SLOW, blamed, basis="pace", strength="strong"),
+                    Culprit(Cause.RANK_SLOW, blamed, basis="pace", strength=_strength_of(of_comm)),
                     (),
                     (),
                     communicator_size(ranks),
@@ -120,6 +120,11 @@ def _slow(
                 )
             )
     return found
+
+
+def _strength_of(slow: Iterable[SlowRank]) -> str:
+    """Calls are made ahead of GPUs: that a rank makes them last need not mean that GPUs wait."""
+    return "weak" if all(one.stretch_seconds is None for one in slow) else "strong"
 
 
 def has_ended(ranks: Sequence[Rank]) -> bool:

@@ -70,7 +70,10 @@ class _Group:
     waiting: _Waiting = field(default_factory=_Waiting)
     lasts: list[int] = field(default_factory=list)
     lags_ns: list[int] = field(default_factory=list)
+    alone_ns: list[int] = field(default_factory=list)
     """By member."""
+    waited_until_ns: int = 0
+    """Up to then it is counted who was waited for."""
     matches: bool = True
     expected: int = 0
     """Ranks on this host, as NCCL says; 0: it does not."""
@@ -152,10 +155,12 @@ class Stragglers:
         """Of every rank that can be compared with another one on this host."""
         self._match()
         return tuple(
-            RankArrivals(*self._labels[instance], last, lag_ns / 1e9)
+            RankArrivals(*self._labels[instance], last, lag_ns / 1e9, alone_ns / 1e9)
             for group in self._groups.values()
             if any(group.lasts)
-            for instance, last, lag_ns in zip(group.members, group.lasts, group.lags_ns, strict=True)
+            for instance, last, lag_ns, alone_ns in zip(
+                group.members, group.lasts, group.lags_ns, group.alone_ns, strict=True
+            )
             if instance in self._labels
         )
 
@@ -187,10 +192,10 @@ class Stragglers:
         numbers = keys & 0xFFFFFFFF
         whole = counts == group.size
         if whole.all():
-            self._count(group, last_ns - before_ns, last)
+            self._count(group, last_ns, before_ns, last)
             return
         waiting = group.waiting
-        self._count(group, (last_ns - before_ns)[whole], last[whole])
+        self._count(group, last_ns[whole], before_ns[whole], last[whole])
         rest = np.flatnonzero(~whole)[-WINDOW:]
         numbers, counts, last_ns, before_ns, last = (
             column[rest] for column in (numbers, counts, last_ns, before_ns, last)
@@ -213,7 +218,7 @@ class Stragglers:
         before_ns = np.where(later, np.maximum(before_ns, old_last_ns), np.maximum(last_ns, old_before_ns))
         last_ns = np.maximum(last_ns, old_last_ns)
         whole = counts == group.size
-        self._count(group, (last_ns - before_ns)[whole], last[whole])
+        self._count(group, last_ns[whole], before_ns[whole], last[whole])
         waiting.number[at] = np.where(whole, -1, numbers)
         waiting.count[at], waiting.last_ns[at], waiting.before_ns[at], waiting.last[at] = (
             counts,
@@ -222,14 +227,22 @@ class Stragglers:
             last,
         )
 
-    def _count(self, group: _Group, lags_ns: Integers, last: Integers) -> None:
-        if len(group.members) < 2 or not len(last):
+    def _count(self, group: _Group, last_ns: Integers, before_ns: Integers, last: Integers) -> None:
+        members = len(group.members)
+        if members < 2 or not len(last):
             return
-        lasts = np.bincount(last, minlength=len(group.members)).tolist()
-        sums = np.bincount(last, weights=lags_ns, minlength=len(group.members)).tolist()
-        for member, (times, lag_ns) in enumerate(zip(lasts, sums, strict=True)):
-            group.lasts[member] += times
-            group.lags_ns[member] += int(lag_ns)
+        # Of calls that are made ahead many are late at once: that time counts once.
+        order = np.argsort(last_ns, kind="stable")
+        until_ns = np.concatenate(([group.waited_until_ns], np.maximum(last_ns[order][:-1], group.waited_until_ns)))
+        alone_ns = np.maximum(last_ns[order] - np.maximum(before_ns[order], until_ns), 0)
+        group.waited_until_ns = max(group.waited_until_ns, int(last_ns[order[-1]]))
+        lasts = np.bincount(last, minlength=members).tolist()
+        lags = np.bincount(last, weights=last_ns - before_ns, minlength=members).tolist()
+        alone = np.bincount(last[order], weights=alone_ns, minlength=members).tolist()
+        for member in range(members):
+            group.lasts[member] += lasts[member]
+            group.lags_ns[member] += int(lags[member])
+            group.alone_ns[member] += int(alone[member])
 
     def _places_of(
         self, instances: npt.NDArray[Any], communicator_of: Callable[[int], Communicator | None]
@@ -283,6 +296,7 @@ class Stragglers:
         group.members.append(instance)
         group.lasts.append(0)
         group.lags_ns.append(0)
+        group.alone_ns.append(0)
 
     def _leave_out(self, group: _Group) -> None:
         group.matches = False

@@ -23,6 +23,7 @@ from railscope.agent.facts.rank_process import describe_process
 from railscope.agent.facts.snapshot import CommunicatorStall, NodeStalls, NodeTimes, StallTotal
 from railscope.agent.facts.stall import Diagnosis, Disagreement, InFlight, ProcessStack, Stall, rail_name
 from railscope.agent.node.collectives.call_counts import Table
+from railscope.agent.node.collectives.slow_ranks import SlowRanks
 from railscope.agent.node.collectives.stragglers import Stragglers
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.agent.node.stalls.checkpoints import Checkpoints
@@ -114,6 +115,7 @@ class Watchdog:
             )
         self._stacks = stacks
         self._stragglers = Stragglers()
+        self._slow_ranks = SlowRanks(self._realtime_offset_ns)
         self._deaths = Deaths()
         self._early = EarlyLooks()
         self._checkpoints = Checkpoints(self._written_bytes, limits.suspicion_ns(), limits.after_ns, self._tenant)
@@ -211,6 +213,7 @@ class Watchdog:
         if self._reader.learnt:
             self._checkpoints.update(now_ns, self._reader.last_calls())
         self._judge(now_ns, ranks)
+        self._find_slow_ranks(now_ns)
         self._stall_log.sum_up()
         if self._stacks is not None:
             self._stacks.follow(self._blamed().values())
@@ -390,9 +393,15 @@ class Watchdog:
         self._reader.forget(gone)
         self._stragglers.forget(gone)
 
+    def _find_slow_ranks(self, now_ns: int) -> None:
+        if self._slow_ranks.is_due(now_ns):
+            self._slow_ranks.update(now_ns, self._reader.times.by_rank(), self._stragglers.arrivals())
+
     def facts(self) -> NodeStalls:
         """Current stalls with the lengths of all that were, how many began on this node, and who writes to storage."""
-        self._count_lengths(self._clock.monotonic_ns())
+        now_ns = self._clock.monotonic_ns()
+        self._count_lengths(now_ns)
+        self._find_slow_ranks(now_ns)
         current = {(stall.instance, *_length_key(stall)): stall for stall in self.current}
         return NodeStalls(
             lengths=tuple(
@@ -403,6 +412,7 @@ class Watchdog:
             totals=tuple(StallTotal(op, cause, count) for (op, cause), count in self._totals.items()),
             ended=tuple(self._ended),
             writing=self._writing(),
+            slow=self._slow_ranks.found,
             last=tuple(
                 ((stall.comm, stall.rank), last)
                 for stall in self.current
