@@ -67,6 +67,17 @@ class Moments:
 
 
 @dataclass(frozen=True, slots=True)
+class SlowSteps:
+    """A rank computes for longer than the others, who go on to the next collective meanwhile."""
+
+    milliseconds: int
+    rank: int | None
+    """None: each in turn, one an iteration."""
+    every: int = 1
+    """After so many iterations."""
+
+
+@dataclass(frozen=True, slots=True)
 class SkippedCall:
     """A rank leaves out the first AllReduce of an iteration (counted from 0), and makes no further call."""
 
@@ -138,6 +149,7 @@ class JobOptions:
     checkpoint: Moments | None = None
     """Rank 0 computes and writes to disk while the others go on to the next collective."""
     checkpoint_by: Writer = Writer.SELF
+    slow: SlowSteps | None = None
     warm_up_ms: int = 0
     """How late the last rank comes to the first iteration; the others come in between."""
     late_ms: int = 0
@@ -259,6 +271,7 @@ def moment_arguments(
     pause: Moments | None,
     checkpoint: Moments | None,
     checkpoint_by: Writer,
+    slow: SlowSteps | None,
     skip: SkippedCall | None,
 ) -> list[str]:
     """What happens between calls, as options of a driver: of this one, and of that for the real NCCL."""
@@ -267,6 +280,9 @@ def moment_arguments(
     for name, moments in (("pause", pause), ("checkpoint", checkpoint)):
         if moments is not None:
             numbers |= {f"--{name}-every": moments.every, f"--{name}-ms": moments.milliseconds}
+    if slow is not None:
+        numbers |= {"--slow-rank": slow.rank or 0, "--slow-in-turn": int(slow.rank is None)}
+        numbers |= {"--slow-every": slow.every, "--slow-ms": slow.milliseconds}
     if skip is not None:
         numbers |= {"--skip-rank": skip.rank, "--skip-iteration": skip.iteration, "--instead": skip.instead.value}
     return [word for name, number in numbers.items() for word in (name, str(number))]
@@ -403,6 +419,7 @@ class Job:
             pause=options.pause,
             checkpoint=options.checkpoint,
             checkpoint_by=options.checkpoint_by,
+            slow=options.slow,
             skip=options.skip,
         )
         environment = {

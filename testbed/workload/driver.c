@@ -52,6 +52,9 @@ static const char help[] =
     "                        all ranks compute for M ms after every N iterations\n"
     "  --checkpoint-every N --checkpoint-ms M\n"
     "                        rank 0 writes to disk for M ms after every N iterations while the others go on\n"
+    "  --slow-rank R --slow-every N --slow-ms M\n"
+    "                        rank R computes for M ms longer after every N iterations\n"
+    "  --slow-in-turn 1      not only rank R: rank 0 in iteration 0, rank 1 in iteration 1, and so on\n"
     "  --late-ms M           the last rank comes M ms late to the init, the others in between\n"
     "  --checkpoint-by N     0: itself; 1: a child process; 2: it sends to a server; 3: it writes to memory (/dev/shm)\n"
     "  --warm-up-ms M        the last rank comes M ms late to the first iteration, the others in between\n"
@@ -97,6 +100,10 @@ enum {
     OPTION_SKIP_ITERATION,
     OPTION_INSTEAD,
     OPTION_CHECKPOINT_BY,
+    OPTION_SLOW_RANK,
+    OPTION_SLOW_EVERY,
+    OPTION_SLOW_MS,
+    OPTION_SLOW_IN_TURN,
     OPTIONS_END,
 };
 static int64_t *const whole_numbers[OPTIONS_END - OPTION_CALLS] = {
@@ -113,6 +120,10 @@ static int64_t *const whole_numbers[OPTIONS_END - OPTION_CALLS] = {
     &options.moments.skip_iteration,
     &options.moments.instead,
     &options.moments.checkpoint_by,
+    &options.moments.slow_rank,
+    &options.moments.slow_every,
+    &options.moments.slow_ms,
+    &options.moments.slow_in_turn,
 };
 
 static void die_with(pid_t parent) {
@@ -142,6 +153,10 @@ static void parse_options(int argc, char **argv) {
         {"skip-iteration", 1, NULL, OPTION_SKIP_ITERATION},
         {"instead", 1, NULL, OPTION_INSTEAD},
         {"checkpoint-by", 1, NULL, OPTION_CHECKPOINT_BY},
+        {"slow-rank", 1, NULL, OPTION_SLOW_RANK},
+        {"slow-every", 1, NULL, OPTION_SLOW_EVERY},
+        {"slow-ms", 1, NULL, OPTION_SLOW_MS},
+        {"slow-in-turn", 1, NULL, OPTION_SLOW_IN_TURN},
         {NULL, 0, NULL, 0},
     };
     const char *rank = getenv("RANK"), *size = getenv("WORLD_SIZE");
@@ -308,7 +323,7 @@ static void run_together(struct job *job, const struct pattern *pattern) {
             }
             moments_before(&options.moments, options.rank, options.nranks, job->iteration);
             pattern->iterate(job, job->iteration);
-            moments_after(&options.moments, options.rank, job->iteration);
+            moments_after(&options.moments, options.rank, options.nranks, job->iteration);
         }
         double took = now_seconds() - began;
         left -= now;

@@ -144,12 +144,20 @@ void moments_before(const struct moments *moments, int rank, int ranks, uint64_t
         come_late(moments->warm_up_ms, rank, ranks);
 }
 
-void moments_after(const struct moments *moments, int rank, uint64_t iteration) {
+static bool is_slow(const struct moments *moments, int rank, int ranks, uint64_t iteration) {
+    if (!every(moments->slow_every, iteration))
+        return false;
+    return rank == (moments->slow_in_turn ? (int64_t)(iteration % (uint64_t)ranks) : moments->slow_rank);
+}
+
+void moments_after(const struct moments *moments, int rank, int ranks, uint64_t iteration) {
     pause_us(moments->pace_us);
     if (every(moments->pause_every, iteration))
         pause_us(moments->pause_ms * 1000);
     if (rank == 0 && every(moments->checkpoint_every, iteration))
         checkpoint((enum writer)moments->checkpoint_by, moments->checkpoint_ms);
+    if (is_slow(moments, rank, ranks, iteration))
+        pause_us(moments->slow_ms * 1000);
 }
 
 bool moments_skip(const struct moments *moments, int rank, uint64_t iteration) {

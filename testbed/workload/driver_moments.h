@@ -26,11 +26,13 @@ struct moments {
     int64_t warm_up_ms;                      /* how late the last rank comes to the first iteration */
     int64_t skip_rank, skip_iteration;       /* who leaves out one call, and when */
     int64_t instead;                         /* enum instead */
+    int64_t slow_rank, slow_every, slow_ms;  /* who computes for longer */
+    int64_t slow_in_turn;                    /* not slow_rank alone, but each in its iteration */
 };
 
 void moments_before_init(const struct moments *moments, int rank, int ranks);
 void moments_before(const struct moments *moments, int rank, int ranks, uint64_t iteration);
-void moments_after(const struct moments *moments, int rank, uint64_t iteration);
+void moments_after(const struct moments *moments, int rank, int ranks, uint64_t iteration);
 /* Whether this rank is to leave out its next call; it then turns away. */
 bool moments_skip(const struct moments *moments, int rank, uint64_t iteration);
 _Noreturn void wait_for_ever(void);

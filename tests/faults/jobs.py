@@ -96,6 +96,7 @@ class _Nccl:
             pause=load.pause,
             checkpoint=load.checkpoint,
             checkpoint_by=load.checkpoint_by,
+            slow=load.slow,
             skip=load.skip,
             destroy=load.destroy,
         )

@@ -9,18 +9,20 @@ from dataclasses import replace
 from typing import Final
 
 from railscope.agent.cli.demo import gpt_shape
-from railscope.testbed.job import Instead, Moments, SkippedCall, Writer
+from railscope.testbed.job import Instead, Moments, SkippedCall, SlowSteps, Writer
 from tests.faults.scenarios import (
     AFTER_SECONDS,
     CRAWL_MBIT,
     LINE_MBIT,
     NEVER_MS,
+    PACE_SECONDS,
     Expected,
     Kind,
     Library,
     Load,
     Scenario,
     control,
+    even_pace,
     fault,
     long_checkpoint,
 )
@@ -114,6 +116,21 @@ def _controls(library: Library) -> tuple[Scenario, ...]:
     )  # fmt: skip
 
 
+def _paces(library: Library) -> tuple[Scenario, ...]:
+    """A rank that is slower than the others in each step, and jobs without one.  Of the workload library calls are all
+    that is seen, so that only ranks of one host are compared."""
+    job = Load(ranks_per_host=2 if library is Library.WORKLOAD else 1)
+    slow = job.ranks_per_host
+    """The first rank of the last host."""
+    return (
+        fault(Kind.SLOW_RANK, library, 2, loads=(replace(job, slow=SlowSteps(400, slow)),), warm_seconds=1,
+              fault_seconds=PACE_SECONDS),
+        even_pace("every rank equally slow", library, replace(job, pace_us=430_000)),
+        even_pace("a rank slow in one step", library, replace(job, slow=SlowSteps(4000, slow, every=500))),
+        even_pace("ranks slow in turn", library, replace(job, slow=SlowSteps(400, None))),
+    )  # fmt: skip
+
+
 _GRAPHS: Final = control("graph replays", Library.NCCL, loads=(Load(pattern="graph"),), fault_seconds=10)
 _GRAPH_AND_LIVE: Final = control(
     "graph replays beside calls", Library.NCCL, loads=(Load(pattern="graph-and-live"),), fault_seconds=10
@@ -148,6 +165,7 @@ MATRIX: Final = (
     *(scenario for library in _BOTH for scenario in (*_faults(library, 2), *_brief(library), *_controls(library))),
     *(scenario for library in _BOTH for scenario in _faults(library, 4) if scenario.name in _LAST_IN_FOUR),
     *(scenario for library in _BOTH for scenario in _calls(library)),
+    *(scenario for library in _BOTH for scenario in _paces(library)),
     _GRAPHS,
     _GRAPH_AND_LIVE,
     _several(Kind.STOP),

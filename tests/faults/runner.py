@@ -74,7 +74,7 @@ def run(cluster: Cluster, scenario: Scenario, *, moment_seconds: float = 0.0) ->
         if scenario.hide_host:
             stack.callback(cluster.prometheus.stop)
             cluster.prometheus.start([host for host in cluster.fabric.hosts if host.index != scenario.place])
-        if scenario.expected.writer is not None:
+        if scenario.expected.writer is not None or scenario.expected.pace:
             # From here on with rules: to other scenarios they are no matter.
             cluster.prometheus.stop()
             cluster.prometheus.start(cluster.fabric.hosts, _quick_rules(cluster.folder))
@@ -92,7 +92,9 @@ def run(cluster: Cluster, scenario: Scenario, *, moment_seconds: float = 0.0) ->
             watcher.comms, sick = _comms(cluster, jobs), _comms(cluster, jobs[:1])
             if watcher.since(began):
                 problems.append(f"before the fault: {_words(watcher.since(began))}")
-            if scenario.control:
+            if scenario.expected.pace:
+                _pace(cluster, scenario, sick, watcher, course, problems)
+            elif scenario.control:
                 _control(cluster, scenario, jobs, watcher, course, problems)
             else:
                 _fault(cluster, scenario, jobs, sick, watcher, course, problems, entered)
@@ -179,12 +181,50 @@ def _while_one_writes(cluster: Cluster, scenario: Scenario, watcher: Watcher) ->
     return list(said)
 
 
+def _pace(
+    cluster: Cluster,
+    scenario: Scenario,
+    sick: frozenset[str],
+    watcher: Watcher,
+    course: _Course,
+    problems: list[str],
+) -> None:
+    """Ask `railscope diagnose` again and again at whose pace the job goes, and in the end which alerts there were."""
+    expected, began = scenario.expected, time.monotonic()
+    wrong: dict[str, None] = {}
+    alerts: set[tuple[str, str]] = set()
+    comms = "|".join(sorted(sick))
+    while time.monotonic() - began < scenario.fault_seconds:
+        watcher.watch(_ASKED_SECONDS)
+        done = cluster.diagnose("--json")
+        took = time.monotonic() - began
+        findings = [one for one in json.loads(done.stdout)["findings"] if one["comm"] in sick]
+        told = [one for one in findings if one["cause"] in expected.causes and one["ranks"] == [expected.rank]]
+        if told and course.verdict is None:
+            course.verdict = Verdict(told[0]["headline"], done.returncode == 1, took)
+            course.right_at = course.first_at = took
+        wrong |= dict.fromkeys(f"diagnose: {one['headline']}" for one in findings if one not in told)
+        firing = cluster.prometheus.query(f'ALERTS{{alertstate="firing",comm=~"{comms}"}}')
+        alerts |= {(one["metric"]["alertname"], one["metric"].get("rank", "")) for one in firing}
+    right = {("RailscopeRankSlow", str(expected.rank))} if not scenario.control else set()
+    if not scenario.control and course.verdict is None:
+        problems.append(f"nobody named {expectation(scenario)}")
+    wrong |= dict.fromkeys(f"alert: {name} of rank {rank}" for name, rank in sorted(alerts - right))
+    problems += [f"no alert {name} of rank {rank}" for name, rank in sorted(right - alerts)]
+    said = watcher.since(began)
+    if said:
+        wrong[f"called stalled: {_words(said)}"] = None
+    problems += wrong
+
+
 def _quick_rules(folder: Path) -> list[Path]:
-    """The rules that are shipped, but for how long a condition must hold: scrapes are a second apart."""
+    """The rules that are shipped, but for how long a condition must hold and is looked back: scrapes are a second
+    apart."""
     quick = []
     for file in sorted(_RULES.glob("*.yml")):
         quick.append(folder / file.name)
-        quick[-1].write_text(re.sub(r"\bfor: \w+", "for: 2s", file.read_text()))
+        lasting = re.sub(r"\bfor: \w+", "for: 2s", file.read_text())
+        quick[-1].write_text(lasting.replace("[5m]", "[30s]"))
     return quick
 
 
@@ -360,7 +400,7 @@ def _breaker(cluster: Cluster, scenario: Scenario, sick: RunningJob) -> Fault | 
             return FilteredRail(fabric, host, rail, in_switch=True, least_bytes=_LARGE_BYTES)
         case Kind.FOREIGN:
             return ForeignTraffic(fabric.hosts[0], fabric.hosts[host], rail, _FOREIGN_BYTES, rate_mbit=LINE_MBIT)
-        case Kind.SKIP | Kind.REPLACE | Kind.CIRCLE | Kind.NOTHING:
+        case Kind.SKIP | Kind.REPLACE | Kind.CIRCLE | Kind.SLOW_RANK | Kind.NOTHING:
             return None
         case Kind.NO_PEER | Kind.NO_SPLIT | Kind.RECEIVES:
             return None

@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from railscope.testbed.job import GptShape, JobOptions, Moments, SkippedCall, Writer
+from railscope.testbed.job import GptShape, JobOptions, Moments, SkippedCall, SlowSteps, Writer
 
 AFTER_SECONDS: Final = 6
 AGENT: Final = ("--stall.after", f"{AFTER_SECONDS}s", "--probe.scan-interval", "500ms")
 LINE_MBIT: Final = 400
 """Rate of every rail where one of them is to become slow: a veth has none of its own."""
+PACE_SECONDS: Final = 50
+"""Longer than `railscope diagnose` takes to call a rank slow."""
 CRAWL_MBIT: Final = 40
 """All rails alike."""
 
@@ -51,6 +53,7 @@ class Kind(StrEnum):
     KILL_ALL = "whole job killed"
     KILL_HOST = "all ranks of a host killed"
     CIRCLE = "both receive, and exchanged before"
+    SLOW_RANK = "straggler"
     FOREIGN = "foreign traffic"
     NOTHING = "nothing"
 
@@ -64,7 +67,7 @@ IN_SWITCH: Final = frozenset({Kind.SLOW_IN_SWITCH, Kind.FILTER_IN_SWITCH, Kind.L
 """Both ends of the way see the same."""
 OF_NOBODY: Final = frozenset({Kind.RECEIVES, Kind.CIRCLE})
 """No rank is to blame more than another."""
-OF_THE_JOB: Final = frozenset({Kind.SKIP, Kind.REPLACE, Kind.CIRCLE})
+OF_THE_JOB: Final = frozenset({Kind.SKIP, Kind.REPLACE, Kind.CIRCLE, Kind.SLOW_RANK})
 """The job itself does it."""
 
 
@@ -85,6 +88,7 @@ class Load:
     pause: Moments | None = None
     checkpoint: Moments | None = None
     checkpoint_by: Writer = Writer.SELF
+    slow: SlowSteps | None = None
     warm_up_ms: int = 0
     late_ms: int = 0
     """How late the last rank comes to the making of the communicator."""
@@ -108,6 +112,7 @@ class Load:
             pause=self.pause,
             checkpoint=self.checkpoint,
             checkpoint_by=self.checkpoint_by,
+            slow=self.slow,
             warm_up_ms=self.warm_up_ms,
             late_ms=self.late_ms,
             hold=self.late_ms > 0,
@@ -139,6 +144,9 @@ class Expected:
     clears: bool = True
     within_seconds: float | None = None
     """It is named so soon after it happened; None: whenever its limit allows."""
+    pace: bool = False
+    """Nothing hangs: hosts call nobody stalled, and `railscope diagnose` and the alert tell at whose pace all go; with
+    no causes neither does."""
 
     @property
     def silent(self) -> bool:
@@ -213,6 +221,7 @@ _EXPECTED: Final = {
     # Where TCP has no SACK, what arrives beyond a missing segment is forgotten at the next time-out.
     Kind.LARGE_DROPPED: rank_fault("rail_mtu", "rail_filtered"),
     Kind.LINK_DOWN: rank_fault("rail_down", within_seconds=_AT_ONCE_SECONDS),
+    Kind.SLOW_RANK: replace(rank_fault("rank_slow"), pace=True),
     Kind.SLOW: rank_fault("rail_slow"),
     Kind.SLOW_IN_SWITCH: rank_fault("rail_slow", "rail_lossy"),
     Kind.FILTER: rank_fault("rail_filtered"),
@@ -239,6 +248,7 @@ def fault(kind: Kind, library: Library, hosts: int, name: str = "", **settings: 
         clears=usual.clears,
         verdict=usual.verdict,
         within_seconds=usual.within_seconds,
+        pace=usual.pace,
     )
     return replace(scenario, expected=expected)
 
@@ -248,6 +258,12 @@ def long_checkpoint(name: str, library: Library, load: Load) -> Scenario:
     writes = replace(load, checkpoint=Moments(40, 14_000))
     expected = Expected(frozenset(), writer=0)
     return Scenario(name, library, 2, Kind.NOTHING, expected, loads=(writes,), warm_seconds=0.5, fault_seconds=20)
+
+
+def even_pace(name: str, library: Library, load: Load) -> Scenario:
+    """A job without a rank that is slower than the others in most steps."""
+    expected = Expected(frozenset(), pace=True)
+    return Scenario(name, library, 2, Kind.NOTHING, expected, loads=(load,), warm_seconds=1, fault_seconds=PACE_SECONDS)
 
 
 def control(name: str, library: Library, hosts: int = 2, kind: Kind = Kind.NOTHING, **settings: Any) -> Scenario:

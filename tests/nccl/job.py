@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 from railscope.testbed.hosts import Host
-from railscope.testbed.job import GptShape, Moments, SkippedCall, Writer, moment_arguments
+from railscope.testbed.job import GptShape, Moments, SkippedCall, SlowSteps, Writer, moment_arguments
 from tests.nccl.build import Double
 
 ENVIRONMENT: Final = {
@@ -166,6 +166,7 @@ class Job:
         pause: Moments | None = None,
         checkpoint: Moments | None = None,
         checkpoint_by: Writer = Writer.SELF,
+        slow: SlowSteps | None = None,
         skip: SkippedCall | None = None,
         destroy: bool = True,
         hold: bool = False,
@@ -206,6 +207,7 @@ class Job:
             pause: all ranks compute, between iterations.
             checkpoint: rank 0 computes and writes to disk while the others go on to the next collective.
             checkpoint_by: who writes it, and where to.
+            slow: a rank computes for longer than the others.
             skip: a rank leaves out a collective of a single operation, and makes no further call.
             destroy: without it ranks leave without finalizing and destroying their communicators.
             events: None, or how the ranks learn that an operation is over, through a libcudart.so.12 that they
@@ -238,6 +240,7 @@ class Job:
                 pause=pause,
                 checkpoint=checkpoint,
                 checkpoint_by=checkpoint_by,
+                slow=slow,
                 skip=skip,
             ),
             *("--blocking", str(int(blocking))),

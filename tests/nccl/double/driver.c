@@ -267,6 +267,10 @@ static const struct {
     {"--skip-iteration", &options.moments.skip_iteration},
     {"--instead", &options.moments.instead},
     {"--checkpoint-by", &options.moments.checkpoint_by},
+    {"--slow-rank", &options.moments.slow_rank},
+    {"--slow-every", &options.moments.slow_every},
+    {"--slow-ms", &options.moments.slow_ms},
+    {"--slow-in-turn", &options.moments.slow_in_turn},
 };
 
 static void read_option(const char *name, const char *value) {

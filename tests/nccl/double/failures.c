@@ -96,7 +96,7 @@ void bereaved(int type, bool revoke_first) {
         verified &= verify(job, &request);
         if (iteration == 0 && options.progress != NULL)
             write_file(options.progress, "under way\n", 10);
-        moments_after(&options.moments, options.rank, (uint64_t)iteration);
+        moments_after(&options.moments, options.rank, options.ranks, (uint64_t)iteration);
     }
 }
 
@@ -133,6 +133,6 @@ void disagree(int type, enum disagreement how) {
             call(job, &made[i]);
             finish(job);
         }
-        moments_after(&options.moments, options.rank, (uint64_t)iteration);
+        moments_after(&options.moments, options.rank, options.ranks, (uint64_t)iteration);
     }
 }

@@ -45,7 +45,7 @@ static void once(struct job *copies, const struct request *request, bool checked
 }
 
 static void after(int iteration) {
-    moments_after(&options.moments, options.rank, (uint64_t)iteration);
+    moments_after(&options.moments, options.rank, options.ranks, (uint64_t)iteration);
 }
 
 /* The same operation over and over. */
