@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from railscope.agent.cluster.verdict.words import make_verdict
-from railscope.agent.facts.causes import CAUSES, Cause, Tier, tier_of
+from railscope.agent.facts.causes import CAUSES, HELD, Cause, Tier, tier_of
 from railscope.dashboards.evidence import FILE, RULE, Ground, ranked_causes, render_expression, replace_rule
 from tests.stack.prometheus import tool
 from tests.unit.fleets import Fleets, stall
@@ -94,6 +94,8 @@ def _pairs(*, behind: bool, named: bool) -> tuple[list[dict[str, str]], list[dic
     expected: list[dict[str, object]] = []
     of_grade = {(cause, ground): grade for grade, cause, ground in ranked_causes()}
     for number, said in enumerate(product(OF_HOSTS, OF_HOSTS)):
+        if HELD.issuperset(said):
+            continue  # all of its ranks: the job is suspended, which is no stall
         comm = f"{number:016x}"
         for rank, cause in enumerate(said):
             labels = OF_A_RANK.format(rank=rank, comm=comm)
