@@ -30,9 +30,11 @@ from railscope.agent.cluster.fleet.prometheus import (
     parse_time,
 )
 from railscope.agent.cluster.fleet.reader import find_communicator, read_fleet
+from railscope.agent.cluster.fleet.stacks import AgentAccess, read_stacks
 from railscope.agent.cluster.verdict.advice import Step
 from railscope.agent.cluster.verdict.finding import Finding, Verdict
 from railscope.agent.cluster.verdict.recent import next_read_time
+from railscope.agent.cluster.verdict.stacks import hosts_to_ask, with_stacks
 from railscope.agent.cluster.verdict.words import make_verdict
 from railscope.agent.facts.communicator_names import normalise_hash
 from railscope.agent.facts.label_numbers import parse_number
@@ -66,6 +68,10 @@ class Question:
     ca_file: Path | None = None
     insecure: bool = False
     timeout_seconds: float = 10.0
+    stacks: str | None = None
+    """`http` or `https`: how agents are asked for stacks of blamed ranks; None: they are not."""
+    stacks_auth: str = ""
+    """`USER:FILE`; empty: none."""
 
 
 def question_from(parsed: Any) -> Question:
@@ -83,6 +89,8 @@ def question_from(parsed: Any) -> Question:
     except ValueError as error:
         raise PrometheusError(f"--window: {error}") from None
     comm = None if parsed.comm is None else normalise_hash(parsed.comm)
+    if parsed.stacks and at is not None:
+        raise PrometheusError("--stacks shows where code stands now: leave --time out")
     if comm == "":
         raise PrometheusError(f"--comm: {parsed.comm!r} is not a communicator hash: write the hash or a prefix of it")
     return Question(
@@ -94,6 +102,8 @@ def question_from(parsed: Any) -> Question:
         basic_auth=parsed.basic_auth,
         ca_file=parsed.ca_file,
         insecure=parsed.insecure,
+        stacks=parsed.stacks,
+        stacks_auth=parsed.stacks_auth,
     )
 
 
@@ -144,8 +154,15 @@ def diagnose(store: Store, question: Question) -> Verdict:
     while (moment := next_read_time(fleet, earlier)) is not None:
         earlier.append(read_fleet(store, window_seconds=question.window_seconds, at=moment))
     verdict = make_verdict(fleet, question.comm, earlier)
+    if question.stacks is not None:
+        access = AgentAccess(question.stacks, _agents_header(question.stacks_auth), question.ca_file)
+        verdict = with_stacks(verdict, read_stacks(hosts_to_ask(verdict, fleet.agents), access))
     # What is known in part only stands first: it limits every statement.
     return replace(verdict, notes=(*store.warnings(), *verdict.notes))
+
+
+def _agents_header(user_and_file: str) -> str:
+    return basic_header(user_and_file, "--stacks-auth") if user_and_file else ""
 
 
 def as_json_text(verdict: Verdict) -> str:
@@ -188,6 +205,10 @@ def _finding(finding: Finding, bold: str, plain: str) -> Iterable[str]:
     if len(finding.waiting) > _MOST_WAITING:
         waiting.append(f"{len(finding.waiting) - _MOST_WAITING} more (--json lists all)")
     yield from _section("Evidence", finding.evidence, bold, plain)
+    for stack in finding.stacks:
+        stood = datetime.fromtimestamp(stack.taken, UTC).strftime("%H:%M:%S UTC")
+        title = f"Where the code of rank {stack.rank} stood on {stack.host} at {stood}"
+        yield from _section(title, stack.lines, bold, plain)
     yield from _section("Healthy beside it", finding.healthy, bold, plain)
     yield from _section("Waits only because of this", waiting, bold, plain)
     yield from _section("Cannot be known", finding.unknown, bold, plain)

@@ -21,5 +21,16 @@ def add_diagnose_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--bearer-token-file", type=Path, metavar="FILE", help="a file with a token for the store")
     parser.add_argument("--basic-auth", default="", metavar="USER:FILE", help="a user, and a file with its password")
+    parser.add_argument(
+        "--stacks",
+        nargs="?",
+        const="http",
+        choices=("http", "https"),
+        help="ask the agents on blamed ranks' hosts, at the address that the store's label instance has, where the "
+        "Python code of these ranks stands; agents know it with --stall.stacks",
+    )
+    parser.add_argument(
+        "--stacks-auth", default="", metavar="USER:FILE", help="a user of these agents, and a file with its password"
+    )
     parser.add_argument("--ca-file", type=Path, metavar="FILE", help="CA certificates to trust instead of the system's")
     parser.add_argument("--insecure", action="store_true", help="accept any certificate of the store")

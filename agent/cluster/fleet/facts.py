@@ -35,6 +35,8 @@ class Agent:
     """Collectors whose last run failed."""
     mixed_by: tuple[str, ...] = ()
     """Labels that alone tell several agents of this instance apart, as where stores of clusters are one."""
+    address: str = ""
+    """At which it is scraped, as far as the store's label `instance` tells; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)

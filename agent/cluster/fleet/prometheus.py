@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import base64
 import http.client
-import io
 import json
-import socket
 import ssl
 import time
 import urllib.parse
@@ -25,16 +23,13 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
+from railscope.agent.cluster.fleet.timed_http import read_body, timed_response
 from railscope.probes.printable import printable
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 _MOST_BYTES: Final = 256 * 1024 * 1024
 """A longer answer is not read: it is not one to the questions asked here."""
-_PIECE_BYTES: Final = 1 << 20
 _LARGEST: Final = 1e30
 """No metric is as large; so sums of values are numbers too."""
 _LATEST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
@@ -113,7 +108,7 @@ def bearer_header(file: Path) -> str:
     return f"Bearer {token}"
 
 
-def basic_header(user_and_file: str) -> str:
+def basic_header(user_and_file: str, option: str = "--basic-auth") -> str:
     """The Authorization header for `USER:FILE`, the file holding the password.
 
     Raises:
@@ -121,8 +116,8 @@ def basic_header(user_and_file: str) -> str:
     """
     user, colon, file = user_and_file.partition(":")
     if not (user and colon and file):
-        raise PrometheusError("--basic-auth: write USER:FILE, the file holding the password")
-    pair = f"{user}:{_secret(Path(file), '--basic-auth')}"
+        raise PrometheusError(f"{option}: write USER:FILE, the file holding the password")
+    pair = f"{user}:{_secret(Path(file), option)}"
     # A user that is no text in this locale goes out byte for byte as it was typed.
     return f"Basic {base64.b64encode(pair.encode(errors='surrogateescape')).decode()}"
 
@@ -232,11 +227,8 @@ class PrometheusStore:
                 parameters if method == "POST" else None,
                 headers,
             )
-            # Each piece within the time that is left: a store that drips would be waited for without an end.
-            timed = cast("socket.socket", _Timed(connection.sock, until))
-            with closing(http.client.HTTPResponse(timed, method=method)) as response:
-                response.begin()
-                text = _read(response)
+            with closing(timed_response(connection, method, until)) as response:
+                text = read_body(response, _MOST_BYTES)
             location = printable(response.headers.get("Location", ""))[:_MOST_LETTERS]
         except ssl.SSLCertVerificationError as error:
             raise PrometheusError(
@@ -293,43 +285,6 @@ class PrometheusStore:
         for warning in warnings if isinstance(warnings, list) else ():
             if isinstance(warning, str) and not warning.startswith(_REMARK) and len(self._warnings) < _MOST_WARNINGS:
                 self._warnings[_one_line(warning)] = None
-
-
-class _Timed:
-    """A connection as an answer is read from it: as a whole until a moment, not piece by piece."""
-
-    def __init__(self, connection: socket.socket, until: float) -> None:
-        self._connection, self._until = connection, until
-
-    def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_TimedBytes(self._connection, self._until))
-
-
-class _TimedBytes(io.RawIOBase):
-    """The bytes of a connection; raises TimeoutError once the moment has come, by the monotonic clock."""
-
-    def __init__(self, connection: socket.socket, until: float) -> None:
-        super().__init__()
-        self._connection, self._until = connection, until
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        left = self._until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self._connection.settimeout(left)
-        return self._connection.recv_into(buffer)
-
-
-def _read(response: http.client.HTTPResponse) -> bytes:
-    """The body, or one byte more than is taken of it."""
-    pieces, length = [], 0
-    while length <= _MOST_BYTES and (piece := response.read(_PIECE_BYTES)):
-        pieces.append(piece)
-        length += len(piece)
-    return b"".join(pieces)
 
 
 def _one_line(text: str) -> str:

@@ -128,6 +128,7 @@ def read_scrapes(ask: Asker) -> Scrapes:
             clock_offset_seconds=stamps[one] - scraped[one] if up and one in stamps else None,
             failing=tuple(sorted(failing[one])),
             mixed_by=mixed.get(one, ()),
+            address=one,
         )
 
     # Targets of the same scrape job that never answered may be agents too: they are down as well.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from railscope.agent.cluster.fleet.stacks import RankStack
 from railscope.agent.cluster.verdict.advice import Step
 
 
@@ -42,6 +43,8 @@ class Finding:
     next_steps: tuple[Step, ...]
     unknown: tuple[str, ...]
     """What cannot be known, and why."""
+    stacks: tuple[RankStack, ...] = ()
+    """Where the code of blamed ranks stands; only where that was asked for."""
     now: bool = True
     """False: no host calls it stalled at this moment; everything is as it was while one did, a moment ago."""
     times: int = 1
