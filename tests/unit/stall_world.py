@@ -5,12 +5,13 @@ Simulated: the kernel's tables, what /proc and the network devices tell, and tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from railscope.agent.facts.snapshot import NvlinkFacts
 from railscope.agent.facts.stall import Disagreement, LastCollectives, Stall
 from railscope.agent.node.collectives.communicators import Communicator
 from railscope.agent.node.inspection.inspection import InProcess
@@ -205,6 +206,7 @@ class World:
         procfs: Path = Path("/nowhere"),
         stacks: Callable[[Clock], Stacks] | None = None,
         driver_calls: SimulatedDriverCalls | None = None,
+        nvlinks: Callable[[], Iterable[NvlinkFacts]] = tuple,
     ) -> None:
         """`procfs`: where threads are looked for that are inside calls."""
         self.clock = SimulatedClock()
@@ -248,6 +250,7 @@ class World:
             began=lambda stall: self.begun.append((self.clock.now_ns, stall)),
             host_calls=self.host_calls,
             driver_calls=driver_calls,
+            nvlinks=nvlinks,
             stacks=stacks(self.clock) if stacks is not None else None,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.snapshot import NvlinkFacts
 from railscope.agent.facts.stall import Stall
+from railscope.agent.node.collectives.communicators import Communicator
 from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.stalls.told_calls import MOST_OF_A_USER
 from railscope.agent.node.targets.jobs import JobFacts
@@ -134,6 +136,44 @@ def test_a_launch_that_does_not_return_is_told_of_too(inference: Inference) -> N
     inference.enter(1, DriverKind.GRAPH_LAUNCH)
     inference.serve(int(AFTER_S) + 2, 0)
     assert the_weak_stall(inference, 1).op == "cuGraphLaunch"
+
+
+def nvlink(gpu: int, link: str, count: int | None) -> NvlinkFacts:
+    return NvlinkFacts(str(gpu), link, True, count, count, "data", (), None, "", "switch")
+
+
+@pytest.mark.parametrize(
+    ("carried", "still"),
+    [
+        (lambda _now_ns: [nvlink(1, "0", 7), nvlink(1, "1", 9)], True),
+        (lambda now_ns: [nvlink(1, "0", 7), nvlink(1, "1", now_ns)], False),
+        (lambda _now_ns: [nvlink(1, "all", 7)], True),
+        (lambda _now_ns: [nvlink(1, "all", None)], False),
+        (lambda _now_ns: [nvlink(0, "all", 7)], False),
+    ],
+    ids=["still", "one of them moves", "counted together", "not counted", "of another GPU"],
+)
+def test_whether_nvlinks_of_its_gpu_carry_anything_is_said_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carried: Callable[[int], list[NvlinkFacts]], still: bool
+) -> None:
+    inference = Inference(tmp_path, nvlinks=lambda: found())
+
+    def found() -> list[NvlinkFacts]:
+        return carried(inference.now_ns)
+
+    known = inference.world.watch._known
+    communicator = known.communicator
+
+    def with_gpu(instance: int) -> Communicator | None:
+        found = communicator(instance)
+        return None if found is None else replace(found, nvml_dev=found.rank)
+
+    monkeypatch.setattr(known, "communicator", with_gpu)
+    inference.serve(20)
+    inference.enter(1)
+    inference.serve(int(AFTER_S) + 10, 0)
+    said = "NVLinks of its GPU 1 carry nothing" in the_weak_stall(inference, 1).diagnosis.evidence
+    assert said is still
 
 
 # What is no fault

@@ -237,6 +237,7 @@ class NcclObserver:
             began=sources.stall_began,
             host_calls=self._programs.host_calls,
             driver_calls=sources.driver_calls,
+            nvlinks=lambda: hardware.gpu_facts().nvlinks,
             stacks=Stacks(config.stall_stacks, clock) if config.stall_stacks is not None else None,
         )
         """What watches for stalls."""

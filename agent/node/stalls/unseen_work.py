@@ -4,7 +4,8 @@ CUDA graphs, one-node jobs over NVLink and the all-reduce kernels that inference
 could be followed.  What shows is that a thread has not returned from cuStreamSynchronize or the like
 (probes/bpf/driver_calls.bpf.c), and what the other processes of its job on this host do meanwhile.  That proves no
 fault: such a finding is weak, says who is inside which call, and names a process only if it launched fewer graphs than
-the others, where they launched equally many before.
+the others, where they launched equally many before.  Where NVML is there, it adds whether the NVLinks of its GPU carry
+anything.
 
 A long wait alone is nothing: kernels may run for minutes.  So a wait is told of if
 
@@ -30,9 +31,10 @@ import numpy as np
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.host_calls import DRIVER_CALL_NAMES
 from railscope.agent.facts.label_numbers import UNKNOWN
-from railscope.agent.facts.snapshot import DriverCallsOfProcess
+from railscope.agent.facts.snapshot import DriverCallsOfProcess, NvlinkFacts
 from railscope.agent.facts.stall import Diagnosis, Stall
 from railscope.agent.node.completion.driver_calls import DriverReading
+from railscope.agent.node.nvlink.gpu import ALL
 from railscope.agent.node.stalls.detector import Changes, StallLimits
 from railscope.agent.node.stalls.evidence import RankFacts
 from railscope.agent.node.stalls.sources import Known
@@ -49,6 +51,8 @@ _MOST_TAKEN_OUT: Final = 256
 _SAMPLES: Final = 32
 """Of launch counts, a quarter of `--stall.after` apart: four minutes."""
 _FEW_SAMPLES: Final = 3
+_STILL_NS: Final = 5_000_000_000
+"""NVLinks that carried nothing for so long are still: their counters may change but now and then."""
 _MOST_ASKED: Final = 16
 """Processes of one job about which it is asked whether they are stopped."""
 
@@ -111,6 +115,38 @@ class _Job:
         return next((rank.rank for rank in self._ranks_of.get(pid, ()) if rank.comm == comm != UNKNOWN), None)
 
 
+class _Carried:
+    """What the NVLinks of each GPU carried, while a process waits for too long."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[str, int] = {}
+        self._since_ns: dict[str, int] = {}
+        """Since when that is so."""
+
+    def add(self, now_ns: int, links: Iterable[NvlinkFacts]) -> None:
+        """Add a reading of all links."""
+        sums: dict[str, dict[str, int]] = {}
+        for one in links:
+            if one.transmit_bytes is not None and one.receive_bytes is not None:
+                sums.setdefault(one.gpu, {})[one.link] = one.transmit_bytes + one.receive_bytes
+        # Where a GPU counts for all links together, single ones are part of that.
+        carried = {gpu: of.get(ALL, sum(of.values())) for gpu, of in sums.items()}
+        self._since_ns = {
+            gpu: self._since_ns[gpu] if self._bytes.get(gpu) == count else now_ns for gpu, count in carried.items()
+        }
+        self._bytes = carried
+
+    def signs(self, now_ns: int, gpu: str) -> list[str]:
+        """What is known of a GPU, as sentences."""
+        since_ns = self._since_ns.get(gpu)
+        return [f"NVLinks of its GPU {gpu} carry nothing"] if since_ns and now_ns - since_ns >= _STILL_NS else []
+
+    def clear(self) -> None:
+        """The wait is over."""
+        self._bytes.clear()
+        self._since_ns.clear()
+
+
 @dataclass(frozen=True, slots=True)
 class _Wait:
     """A call that lasts too long."""
@@ -137,6 +173,7 @@ class UnseenWork:
         held: Callable[[int, int | None], Diagnosis | None],
         *,
         numbers: CallNumbers,
+        nvlinks: Callable[[], Iterable[NvlinkFacts]] = tuple,
     ) -> None:
         """
         Args:
@@ -148,6 +185,7 @@ class UnseenWork:
             stalled: processes that are told of for another reason.
             held: that a process is stopped, traced or frozen, by its pid and rank.
             numbers: the instances of the calls that are told of.
+            nvlinks: those of this host, as they were last read; never waits.
         """
         self._tables = tables
         self._known = known
@@ -162,6 +200,8 @@ class UnseenWork:
         self._oldest: dict[int, tuple[DriverKind, int]] = {}
         """By pid: the oldest call that a thread is in, and since when."""
         self._counts: dict[int, _Counts] = {}
+        self._nvlinks = nvlinks
+        self._carried = _Carried()
         self._stalls: dict[CallKey, Stall] = {}
         self._told = ToldCalls()
         self.pop_forgotten = self._told.pop_forgotten
@@ -209,7 +249,12 @@ class UnseenWork:
         inside = threads["start_ns"] > 0
         self._oldest = _oldest_by_process(threads[inside])
         late = inside & (threads["start_ns"] + np.uint64(limits.after_ns) <= now_ns)
-        found = self._find_stuck(now_ns, limits, *oldest_calls(tids[late], threads[late])) if late.any() else {}
+        found: dict[CallKey, Stall] = {}
+        if late.any():
+            self._carried.add(now_ns, self._nvlinks())
+            found = self._find_stuck(now_ns, limits, *oldest_calls(tids[late], threads[late]))
+        else:
+            self._carried.clear()
         self._sample(now_ns, limits.after_ns // 4)
         return self._tell(now_ns, found)
 
@@ -257,7 +302,7 @@ class UnseenWork:
         return found
 
     def _describe(self, now_ns: int, wait: _Wait, job: _Job, going_on: int | None) -> Stall:
-        diagnosis = self._diagnose(wait, job, going_on)
+        diagnosis = self._diagnose(now_ns, wait, job, going_on)
         before = self._stalls.get((wait.tid, wait.since_ns))
         if before is not None:
             return replace(before, diagnosis=diagnosis)
@@ -278,7 +323,7 @@ class UnseenWork:
             owner=self._known.owner(wait.pid),
         )
 
-    def _diagnose(self, wait: _Wait, job: _Job, going_on: int | None) -> Diagnosis:
+    def _diagnose(self, now_ns: int, wait: _Wait, job: _Job, going_on: int | None) -> Diagnosis:
         comm = wait.rank.comm if wait.rank is not None else UNKNOWN
 
         def name(pid: int) -> str:
@@ -295,6 +340,9 @@ class UnseenWork:
             evidence.append(f"{name(going_on)} goes on: its calls return")
         else:
             evidence.append(f"no call returns in any of the {len(job.pids)} processes of its job on this host")
+        communicator = self._known.communicator(wait.rank.instance) if wait.rank is not None else None
+        if communicator is not None and communicator.nvml_dev is not None:
+            evidence += self._carried.signs(now_ns, str(communicator.nvml_dev))
         behind = job.behind
         if not behind:
             return Diagnosis(Cause.UNSEEN_WORK_STUCK, tuple(evidence), culprit=False)

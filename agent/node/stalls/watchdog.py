@@ -20,7 +20,7 @@ from railscope.agent.facts.clocks import read_clocks
 from railscope.agent.facts.label_numbers import UNKNOWN, parse_number
 from railscope.agent.facts.rank_identity import RankKey
 from railscope.agent.facts.rank_process import describe_process
-from railscope.agent.facts.snapshot import CommunicatorStall, NodeStalls, NodeTimes, StallTotal
+from railscope.agent.facts.snapshot import CommunicatorStall, NodeStalls, NodeTimes, NvlinkFacts, StallTotal
 from railscope.agent.facts.stall import Diagnosis, Disagreement, InFlight, ProcessStack, Stall, rail_name
 from railscope.agent.node.collectives.call_counts import Table
 from railscope.agent.node.collectives.slow_ranks import SlowRanks
@@ -79,11 +79,13 @@ class Watchdog:
         began: Callable[[Stall], object] = lambda _stall: None,
         host_calls: HostCalls | None = None,
         driver_calls: DriverCallTables | None = None,
+        nvlinks: Callable[[], Iterable[NvlinkFacts]] = tuple,
         stacks: Stacks | None = None,
     ) -> None:
         """`tables` None: only calls are seen.  `inspector` None: of this host's procfs.  `began` is told of each stall
         that begins.  `host_calls` None: calls that make and end communicators are not followed.  `driver_calls` None:
-        nor are those of CUDA's driver.  `stacks` None: where blamed ranks stand in their code is not read."""
+        nor are those of CUDA's driver.  `nvlinks`: those of this host, as they were last read.  `stacks` None: where
+        blamed ranks stand in their code is not read."""
         self._known = known
         self._clock = clock
         self._inspector = inspector or Inspector(clock, procfs, rails_of)
@@ -112,6 +114,7 @@ class Watchdog:
                 self._stalled_processes,
                 self._held,
                 numbers=numbers,
+                nvlinks=nvlinks,
             )
         self._stacks = stacks
         self._stragglers = Stragglers()
