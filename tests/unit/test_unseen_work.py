@@ -19,7 +19,7 @@ from railscope.agent.node.targets.jobs import JobFacts
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.nccl.records.driver_calls import DriverKind
 from tests.unit.driver_tables import SimulatedDriverCalls
-from tests.unit.stall_world import AFTER_S, COMM_HASH, LOOKS_A_SECOND, STOPPED, World
+from tests.unit.stall_world import AFTER_S, COMM_HASH, LOOKS_A_SECOND, RUNNING, STOPPED, WRITING, World
 
 COMM = f"{COMM_HASH:016x}"
 SECOND_NS = 1_000_000_000
@@ -248,6 +248,19 @@ def test_a_wait_for_an_operation_of_nccl_is_that_operations(inference: Inference
     inference.serve(int(AFTER_S) * 3, 0)
     (stall,) = inference.world.watch.current
     assert (stall.op, stall.diagnosis.cause == Cause.UNSEEN_WORK_STUCK) == ("AllReduce", False)
+
+
+def test_a_wait_for_a_peer_that_writes_is_none_until_it_has_not_written_for_long(inference: Inference) -> None:
+    inference.serve(20)
+    inference.enter(0)
+    inference.rest(10)
+    inference.world.ranks[1].process = WRITING
+    inference.rest(200)
+    inference.world.ranks[1].process = RUNNING
+    inference.rest(AFTER_S - 5)
+    assert inference.world.begun == []
+    inference.rest(10)
+    the_weak_stall(inference, 0)
 
 
 def test_a_peer_that_is_stopped_is_to_blame_for_the_wait(inference: Inference) -> None:

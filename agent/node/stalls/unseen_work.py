@@ -11,6 +11,7 @@ A long wait alone is nothing: kernels may run for minutes.  So a wait is told of
 
 - another process of its job, or of its communicators, runs on this host.  Alone, nothing can be compared;
 - no operation of NCCL is known to be in flight in its process: for those there is better evidence;
+- no process of its job does work that comes to an end, as a checkpoint does, or did so a moment ago;
 - and it lasts longer than it may: `--stall.after`, and longer than any wait of this process before, while another
   process goes on; where none does, `--stall.factor` times the longest wait of all of them, or `--stall.after` as
   often as that until they have made a few.
@@ -51,6 +52,8 @@ _MOST_TAKEN_OUT: Final = 256
 _SAMPLES: Final = 32
 """Of launch counts, a quarter of `--stall.after` apart: four minutes."""
 _FEW_SAMPLES: Final = 3
+_WATCHED_NS: Final = 3_000_000_000
+"""What processes of its job do is watched for so long before a wait is told of."""
 _STILL_NS: Final = 5_000_000_000
 """NVLinks that carried nothing for so long are still: their counters may change but now and then."""
 _MOST_ASKED: Final = 16
@@ -97,6 +100,8 @@ class _Job:
         self._latest = sorted(self.pids, key=lambda pid: -self.counts[pid].last_return_ns)[:2]
         self._ranks_of = ranks_of
         self._sharing = Counter(comm for pid in pids for comm in {rank.comm for rank in ranks_of.get(pid, ())})
+        self.excused: bool | None = None
+        """Whether one of them does work that comes to an end; None: nobody asked yet."""
         self.behind: dict[int, int] | None = None
         """By pid: graphs fewer than the foremost; None: nobody asked yet."""
 
@@ -172,6 +177,7 @@ class UnseenWork:
         stalled: Callable[[], Collection[int]],
         held: Callable[[int, int | None], Diagnosis | None],
         *,
+        excused: Callable[[int], bool],
         numbers: CallNumbers,
         nvlinks: Callable[[], Iterable[NvlinkFacts]] = tuple,
     ) -> None:
@@ -184,6 +190,7 @@ class UnseenWork:
             ranks_of: ranks by process, as of the last evaluation.
             stalled: processes that are told of for another reason.
             held: that a process is stopped, traced or frozen, by its pid and rank.
+            excused: that a process does work that comes to an end, by its pid; it is asked again and again.
             numbers: the instances of the calls that are told of.
             nvlinks: those of this host, as they were last read; never waits.
         """
@@ -194,6 +201,9 @@ class UnseenWork:
         self._ranks_of = ranks_of
         self._stalled = stalled
         self._held = held
+        self._excused = excused
+        self._excused_ns: dict[int, int] = {}
+        """By the first process of a job: when one of it did such work last."""
         self._numbers = numbers
         self._looked_ns: int | None = None
         self._samples: deque[_Sample] = deque(maxlen=_SAMPLES)
@@ -248,7 +258,8 @@ class UnseenWork:
         self._take_out_unused(now_ns, tids, threads)
         inside = threads["start_ns"] > 0
         self._oldest = _oldest_by_process(threads[inside])
-        late = inside & (threads["start_ns"] + np.uint64(limits.after_ns) <= now_ns)
+        watched_ns = max(0, limits.after_ns - _WATCHED_NS)
+        late = inside & (threads["start_ns"] + np.uint64(watched_ns) <= now_ns)
         found: dict[CallKey, Stall] = {}
         if late.any():
             self._carried.add(now_ns, self._nvlinks())
@@ -289,8 +300,11 @@ class UnseenWork:
             job, ranks = jobs.get(pid), ranks_of.get(pid, ())
             if job is None or pid in told or pid in stalled or any(rank.in_flight is not None for rank in ranks):
                 continue
+            if job.excused is None:
+                job.excused = self._is_excused(now_ns, limits, job)
             going_on = job.another_goes_on(pid, since_ns + limits.after_ns // 2)
-            if now_ns - since_ns >= _limit_ns(limits, job, pid, others_go_on=going_on is not None):
+            limit_ns = _limit_ns(limits, job, pid, others_go_on=going_on is not None)
+            if not job.excused and now_ns - since_ns >= limit_ns:
                 told.add(pid)
                 # The first is the oldest: from then on counts say nothing of how it was before.
                 if job.behind is None:
@@ -300,6 +314,15 @@ class UnseenWork:
         if gone:
             self._tables.drop(gone)
         return found
+
+    def _is_excused(self, now_ns: int, limits: StallLimits, job: _Job) -> bool:
+        """Whether a process of a job does work that comes to an end, or did of late: who writes pauses now and then."""
+        self._excused_ns = {pid: at for pid, at in self._excused_ns.items() if now_ns - at < limits.after_ns}
+        # All are asked: what a process does shows from one look to the next.
+        working = [pid for pid in job.pids[:_MOST_ASKED] if self._excused(pid)]
+        if working:
+            self._excused_ns[job.pids[0]] = now_ns
+        return job.pids[0] in self._excused_ns
 
     def _describe(self, now_ns: int, wait: _Wait, job: _Job, going_on: int | None) -> Stall:
         diagnosis = self._diagnose(now_ns, wait, job, going_on)

@@ -113,6 +113,7 @@ class Watchdog:
                 lambda: self._every().by_process,
                 self._stalled_processes,
                 self._held,
+                excused=self._excused,
                 numbers=numbers,
                 nvlinks=nvlinks,
             )
@@ -547,6 +548,11 @@ class Watchdog:
         """Of a process that lives."""
         owner = self._known.process(pid)
         return None if owner is None else self._process(owner)
+
+    def _excused(self, pid: int) -> bool:
+        """Whether a process is seen to do work that comes to an end."""
+        facts = self._facts_of(pid)
+        return facts is not None and facts.excused
 
     def _held(self, pid: int, rank: int | None) -> Diagnosis | None:
         """That a process is stopped, traced or frozen."""
