@@ -207,7 +207,7 @@ def rank_fault(*causes: str, clears: bool = True, verdict: str = "", within_seco
 
 _EXPECTED: Final = {
     Kind.STOP: rank_fault("process_stopped", within_seconds=_AT_ONCE_SECONDS),
-    Kind.KILL: rank_fault("process_gone", clears=False, within_seconds=_AT_ONCE_SECONDS),
+    Kind.KILL: rank_fault("process_gone", clears=False),
     Kind.STARVE: rank_fault("rank_behind"),
     Kind.SKIP: rank_fault("rank_behind", clears=False),
     Kind.NO_PEER: rank_fault("inside_call", clears=False),

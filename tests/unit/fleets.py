@@ -81,6 +81,8 @@ class Fleets:
     failed_over: list[FailedOver] = field(default_factory=list)
     history: list[StallHistory] = field(default_factory=list)
     brief: list[BriefStall] = field(default_factory=list)
+    apart: list[str] = field(default_factory=list)
+    """Communicators that stand with ranks in different places, and that no host calls stalled."""
     scrape_seconds: float = 1.0
     at: float = NOW
 
@@ -156,6 +158,11 @@ class Fleets:
             number, comm, enqueued=at, completed=at, position=Position(at), inflight_seconds=0.0, stall=None
         )
 
+    def standing(self, comm: str = COMM) -> Fleets:
+        """It stands, its ranks entered different numbers of operations, and no host calls it stalled."""
+        self.apart.append(comm)
+        return self
+
     def all_say(self, cause: str, comm: str = COMM, **more: str) -> Fleets:
         """Every host calls every rank of the communicator stalled for this cause."""
         self.ranks = [replace(one, stall=stall(cause, **more)) if one.comm == comm else one for one in self.ranks]
@@ -223,6 +230,7 @@ class Fleets:
             tuple(self.waiting),
             slow=tuple(self.slow_ranks),
             failed_over=tuple(self.failed_over),
+            apart=tuple(self.apart),
             communicators=len({one.comm for one in self.ranks}),
             history=tuple(sorted(self.history, key=lambda one: -one.last)),
             brief=tuple(self.brief),

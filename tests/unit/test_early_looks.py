@@ -237,6 +237,15 @@ def goes_on(world: World) -> None:
     world.ranks[0].work(8, 0.005)
 
 
+def test_an_operation_that_begins_just_after_the_carrier_was_lost_stands_because_of_it() -> None:
+    world = world_of()
+    lose_rail(world)
+    world.clock.now_ns += 30 * MS
+    begin(world)
+    short_after(world, SOON_S)
+    assert told(world) == {0: Cause.RAIL_DOWN}
+
+
 @pytest.mark.parametrize("then", [back_again, goes_on])
 def test_a_carrier_that_is_back_or_that_no_operation_needs_is_nothing(then: Callable[[World], None]) -> None:
     world = world_of()

@@ -31,6 +31,7 @@ from tests.unit.fleets import (
     waiting,
 )
 
+LATE: Final = (("headline", "No stall yet"), ("notes", "behind"))
 WRITER: Final = f"communicator {COMM} waits for rank 0 (pid 100, host0), which writes to storage: a checkpoint?"
 
 
@@ -122,6 +123,39 @@ CASES: Final = [
         waiting().all_say("process_stopped").rank(1, stall=stall("process_frozen", blamed_rank="1")),
         says=(("notes", f"=communicator {COMM}: all its ranks are stopped or frozen, as when a job is suspended"),),
     ),
+    # Before a host calls it a stall
+    Case(
+        "a rank is behind",
+        Fleets(4).communicator().behind(2).standing(),
+        says=(
+            (
+                "headline",
+                f"=No stall yet: communicator {COMM} waits for rank 2 (pid 102, host2), which is 1 operation behind; "
+                "the oldest wait is 40 s old.",
+            ),
+        ),
+    ),
+    Case(
+        "two ranks are behind, and how long the others wait is not seen",
+        Fleets(4)
+        .communicator()
+        .behind(1, by=3)
+        .behind(2, by=3)
+        .rank(0, inflight_seconds=None, completed=None)
+        .rank(3, inflight_seconds=None, completed=None)
+        .standing(),
+        says=(("headline", "which are 3 operations behind."),),
+    ),
+    Case(
+        "another communicator is told of beside it",
+        Fleets(2).communicator().behind(1).standing().communicator(OTHER, pids=200).behind(0, OTHER).standing(OTHER),
+        says=(("headline", "No stall yet: …"), ("notes", f"communicator {OTHER} waits for rank 0")),
+    ),
+    Case("one that is behind goes on", Fleets(4).communicator().behind(2).rank(2, moving=True).standing(), never=LATE),
+    Case("one that is behind writes", Fleets(4).communicator().behind(2).rank(2, writing=True).standing(), never=LATE),
+    Case("no rank waits", Fleets(4).communicator().each(inflight_seconds=0.0).behind(2).standing(), never=LATE),
+    Case("all are in one operation", Fleets(4).communicator().standing(), never=LATE),
+    Case("it moves between scrapes", Fleets(4).communicator().behind(2), never=LATE),
     # Checkpoints
     Case("a checkpoint", checkpoint(4), says=(("headline", f"=No stall: {WRITER}"),)),
     Case("one of whom no number is known writes", writes(stall=None, position=None)),

@@ -241,14 +241,17 @@ class Fleet:
     """The longest usual time between two scrapes of a host."""
     agents: tuple[Agent, ...]
     ranks: tuple[Rank, ...] = ()
-    """Of communicators that are stalled, or were a moment ago, of those with a slow rank, and of the one asked for;
-    where any is stalled, of those with a rank that writes to storage, too."""
+    """Of communicators that are stalled, or were a moment ago, of those with a slow rank, of those that stand `apart`,
+    and of the one asked for; where any is stalled, of those with a rank that writes to storage, too."""
     rails: tuple[Rail, ...] = ()
     moving: tuple[Moving, ...] = ()
     waiting: tuple[LongWait, ...] = ()
     slow: tuple[SlowRank, ...] = ()
     """Most waited for first; of communicators that are not stalled, and were not a moment ago."""
     failed_over: tuple[FailedOver, ...] = ()
+    apart: tuple[str, ...] = ()
+    """Communicators that stand, with ranks that entered different numbers of operations, and that no host calls
+    stalled."""
     communicators: int = 0
     """How many there are in all."""
     history: tuple[StallHistory, ...] = ()

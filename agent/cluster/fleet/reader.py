@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from railscope.agent.cluster.fleet.apart import apart_communicators, apart_question
 from railscope.agent.cluster.fleet.awaited import awaited_ranks
 from railscope.agent.cluster.fleet.facts import Fleet, LongWait, Moving, Rail, Rank, Stall, StallHistory
 from railscope.agent.cluster.fleet.failovers import failed_over
@@ -96,6 +97,7 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
         slow=slow_question(scrapes),
         degraded=str(catalogue.COMM_DEGRADED),
         awaited=str(catalogue.COMM_AWAITED),
+        apart=apart_question(scrapes, window_seconds),
         **brief_questions(recent_seconds),
     )
     said = {name: _fresh(samples, scrapes) for name, samples in said.items()}
@@ -119,6 +121,8 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
     if comms:  # whoever waits for one that writes may be waited for elsewhere, and its own host calls it no stall
         comms |= {sample.labels.get("comm", "") for sample in said["writes"]}
     comms |= {one.comm for one in slow}
+    apart = apart_communicators(said["apart"])
+    comms |= set(apart)
     rate_seconds = rate_seconds_of(scrapes.interval_seconds)
     ranks = _ranks(ask, scrapes, comms, said, history, rate_seconds, window_seconds) if comms else ()
     ranks = (*ranks, *awaited_ranks(said["inside"], said["without_comm"], scrapes, ranks))
@@ -152,6 +156,7 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
         ),
         slow=slow,
         failed_over=failed_over(ask, said["degraded"], scrapes.names, rate_seconds),
+        apart=apart,
         communicators=int(said["count"][0].value) if said["count"] else 0,
         history=history,
         brief=brief_stalls(said, history, scrapes),

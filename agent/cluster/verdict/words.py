@@ -20,6 +20,7 @@ from railscope.agent.cluster.verdict.culprits import (
 from railscope.agent.cluster.verdict.degraded import CAUSE as FAILED_OVER
 from railscope.agent.cluster.verdict.degraded import degraded_findings
 from railscope.agent.cluster.verdict.finding import Finding, Verdict, Waiting
+from railscope.agent.cluster.verdict.late import LateRanks, find_late_ranks
 from railscope.agent.cluster.verdict.names import (
     format_hosts,
     format_last_hosts,
@@ -77,6 +78,7 @@ def make_verdict(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet]
         *(_recent_finding(one, fleet) for one in recent),
         *degraded_findings(fleet, comm),
     )
+    waits = [_wait_for_late(late) for late in find_late_ranks(fleet) if comm in (None, late.comm)]
     silent = [agent for agent in fleet.agents if not agent.up]
     heard = len(silent) < len(fleet.agents) or not fleet.agents
     blind: tuple[str, ...] = ()
@@ -88,6 +90,8 @@ def make_verdict(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet]
             headline = f"{headline.removesuffix('.')} ({more})."
     elif writing:
         headline = f"No stall: {writing.pop(0)}"
+    elif waits:
+        headline = f"No stall yet: {waits.pop(0)}."
     elif not heard:
         headline = f"Unknown whether anything is stalled: none of {len(fleet.agents)} agents answers."
     else:
@@ -102,7 +106,7 @@ def make_verdict(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet]
     asked = _describe_state([rank for rank in fleet.ranks if rank.comm == comm]) if comm and not findings else ()
     shown = [name for one in ended for name in _comms(one.cause)]
     writing += [_waited_for_writers(one, fleet) for one in ended if _is_writing(one.cause)]
-    notes = (*blind, *writing, *_notes(fleet), *describe_ended_stalls(fleet, shown))
+    notes = (*blind, *waits, *writing, *_notes(fleet), *describe_ended_stalls(fleet, shown))
     return Verdict(fleet.at, bool(findings), headline, findings, asked, notes, heard)
 
 
@@ -126,6 +130,14 @@ def _wait_for_writers(cause: RootCause) -> str:
         "writes" if len(cause.stalled.culprit.ranks) == 1 else "write",
     )
     return f"communicator {cause.stalled.comm}{also} waits for {who}, which {verb} to storage: a checkpoint?"
+
+
+def _wait_for_late(late: LateRanks) -> str:
+    """Who keeps the others waiting, before their hosts call it a stall."""
+    who, behind = format_ranks(late.ranks), "is" if len(late.ranks) == 1 else "are"
+    operations = "1 operation" if late.operations == 1 else f"{late.operations} operations"
+    waited = f"; the oldest wait is {format_duration(late.seconds)} old" if late.seconds else ""
+    return f"communicator {late.comm} waits for {who}, which {behind} {operations} behind{waited}"
 
 
 def _waited_for_writers(recent: RecentCause, fleet: Fleet) -> str:

@@ -226,7 +226,8 @@ class Detector:
                 self._excused[rank.instance] = flight.since_ns, now_ns
             return False
         if diagnosis.at_once and rank.event_ns is not None:
-            return now_ns - max(flight.since_ns, rank.event_ns) >= SETTLED_NS
+            # The next operation may begin a moment after the event, and stand because of it too.
+            return now_ns - rank.event_ns >= SETTLED_NS and now_ns - flight.since_ns >= SETTLED_NS // 2
         limit_ns = self.limits.limit_ns(flight, diagnosis)
         since_ns, excused_ns = self._excused.get(rank.instance, (0, 0))
         if since_ns == flight.since_ns and not (diagnosis.culprit and diagnosis.cause in _BROKEN):
