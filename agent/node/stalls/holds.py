@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import os
 import select
-from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Protocol
@@ -61,10 +60,14 @@ class Holds:
             self._epoll.register(stops.fileno(), select.EPOLLIN)
         self._told: dict[int, int] = {}
         """By pid: the stop signal that was told of last."""
-        self._members: defaultdict[Path, set[int]] = defaultdict(set)
-        """Pids by the file that announces."""
+        self._file_of: dict[int, Path] = {}
+        """By pid: the file that announces."""
+        self._members: dict[Path, set[int]] = {}
+        """The inverse of that."""
         self._watched: dict[int, Path] = {}
         """By the number of its watch."""
+        self._watch_of: dict[Path, int] = {}
+        """The inverse of that."""
         self._resting: dict[Path, int] = {}
         """Files that announced something, and when."""
 
@@ -78,10 +81,12 @@ class Holds:
             if self._stops is not None:
                 self._stops.watch(pid)
             file = group_events(self._procfs, pid, self._cgroups)
-            if file is not None:
-                self._members[file].add(pid)
-                if len(self._members[file]) == 1:
-                    self._listen(file)
+            if file is None:
+                return
+            if file not in self._members:
+                self._listen(file)
+            self._file_of[pid] = file
+            self._members.setdefault(file, set()).add(pid)
         except OSError as error:
             _log.debug("process %d: that it is stopped is found by looking: %s", pid, error)
 
@@ -93,14 +98,14 @@ class Holds:
         except KernelRefusal as refusal:
             _log.debug("process %d: %s", pid, refusal)
         self._told.pop(pid, None)
-        for file in [file for file, pids in self._members.items() if pid in pids]:
-            self._members[file].discard(pid)
-            if not self._members[file]:
-                del self._members[file]
-                self._resting.pop(file, None)
-                for watch in [watch for watch, known in self._watched.items() if known == file]:
-                    del self._watched[watch]
-                    self._groups.unwatch(watch)
+        file = self._file_of.pop(pid, None)
+        if file is None:
+            return
+        self._members[file].discard(pid)
+        if not self._members[file]:
+            del self._members[file]
+            self._resting.pop(file, None)
+            self._ignore(file)
 
     def read(self) -> dict[int, int]:
         """Processes that were stopped or frozen since the last call, by pid, and when, CLOCK_MONOTONIC, ns.
@@ -108,10 +113,10 @@ class Holds:
         Whether they still are is another question.
         """
         found = self._stopped()
-        for watch in self._groups.drain():
-            file = self._watched.pop(watch, None)
-            if file is not None:
-                self._groups.unwatch(watch)
+        # Once more: that a file is not watched any more is an event too.
+        while written := self._groups.drain() & self._watched.keys():
+            for file in [self._watched[watch] for watch in written]:
+                self._ignore(file)
                 self._resting[file] = self._clock.monotonic_ns()
                 found |= self._frozen(file)
         return found
@@ -150,9 +155,16 @@ class Holds:
     def _listen(self, file: Path) -> None:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            self._watched[self._groups.watch(descriptor)] = file
+            watch = self._groups.watch(descriptor)
         finally:
             os.close(descriptor)
+        self._watched[watch], self._watch_of[file] = file, watch
+
+    def _ignore(self, file: Path) -> None:
+        watch = self._watch_of.pop(file, None)
+        if watch is not None:
+            del self._watched[watch]
+            self._groups.unwatch(watch)
 
     def close(self) -> None:
         self._epoll.close()
