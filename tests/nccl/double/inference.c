@@ -29,7 +29,7 @@ void inference(void) {
         __atomic_store_n(&iteration, i, __ATOMIC_RELAXED);
         check_cuda(cuda.launch(executable, job->stream), "cudaGraphLaunch");
         finish(job);
-        moments_after(&options.moments, options.rank, (uint64_t)i);
+        moments_after(&options.moments, options.rank, options.ranks, (uint64_t)i);
     }
     check_cuda(cuda.destroy_executable(executable), "cudaGraphExecDestroy");
     check_cuda(cuda.destroy_graph(graph), "cudaGraphDestroy");
