@@ -638,7 +638,8 @@ LIMIT_REACHED: Final = _counter(
 RECORDINGS: Final = _counter(
     "recordings",
     "reason result",
-    "Flight recordings triggered by a stall or a signal; result says whether the file was written.",
+    "Flight recordings triggered by a stall or a signal; result says whether the file was written. left_out: stalls "
+    "without one, because their user had had as many as one may within half an hour.",
 )
 HTTP_REFUSED: Final = _counter(
     "http_refused",

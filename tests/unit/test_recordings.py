@@ -146,7 +146,9 @@ def test_a_communicator_gets_one_recording_a_minute(bench: Bench) -> None:
     assert bench.after(0) == [("stall", ["a"])]
 
 
-def test_stalls_of_one_user_get_six_recordings_in_half_an_hour_and_take_none_of_another_users(bench: Bench) -> None:
+def test_stalls_of_one_user_get_six_recordings_in_half_an_hour_and_take_none_of_another_users(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     asked = [(bench.recordings.request(stall(f"{turn}"), uid=5000), bench.after(20)) for turn in range(9)]
     assert [wanted for wanted, _ in asked] == [True] * 6 + [False] * 3
     assert [len(made) for _, made in asked] == [1] * 6 + [0] * 3
@@ -154,6 +156,9 @@ def test_stalls_of_one_user_get_six_recordings_in_half_an_hour_and_take_none_of_
     assert bench.recordings.request(stall("joins it"), uid=5000)
     assert bench.after(20) == [("stall", ["another's", "joins it"])]
     assert bench.recordings.refused_by_user() == {5000: 3}
+    assert bench.recordings.counts()["stall", "left_out"] == 3
+    (said,) = [one for one in caplog.messages if "uid" in one]
+    assert said.startswith("no recording of the stall of communicator 6: uid 5000 has had 6 within half an hour")
     bench.clock.sleep(1800)
     assert bench.recordings.request(stall("later"), uid=5000)
 
@@ -251,7 +256,8 @@ def test_what_was_asked_for_is_given_up_when_the_disk_does_not_answer_at_the_end
 def test_every_reason_and_result_is_counted_from_the_start(bench: Bench) -> None:
     assert set(bench.recordings.counts().values()) == {0}
     assert set(bench.recordings.counts()) == {
-        (reason, result) for reason in ("stall", "signal") for result in ("written", "failed")
+        *((reason, result) for reason in ("stall", "signal") for result in ("written", "failed")),
+        ("stall", "left_out"),
     }
     bench.recordings.request_from_signal()
     bench.after(0)

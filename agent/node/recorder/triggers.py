@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from railscope.agent.facts.clocks import ClockReading, read_clocks
+from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.stall import Stall
 from railscope.agent.node.recorder.store import RecordingStore, WriteResult
 from railscope.agent.recording.recording import SIGNAL, STALL, RecordedStall, Recording
@@ -36,6 +37,9 @@ _MOST_USERS: Final = 1024
 
 _LONGEST_SETTLING_NS: Final = 1_000_000_000
 """Of ports that are read more seldom what was read last is enough: a user waits for the recording."""
+
+LEFT_OUT: Final = "left_out"
+"""The result of a stall without a recording, because its user had had as many as one may."""
 
 Freeze = Callable[[str, tuple[RecordedStall, ...]], Recording]
 """Makes the recording of a reason and its stalls."""
@@ -96,6 +100,8 @@ class Recordings:
         self._of_users: dict[int | None, list[int]] = {}
         """When recordings were made for stalls of each user, while they count."""
         self._refused: defaultdict[int | None, int] = defaultdict(int)
+        self._told_ns: dict[int | None, int] = {}
+        """When the log was told last that a user gets no more."""
         self._stall_ns: int | None = None
         """When stalls were last recorded."""
         self._signal_ns: int | None = None
@@ -129,7 +135,7 @@ class Recordings:
                 return False
             # What waits for a recording already, another joins.
             if not self._stalls and not self._may_have_one(uid, now_ns):
-                self._refused[uid if uid in self._refused or len(self._refused) < _MOST_USERS else None] += 1
+                self._leave_out(stall, uid, now_ns)
                 return False
             recent[stall.comm] = now_ns
             self._stalls.append(stall)
@@ -145,6 +151,19 @@ class Recordings:
         """Stalls without a recording because their user had had as many as one may, by uid, None: not known."""
         with self._lock:
             return dict(self._refused)
+
+    def _leave_out(self, stall: RecordedStall, uid: int | None, now_ns: int) -> None:
+        user = uid if uid in self._refused or len(self._refused) < _MOST_USERS else None
+        self._refused[user] += 1
+        self._counts[STALL, LEFT_OUT] += 1
+        told_ns = self._told_ns.get(user)
+        if told_ns is None or now_ns - told_ns >= _OF_A_USER_NS:
+            self._told_ns[user] = now_ns
+            _log.warning(
+                "no recording of the stall of communicator %s: uid %s has had %d within half an hour, and gets none "
+                "for further stalls until then",
+                *(stall.comm, UNKNOWN if user is None else user, _OF_A_USER),
+            )
 
     def _may_have_one(self, uid: int | None, now_ns: int) -> bool:
         """Whether one more recording may be made for a user; if so, it counts from now on."""
@@ -193,13 +212,10 @@ class Recordings:
         self._store.write(self._freeze(STALL if stalls else SIGNAL, stalls), self._written)
 
     def counts(self) -> Mapping[tuple[str, str], int]:
-        """Recordings by reason and result (`written`, `failed`); every pair is there from the start."""
+        """Recordings by reason and result (`written`, `failed`, of stalls `left_out`); all are there from the start."""
         with self._lock:
-            return {
-                (reason, result.value): self._counts[reason, result.value]
-                for reason in (STALL, SIGNAL)
-                for result in WriteResult
-            }
+            pairs = [(reason, result.value) for reason in (STALL, SIGNAL) for result in WriteResult]
+            return {pair: self._counts[pair] for pair in (*pairs, (STALL, LEFT_OUT))}
 
     def close(self) -> None:
         """Make what was asked for and not made yet, and wait until it is on disk, unless the disk does not answer."""
