@@ -13,13 +13,14 @@ import pytest
 from railscope.agent.facts.snapshot import RailFacts
 from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.stalls import inspector as close_look
-from railscope.agent.node.stalls.inspector import MOST_FRESH, MOST_LOOKS, READ_PERIOD_NS, Inspector
+from railscope.agent.node.stalls.inspector import MOST_FRESH, MOST_LOOKS, MOST_THREADS_READ, READ_PERIOD_NS, Inspector
 from railscope.agent.node.targets.jobs import JobFacts
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.clock import Clock
 from railscope.probes.netdev.connection_state import ConnectionState
 from railscope.probes.processes.namespaces import NetworkNamespace
 from railscope.probes.processes.processes import ProcessIdentity
+from railscope.probes.processes.state import ThreadTimes
 from railscope.probes.processes.tree import ProcessTrees
 from tests.unit.exporters_snapshots import rail
 from tests.unit.stall_world import SimulatedClock
@@ -314,6 +315,26 @@ def test_what_nobody_asks_about_is_let_go(world: World) -> None:
     world.look.process(world.process())
     world.look.close()
     assert (world.opened, world.closed) == (2, 2)
+
+
+def test_a_tenant_with_many_threads_has_so_many_read_and_another_tenants_are_read_beside_them(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    def times(_procfs: Path, pid: int) -> tuple[ThreadTimes, ...]:
+        read.append(pid)
+        return tuple(ThreadTimes(tid, 0, 0, len(read)) for tid in range(1024))
+
+    monkeypatch.setattr(close_look, "thread_times", times)
+    greedy, modest = Tenant(5000, ""), Tenant(5001, "")
+    processes = [replace(world.process(pid), tenant=greedy if pid < 200 else modest) for pid in range(100, 201)]
+    for _ in range(2):
+        for process in processes:
+            world.look.remember_threads(process)
+        assert read == [*range(100, 100 + MOST_THREADS_READ // 1024), 200]
+        read.clear()
+        world.wait()
 
 
 def test_threads_that_ran_while_calls_were_made_take_part(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

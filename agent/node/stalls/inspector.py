@@ -51,6 +51,9 @@ _DESCENDANTS_NS: Final = 900_000_000
 MOST_LOOKS: Final = 64
 """In that time, for new descendants of one tenant's suspects: some 7 ms each at worst (probes/processes/tree.py).  No
 host has as many GPUs."""
+MOST_THREADS_READ: Final = 4096
+"""Of one tenant's processes in `_REMEMBER_NS`, some 12 µs each: a host of eight ranks has fewer.  What is beyond it is
+not known, and no sign that an operation is in flight."""
 _UNKNOWN_PROCESS: Final = ProcessFacts("running", 0, 0.0, 0.0, 0, None)
 """Nothing speaks for or against a process that may not be looked at."""
 Reading = TypeVar("Reading")
@@ -100,6 +103,8 @@ class Inspector:
         """By network namespace: readings of all suspected processes in it."""
         self._looks: dict[Tenant, deque[int]] = {}
         """When descendants of suspects were looked for last, by tenant."""
+        self._threads_read: dict[Tenant, tuple[int, int]] = {}
+        """When each tenant's present period began, and how many threads of its processes were read in it."""
         self._suspects: defaultdict[int, set[int]] = defaultdict(set)
         self._fresh: Counter[int] = Counter()
         """Readings in a row for suspects that were new, by namespace."""
@@ -201,6 +206,8 @@ class Inspector:
         asked_ns, waiting = self._waiting.get(pid, (-READ_PERIOD_NS, ()))
         if now_ns - asked_ns >= READ_PERIOD_NS:
             active = self._active.get(pid, frozenset())
+            if not self._may_read_threads(process.tenant, now_ns, len(active)):
+                return waiting
             found = threads_waiting_for_network(self._procfs, pid, active, platform.machine())
             waiting = tuple(sorted(set(found.values())))
             self._waiting[pid] = now_ns, waiting
@@ -211,13 +218,23 @@ class Inspector:
         pid, now_ns = process.identity.pid, self._clock.monotonic_ns()
         before_ns, before = self._runs.get(pid, (-_REMEMBER_NS, {}))
         # A process may have many communicators, each of which asks.
-        if now_ns - before_ns < _REMEMBER_NS:
+        if now_ns - before_ns < _REMEMBER_NS or not self._may_read_threads(process.tenant, now_ns, 0):
             return
         now = {thread.tid: thread.runs for thread in thread_times(self._procfs, pid)}
+        self._may_read_threads(process.tenant, now_ns, len(now))
         self._runs[pid] = now_ns, now
         ran = frozenset(tid for tid, runs in now.items() if tid in before and runs > before[tid])
         if before:
             self._active[pid] = ran
+
+    def _may_read_threads(self, tenant: Tenant, now_ns: int, threads: int) -> bool:
+        """Whether threads of one more process of a tenant may be read; if so, so many count as read."""
+        begin_ns, read = self._threads_read.get(tenant, (now_ns, 0))
+        if now_ns - begin_ns >= _REMEMBER_NS:
+            begin_ns, read = now_ns, 0
+        may = read < MOST_THREADS_READ
+        self._threads_read[tenant] = begin_ns, read + threads if may else read
+        return may
 
     def forget(self, pid: int) -> None:
         """A process has ended."""
