@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -89,6 +90,9 @@ class DriverCallWatch:
         self._lost: Counter[int | None] = Counter()
         self._attached = True
         """Whether the budget allows it."""
+        self._aside = ThreadPoolExecutor(1, thread_name_prefix="detach")
+        self._detaching: Future[None] | None = None
+        """Probes that are coming off, which takes seconds where all cores are busy; None: none are."""
 
     @property
     def follows(self) -> bool:
@@ -102,7 +106,7 @@ class DriverCallWatch:
 
     def set_attached(self, attached: bool) -> list[str]:
         """Attach or detach everywhere, as the budget allows; returns what went wrong, one line each."""
-        if attached is self._attached:
+        if attached is self._attached and self._detaching is None:
             return []
         self._attached = attached
         return self._follow()
@@ -145,11 +149,17 @@ class DriverCallWatch:
     def close(self) -> None:
         """Detach everywhere and free the programs."""
         self._detach()
+        self._aside.shutdown()
         self._programs.close()
 
     def _follow(self) -> list[str]:
+        if self._detaching is not None and self._detaching.done():
+            self._detaching.result()
+            self._detaching = None
         if not self._attached:
             self._detach()
+            return []
+        if self._detaching is not None:
             return []
         errors: list[str] = []
         try:
@@ -186,7 +196,9 @@ class DriverCallWatch:
         return self._programs.attach(path, points.followed)
 
     def _detach(self) -> None:
-        close_together(file.links for file in self._files.probed if file.links is not None)
+        links = [file.links for file in self._files.probed if file.links is not None]
+        if links:
+            self._detaching = self._aside.submit(close_together, links)
         self._files.clear()
         followed, self._followed = self._followed, {}
         if not followed:
