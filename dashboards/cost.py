@@ -56,6 +56,7 @@ KEPT: Final = frozenset({"up"}).union(
         catalogue.STALLS,
         catalogue.COMM_STALL_SECONDS,
         catalogue.COMM_ERRORS,
+        catalogue.COMM_FAILED_OVER,
         catalogue.EVENTS_LOST,
         catalogue.SERIES_DROPPED,
         catalogue.OVERHEAD_SECONDS,
