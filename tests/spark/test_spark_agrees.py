@@ -16,8 +16,8 @@ pytest.importorskip("pyspark", reason="Spark is 400 MB: run 'make test-spark'")
 if shutil.which("java") is None:
     pytest.skip("Spark needs Java: run 'make test-spark'", allow_module_level=True)
 
-from railscope.agent.analysis.report.command import KEYS, as_json
 from railscope.agent.analysis.report.report import ReportOptions, make_report
+from railscope.agent.analysis.report.report_json import KEYS, as_json
 from railscope.agent.model.mapping import default_mapping
 from railscope.agent.model.shape import Shape
 from tests.unit.datasets import BEGAN_NS, SECOND_NS, JobDataset, gpt_job

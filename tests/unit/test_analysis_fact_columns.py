@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from railscope.agent.analysis.facts.fact_columns import Pairs, PairTraffic, Sizes, SizeUse, largest_indices
-from railscope.agent.analysis.report.command import json_parts
+from railscope.agent.analysis.report.report_json import json_parts
 from railscope.agent.analysis.tables.calls import count_calls
 from railscope.agent.analysis.tables.gpus import find_gpus
 from railscope.agent.analysis.traffic.traffic import _PairSums, find_traffic

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from railscope.agent.analysis.facts.report import Report
-from railscope.agent.analysis.report.command import as_json
 from railscope.agent.analysis.report.html import html_text
 from railscope.agent.analysis.report.report import ReportOptions, make_report
+from railscope.agent.analysis.report.report_json import as_json
 from railscope.agent.analysis.report.text import as_text
 from railscope.agent.dataset.files import DatasetError
 from tests.unit.datasets import BEGAN_NS, SECOND_NS, JobDataset

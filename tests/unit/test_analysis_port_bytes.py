@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from railscope.agent.analysis.facts.report import RailUse, Unknown
-from railscope.agent.analysis.report.command import as_json
 from railscope.agent.analysis.report.html import html_text
 from railscope.agent.analysis.report.report import report_of
+from railscope.agent.analysis.report.report_json import as_json
 from railscope.agent.analysis.report.text import as_text
 from railscope.agent.analysis.traffic.port_bytes import find_port_bytes
 from tests.unit.datasets import BEGAN_NS, SECOND_NS, JobDataset

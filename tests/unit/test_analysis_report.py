@@ -15,10 +15,11 @@ import pytest
 
 from railscope.agent.analysis.facts.options import add_report_arguments
 from railscope.agent.analysis.facts.report import Report, Unknown
-from railscope.agent.analysis.report.command import KEYS, as_json, json_parts, run_report
+from railscope.agent.analysis.report.command import run_report
 from railscope.agent.analysis.report.html import html_text
 from railscope.agent.analysis.report.measurements import BY_NUMBER, MEASUREMENTS
 from railscope.agent.analysis.report.report import ReportOptions, make_report, make_runs, report_of
+from railscope.agent.analysis.report.report_json import KEYS, as_json, json_parts
 from railscope.agent.analysis.report.text import as_text
 from railscope.agent.analysis.report.words import summarise
 from railscope.agent.analysis.tables.datasets_of import as_datasets

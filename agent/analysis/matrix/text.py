@@ -25,7 +25,7 @@ from railscope.agent.analysis.pictures.heat import (
     heat_map_of,
 )
 from railscope.agent.analysis.pictures.parts import Picture, join_horizontally
-from railscope.agent.analysis.report.column_json import column_parts
+from railscope.agent.analysis.report.report_json import column_parts
 from railscope.agent.facts.text_tables import format_table
 from railscope.probes.printable import printable_lines
 
