@@ -191,6 +191,36 @@ def test_a_communicator_that_comes_and_a_process_that_ends_want_a_look_soon(monk
             assert min(at for at in done.looks if at > happened_ns) <= happened_ns + EVALUATION_NS + 5 * MS
 
 
+@pytest.mark.parametrize("suspicious", [True, False])
+def test_an_early_look_comes_in_its_time_after_the_rings_were_read_and_another_one_soon_if_it_found_anything(
+    monkeypatch: pytest.MonkeyPatch, suspicious: bool
+) -> None:
+    early: list[int] = []
+    clock_ns: list[Callable[[], int]] = []
+    due_ns: list[int] = []
+    monkeypatch.setattr(Observer, "early_look_ns", property(lambda _: due_ns[0] if due_ns else None))
+
+    def look_early(_observer: Observer) -> None:
+        due_ns.clear()
+        early.append(clock_ns[0]())
+
+    monkeypatch.setattr(Observer, "look_early", look_early)
+
+    def happens(daemon: Daemon) -> dict[float, Callable[[], None]]:
+        clock_ns.append(daemon._clock.monotonic_ns)
+        return {9.4: lambda: due_ns.append(daemon._clock.monotonic_ns() + 200 * MS)}
+
+    with run_beside_a_job(
+        monkeypatch, 1000 * MS, 1000 * MS, happens, settled=lambda at, _: not suspicious or at < 9.5
+    ) as done:
+        (looked_ns,) = early
+        happened_ns = SimulatedClock().now_ns + 9_400 * MS
+        assert 200 * MS <= looked_ns - happened_ns <= 205 * MS
+        assert looked_ns in done.drains
+        next_ns = min(at for at in done.looks if at > looked_ns)
+        assert (next_ns - looked_ns <= EVALUATION_NS + 30 * MS) == suspicious
+
+
 def test_looks_come_at_their_pace_however_much_comes_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     def happens(daemon: Daemon) -> dict[float, Callable[[], None]]:
         return {2 + at / 20: daemon._read_lifecycle_events for at in range(300)}

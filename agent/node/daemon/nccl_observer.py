@@ -365,7 +365,7 @@ class NcclObserver:
 
     def take_holds(self) -> None:
         """Learn which processes were stopped or frozen."""
-        self.stalls.record_events(self._holds.read())
+        self.stalls.early.record_events(self._holds.read())
 
     @property
     def inspection_fd(self) -> int:
@@ -421,7 +421,7 @@ class NcclObserver:
         self._collectives.archive_ended(now_ns)
         self.stalls.forget(self._collectives.forget(now_ns - self._config.comm_lifetime_ns, self._most_ended))
         self.stalls.find_calls()
-        self.stalls.record_events(self._holds.rearm())
+        self.stalls.early.record_events(self._holds.rearm())
         changes = self._libraries.changes
         self._libraries.expire()
         if changes != self._libraries.changes:

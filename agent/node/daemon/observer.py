@@ -89,7 +89,7 @@ class Observer:
     @property
     def early_look_ns(self) -> int | None:
         """When `look_early` is due, CLOCK_MONOTONIC; None: nothing happened that needs it."""
-        return self._nccl.stalls.early_look_ns if self._nccl is not None else None
+        return self._nccl.stalls.early.due_ns if self._nccl is not None else None
 
     def look_early(self) -> None:
         """Evaluate the communicators to whose processes or rails something happened a moment ago."""
@@ -211,7 +211,7 @@ class Observer:
         with self._lock:
             pids = self._hardware.rails.handle_link_events(events)
             if self._nccl is not None and pids:
-                self._nccl.stalls.record_events(dict.fromkeys(pids, self._clock.monotonic_ns()))
+                self._nccl.stalls.early.record_events(dict.fromkeys(pids, self._clock.monotonic_ns()))
 
     def refresh_devices(self) -> None:
         """Read ports and links before the first `update`, so that all of their sources can be read."""

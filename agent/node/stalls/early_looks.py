@@ -16,13 +16,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from railscope.agent.node.inspection.tenants import Tenant
+from railscope.agent.node.targets.processes import ProcessOf
 
 SETTLED_NS: Final = 200_000_000
 """Who is stopped for longer is stopped on purpose: profilers and debuggers that only look take less."""
 RECENT_NS: Final = 4_000_000_000
 """So long the moment of an event counts: afterwards the usual limits have told of what it did."""
 _TENANT_PAUSE_NS: Final = 500_000_000
-_PAUSE_NS: Final = 50_000_000
+_PAUSE_NS: Final = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ class _Event:
 class EarlyLooks:
     """Not thread-safe: the daemon's lock guards it."""
 
-    def __init__(self) -> None:
+    def __init__(self, process_of: ProcessOf) -> None:
+        self._process_of = process_of
         self._waiting: dict[int, _Event] = {}
         """By pid: what it was not looked at for yet."""
         self._looked_ns: dict[Tenant, int] = {}
@@ -44,8 +46,14 @@ class EarlyLooks:
         self._happened_ns: dict[int, int] = {}
         """By pid: the last event, for `RECENT_NS`."""
 
-    def record(self, pid: int, tenant: Tenant, happened_ns: int) -> None:
-        """Record that something happened to a process."""
+    def record_events(self, happened: Mapping[int, int]) -> None:
+        """Record that processes were held, or that their rails lost a carrier: by pid, and when, ns."""
+        for pid, happened_ns in happened.items():
+            process = self._process_of(pid)
+            if process is not None and process.ended_ns is None:
+                self._record(pid, process.tenant, happened_ns)
+
+    def _record(self, pid: int, tenant: Tenant, happened_ns: int) -> None:
         self._happened_ns[pid] = happened_ns
         due_ns = max(happened_ns + SETTLED_NS, self._looked_ns.get(tenant, 0) + _TENANT_PAUSE_NS)
         self._waiting[pid] = _Event(tenant, happened_ns, due_ns)

@@ -121,6 +121,8 @@ class RankReader:
         """As of then, by instance: living ranks."""
         self._facts: dict[int, RankFacts] = {}
         """Of those that were requested."""
+        self._near: frozenset[int] | None = None
+        """Processes that an early look is at; None: it is at all."""
         self._last_op: dict[int, int] = {}
         self._late: set[str] = set()
         """Hashes of communicators of which not every rank here was seen from its first call on."""
@@ -171,12 +173,17 @@ class RankReader:
             broken: names of communicators that lost a rank whose process ended on this host.
             events: when the kernel told that something happened to processes, by pid: ranks of their communicators are
                 among those returned, however young what they are at is.
-            only: of these processes' communicators alone; None: of all.  What is usual is not learnt then.
+            only: of these processes' communicators alone, until `widen`; None: of all.  What is usual is not learnt
+                then, and ranks of processes that share none with these are left as they were.
 
         Raises:
             KernelRefusal: a table cannot be read.
         """
         keys, values = self._communicators.read()
+        self._near = None if only is None else self.companions(only)
+        if self._near is not None:
+            near = np.isin(keys["tgid"], list(self._near))
+            keys, values = keys[near], values[near]
         instances, tgids = values["instance"].tolist(), keys["tgid"].tolist()
         oldest = self._oldest()
         self._connections = None
@@ -188,6 +195,8 @@ class RankReader:
             unusual, self._unusual = self._unusual, set()
             self._record_histories(now_ns, unusual, dict(zip(instances, tgids, strict=True)))
         rows = {}
+        if self._near is not None:
+            rows = {one: row for one, row in self._rows.items() if row.communicator.tgid not in self._near}
         suspects = []
         unwell = set()
         met = self._communicators_of(events if only is None else only, instances, tgids)
@@ -221,7 +230,8 @@ class RankReader:
             # The kernel keeps what they did for half a second more.
             self.record_times()
         self.read_ns, self._rows, self._facts = now_ns, rows, {}
-        self._late = {row.communicator.name for row in rows.values() if not row.communicator.whole}
+        if only is None:
+            self._late = {row.communicator.name for row in rows.values() if not row.communicator.whole}
         found = [self._fact(instance) for instance in suspects]
         if remember:
             self._baselines.forget(rows)
@@ -263,6 +273,10 @@ class RankReader:
                 found.add(instance if communicator.name == UNKNOWN else communicator.name)
         return frozenset(found)
 
+    def widen(self) -> None:
+        """From now on ranks of all processes count again, those beside an early look's as of the look before it."""
+        self._near = None
+
     def companions(self, pids: Collection[int]) -> frozenset[int]:
         """Processes that have a rank in a communicator of these, as of the last look, and these themselves."""
         names = {row.communicator.name for row in self._rows.values() if row.communicator.tgid in pids} - {UNKNOWN}
@@ -276,7 +290,9 @@ class RankReader:
 
     def all_ranks(self) -> list[RankFacts]:
         """All ranks as of the last look: put together only for who asks, as most are well most of the time."""
-        return [self._fact(instance) for instance in self._rows]
+        if self._near is None:
+            return [self._fact(instance) for instance in self._rows]
+        return [self._fact(one) for one, row in self._rows.items() if row.communicator.tgid in self._near]
 
     def ranks_of_processes(self, pids: Collection[int]) -> dict[int, list[RankFacts]]:
         """Those of each of these processes."""

@@ -121,7 +121,8 @@ class Watchdog:
         self._stragglers = Stragglers()
         self._slow_ranks = SlowRanks(self._realtime_offset_ns)
         self._deaths = Deaths()
-        self._early = EarlyLooks()
+        self.early: Final = EarlyLooks(known.process)
+        """What the kernel told of processes, and when `look_early` is due because of it."""
         self._checkpoints = Checkpoints(self._written_bytes, limits.suspicion_ns(), limits.after_ns, self._tenant)
         self._resting: frozenset[int] = frozenset()
         """Instances that were looked at closely last: suspected, or without a call for a second and more."""
@@ -206,7 +207,7 @@ class Watchdog:
         self.find_calls()
         now_ns = self._clock.monotonic_ns()
         try:
-            ranks = self._reader.read(now_ns, self._stalled, self._detector.broken, events=self._early.recent(now_ns))
+            ranks = self._reader.read(now_ns, self._stalled, self._detector.broken, events=self.early.recent(now_ns))
         except KernelRefusal as refusal:
             _log.error("stalls cannot be checked: %s", refusal.strerror)
             return EVALUATION_NS
@@ -240,32 +241,17 @@ class Watchdog:
         )
         self._log_changes(changes.begun, changes.ended)
 
-    def record_events(self, happened: Mapping[int, int]) -> None:
-        """The kernel told that processes were held, or that their rails lost a carrier: by pid, and when, ns.
-
-        What comes of it shows an early look.
-        """
-        for pid, happened_ns in happened.items():
-            process = self._known.process(pid)
-            if process is not None and process.ended_ns is None:
-                self._early.record(pid, process.tenant, happened_ns)
-
-    @property
-    def early_look_ns(self) -> int | None:
-        """When `look_early` is due; None: nothing happened that needs it."""
-        return self._early.due_ns
-
     def look_early(self) -> None:
         """Judge the communicators of processes to which something happened a moment ago, and no others."""
         now_ns = self._clock.monotonic_ns()
-        pids = self._early.pop_due(now_ns)
+        pids = self.early.pop_due(now_ns)
         if not pids:
             return
         for pid in self._reader.companions(pids):
             process = self._known.process(pid)
             if process is not None and process.ended_ns is None:
                 self._inspector.outdate(process)
-        events = self._early.recent(now_ns)
+        events = self.early.recent(now_ns)
         try:
             ranks = self._reader.read(now_ns, self._stalled, self._detector.broken, events=events, only=pids)
         except KernelRefusal as refusal:
@@ -273,6 +259,8 @@ class Watchdog:
             return
         self._begin_look()
         self._judge(now_ns, ranks)
+        self._reader.widen()
+        self._ranks = self._dependencies = None
 
     def processes_gone(self, ended: Mapping[int, int | None], *, replaced: bool = False) -> None:
         """Processes have ended; by pid, their status as wait(2) tells it, None: not known.
@@ -293,7 +281,7 @@ class Watchdog:
                 _log.error("calls under way cannot be read: %s", refusal.strerror)
         for pid in ended:
             self._inspector.forget(pid)
-            self._early.forget(pid)
+            self.early.forget(pid)
             self._checkpoints.forget(pid)
             self._reader.forget_process(pid)
         self.record_times()
