@@ -60,6 +60,10 @@ WAITS_ELSEWHERE: Final = Recorded("comm_rank:railscope_waits_elsewhere:bool")
 RANKS_DISAGREE: Final = Recorded("comm:railscope_ranks_disagree:bool")
 """1 while ranks of a communicator tell different things of one block of collectives."""
 STALL_EVIDENCE: Final = Recorded("comm_cause:railscope_stall_evidence:max")
+STALL_EVIDENCE_ROOT: Final = Recorded("comm:railscope_stall_evidence:root")
+"""The evidence on stalls that are told of: those that no other communicator explains."""
+OPERATIONS_BEHIND_ROOT: Final = Recorded("comm_rank:railscope_operations_behind:root")
+"""Of `OPERATIONS_BEHIND_STALLED` the ranks whose process waits nowhere else."""
 STALL_FINDINGS: Final = Recorded("comm_rank:railscope_stall_findings:best")
 """What the best founded cause of a stall is found in: labels of `comm_stall_info`."""
 OPERATION_SECONDS: Final = Recorded("comm_rank:railscope_operation_seconds:mean5m", catalogue.COMM_OPERATIONS)

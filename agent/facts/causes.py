@@ -12,11 +12,12 @@ the others wait in shows where the sequences of all ranks are compared, in `rail
 rules, and is better evidence than a GPU that does not progress.
 
 Placeholders of clauses: `{who}` the blamed ranks with their hosts, `{is}` is or are, `{s}` a verb's ending after one
-rank, `{rail}` the blamed rail with its host, `{unnamed}` that the host does not name it, `{differ}` in which collective
-ranks differ, `{missing}` ranks that nobody sees, `{last_seen}` where they were, `{within}` the ranks inside a call with
-their hosts.  Placeholders of steps: of a rank `{rank}` as the job's log numbers it, `{pid}`, `{gpu}`; of a rail
-`{device}`, `{inside}` what enters its network namespace; of a host `{host}`; of a stall that is over `{window}`
-journalctl's options for its time, `{period}` from when to when.
+rank, `{rail}` the blamed rail with its host, `{unnamed}` that the host does not name it, `{plane}` the number of the
+rails that are down on `{hosts}` hosts, `{differ}` in which collective ranks differ, `{missing}` ranks that nobody sees,
+`{last_seen}` where they were, `{within}` the ranks inside a call with their hosts.  Placeholders of steps: of a rank
+`{rank}` as the job's log numbers it, `{pid}`, `{gpu}`; of a rail `{device}`, `{inside}` what enters its network
+namespace; of a host `{host}`; of a stall that is over `{window}` journalctl's options for its time, `{period}` from
+when to when.
 """
 
 from __future__ import annotations
@@ -224,7 +225,10 @@ CAUSES: Final[Mapping[Cause, CauseFacts]] = {
         about=About.RAIL,
         meaning="A rail has no carrier, or is switched off.",
         words="{rail} is down{unnamed}",
-        words_by={"back": "{rail} went down and is back"},
+        words_by={
+            "back": "{rail} went down and is back",
+            "plane": "rail {plane} is down on {hosts} hosts: their leaf switch or its rail plane",
+        },
         now=(
             StepFacts(
                 "{inside}ip -s link show {device}",

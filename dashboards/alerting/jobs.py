@@ -77,15 +77,9 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         Severity.CRITICAL,
         promql(
             f"""
-            max by (cluster, comm) ({recorded.STALL_EVIDENCE.where(f'cause!~"{_MILD}"')})
-            unless on (cluster, comm)
-            {recorded.RANKS_GONE}
-            unless on (cluster, comm)
-            {recorded.RANKS_IDLE}
-            unless on (cluster, comm)
-            {recorded.HELD_UP_BY_WRITING_RANKS}
-            unless on (cluster, comm)
-            {recorded.STALLED_ELSEWHERE}
+            {recorded.STALL_EVIDENCE_ROOT}
+            and on (cluster, comm)
+            {recorded.STALL_EVIDENCE.where(f'cause!~"{_MILD}"')}
             unless on (cluster, comm)
             (
                 {catalogue.COMM_STALL_INFO}{{cause="{Cause.RAIL_DOWN}"}}
@@ -131,13 +125,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         Group.STALLS,
         "RailscopeRankBehindCommunicator",
         Severity.CRITICAL,
-        promql(
-            f"""
-            {recorded.OPERATIONS_BEHIND_STALLED}
-            unless on (cluster, job, instance, comm, rank)
-            {recorded.WAITS_ELSEWHERE}
-            """
-        ),
+        str(recorded.OPERATIONS_BEHIND_ROOT),
         about="Hosts see their own ranks only; the recording rule compares all of them.  A rank whose process waits in "
         "another communicator is held up itself.",
         holds_for="30s",

@@ -12,15 +12,16 @@ import pytest
 from railscope.agent.cluster.fleet.facts import Rail, Rank
 from railscope.agent.cluster.verdict.advice import Period, next_steps, past_steps
 from railscope.agent.cluster.verdict.culprits import Culprit
+from railscope.agent.cluster.verdict.links import StalledCommunicator
 from railscope.agent.cluster.verdict.recent import to_past_tense
-from railscope.agent.cluster.verdict.verdict import RootCause, StalledCommunicator
+from railscope.agent.cluster.verdict.verdict import RootCause
 from railscope.agent.cluster.verdict.words import what_of
 from railscope.agent.facts.causes import CAUSES, About, Cause, Severity, Tier, facts_of
 from railscope.dashboards import rules_files, runbook
 from tests.nccl.library import REPOSITORY
 from tests.unit.fleets import identity
 
-OF_CLAUSES: Final = {"who", "is", "s", "rail", "unnamed", "missing", "last_seen", "within", "differ"}
+OF_CLAUSES: Final = {"who", "is", "s", "rail", "plane", "hosts", "unnamed", "missing", "last_seen", "within", "differ"}
 OF_STEPS: Final = {
     About.RANK: {"rank", "pid", "gpu"},
     About.RAIL: {"device", "inside"},
@@ -30,6 +31,7 @@ OF_STEPS: Final = {
 OF_THE_PAST: Final = {"window", "period"}
 OCCASIONS: Final = {
     "host",
+    "plane",
     "sequence",
     "idle",
     "completion",

@@ -76,7 +76,7 @@ def test_only_ranks_that_entered_least_are_called_behind(lags: list[int]) -> Non
         )
         for number, lag in enumerate(lags)
     ]
-    culprit = find_culprits(ranks, Fleets().made())[0]
+    culprit = find_culprits(ranks, Fleets().made().rails)[0]
     if max(lags) == 0 or len(set(lags)) == 1:
         assert culprit.cause == "unknown"
     else:

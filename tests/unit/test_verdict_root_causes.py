@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import time
+from dataclasses import replace
+
 import pytest
 
+from railscope.agent.cluster.fleet.sequences import Position
 from railscope.agent.cluster.verdict.words import make_verdict
-from tests.unit.fleets import COMM, OTHER, Fleets, only, stall
+from tests.unit.fleets import COMM, OTHER, Fleets, identity, only, stall
 
 
 def test_a_communicator_that_waits_for_a_process_stuck_elsewhere_is_listed_below_the_root() -> None:
@@ -167,3 +172,69 @@ def test_asked_for_a_waiting_communicator_the_root_is_shown_and_others_are_not()
 
 
 # Notes
+
+
+def under_one_leaf(hosts: int = 8) -> Fleets:
+    """Rail 0 is down on the first half of the hosts: pairs of them stall, and a communicator of all; the other half
+    only waits in the latter.  Another job has a pair there of its own."""
+    half = hosts // 2
+    fleets = Fleets(hosts).communicator(OTHER).all_say("unknown", OTHER, strength="weak")
+    down = stall("rail_down", rail="0", device="eth0")
+    for host in range(half):
+        fleets.rail(host, 0, up=False).rank(host, OTHER, stall=down)
+    for pair in range(half // 2):
+        fleets.communicator(f"{pair:016x}", hosts=[2 * pair, 2 * pair + 1])
+        for number in range(2):
+            fleets.rank(number, f"{pair:016x}", pid=100 + 2 * pair + number, stall=down, inflight_seconds=41.0)
+    fleets.communicator("f" * 16, hosts=[0, 1], pids=900)
+    return fleets.all_say("rail_down", "f" * 16, rail="0", device="eth0")
+
+
+def test_a_rail_that_is_down_on_many_hosts_is_one_cause_told_by_the_communicator_with_most_of_them() -> None:
+    finding = only(under_one_leaf())
+    assert finding.comm == OTHER
+    assert finding.headline.endswith("rail 0 is down on 4 hosts: their leaf switch or its rail plane.")
+    assert "the hosts are host0, host1, host2, host3" in finding.evidence
+    assert not any("both ends" in line for line in finding.evidence)
+    assert [one.comm for one in finding.waiting] == ["0" * 16, "0" * 15 + "1", "f" * 16]
+
+
+def test_jobs_that_share_no_host_below_a_switch_have_one_cause_too() -> None:
+    fleets = Fleets(4)
+    for number, comm in enumerate((COMM, OTHER)):
+        fleets.communicator(comm, hosts=[2 * number, 2 * number + 1], pids=100 * (number + 1))
+        fleets.all_say("rail_down", comm, rail="1", device="eth1")
+    for host in range(4):
+        fleets.rail(host, 1, up=False)
+    finding = only(fleets)
+    assert "rail 1 is down on 4 hosts" in finding.headline
+    assert len(finding.waiting) == 1
+
+
+def test_a_rail_that_is_down_at_both_ends_is_a_link_and_others_of_another_number_are_their_own() -> None:
+    fleets = Fleets(4).communicator(COMM, hosts=[0, 1]).communicator(OTHER, hosts=[2, 3], pids=500)
+    fleets.all_say("rail_down", COMM, rail="0", device="eth0").all_say("rail_down", OTHER, rail="1", device="eth1")
+    for host in range(4):
+        fleets.rail(host, host // 2, up=False)
+    verdict = make_verdict(fleets.made())
+    assert len(verdict.findings) == 2
+    assert not any("switch" in one.headline for one in verdict.findings)
+
+
+def test_work_on_a_verdict_grows_as_the_communicators_do() -> None:
+    def took(communicators: int) -> float:
+        # One holds up all others, as where a rank stops: each host's own waits for its process that waits there.
+        fleets = Fleets(communicators).communicator(COMM).all_say("rank_behind", COMM).behind(0, COMM)
+        ranks = [replace(one, stall=stall("rank_behind", blamed_rank="0")) for one in fleets.ranks]
+        for number in range(communicators):
+            for rank in range(2):
+                own = identity(f"{number:016x}", str(rank), nranks="2", pid=str(100 + number if rank == 0 else 9000))
+                fleets.ranks.append(replace(ranks[number], identity=own, position=Position(7 + rank)))
+        fleet = fleets.made()
+        began = time.process_time()
+        assert len(make_verdict(fleet).findings) >= 1
+        return time.process_time() - began
+
+    took(8)
+    few, many = min(took(50) for _ in range(3)), min(took(400) for _ in range(3))
+    assert math.log(many / few) / math.log(8) < 1.4, (few, many)

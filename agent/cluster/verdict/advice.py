@@ -13,7 +13,7 @@ from typing import Final
 
 from railscope.agent.cluster.fleet.facts import Rail, Rank
 from railscope.agent.cluster.verdict.culprits import Culprit
-from railscope.agent.cluster.verdict.verdict import StalledCommunicator
+from railscope.agent.cluster.verdict.links import StalledCommunicator
 from railscope.agent.facts.causes import CAUSES, About, Cause, CauseFacts, StepFacts, Where, facts_of
 from railscope.agent.facts.label_numbers import UNKNOWN
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from railscope.agent.cluster.fleet.facts import Fleet, Rail, Rank
+from railscope.agent.cluster.fleet.facts import Rail, Rank
 from railscope.agent.facts.causes import HELD, OF_A_PROCESS, ONLY_WAITS, RAIL_CAUSES, Cause, Tier, tier_of
 from railscope.agent.facts.host_calls import MAKES_FIRST, OF_SOME
 from railscope.agent.facts.label_numbers import parse_number
@@ -36,6 +36,8 @@ _QUEUE_BYTES: Final = 16_384
 """Queues that differ by less are alike."""
 _MOST_RANKS: Final = 1 << 20
 """A label that tells of more is ignored: ranks that no agent reports are listed one by one."""
+HOSTS_OF_A_PLANE: Final = 3
+"""With a rail of the same number down on so many hosts it is not their links, nor the two ends of one."""
 _CARRIED: Final = 1e5
 """Bytes per second: a rail that never carried more within the window did not serve the communicator."""
 
@@ -67,13 +69,24 @@ class Culprit:
         return tier_of(self.cause, by_sequence=self.basis == "sequence")
 
     @property
+    def plane(self) -> str:
+        """The number of the rails that are down, where a switch takes them down on many hosts; empty: it is not so."""
+        numbers = {rail.rail for rail in self.rails}
+        if self.cause != Cause.RAIL_DOWN or len(numbers) != 1:
+            return ""
+        return numbers.pop() if len({rail.host for rail in self.rails}) >= HOSTS_OF_A_PLANE else ""
+
+    @property
     def one_of_several(self) -> bool:
         """Whether one of its ranks is to blame, and it is unknown which."""
         return self.cause == Cause.PEER_LEFT and len(self.missing) > 1
 
 
-def find_culprits(ranks: Sequence[Rank], fleet: Fleet) -> tuple[Culprit, ...]:
-    """Everything that may have caused the stall of the communicator with these ranks; never empty."""
+def find_culprits(ranks: Sequence[Rank], rails: Sequence[Rail]) -> tuple[Culprit, ...]:
+    """Everything that may have caused the stall of the communicator with these ranks; never empty.
+
+    `rails`: those of its hosts; others do no harm.
+    """
     present = [rank for rank in ranks if rank.present]
     missing = missing_ranks(ranks)
     early = frozenset(scraped_too_early(present))
@@ -83,7 +96,7 @@ def find_culprits(ranks: Sequence[Rank], fleet: Fleet) -> tuple[Culprit, ...]:
     found = [
         *_process_culprits(ranks),
         *_disagreeing(present),
-        *_rail_culprits(present, fleet.rails),
+        *_rail_culprits(present, rails),
         *_writing(present, early, by_sequence, foremost),
         *_in_a_circle(present),
         *_left(ranks, missing),
@@ -99,7 +112,7 @@ def find_culprits(ranks: Sequence[Rank], fleet: Fleet) -> tuple[Culprit, ...]:
         *_the_rest(present),
     ]
     if found[0].tier > Tier.RAIL:
-        found = [*_rails_down(present, fleet.rails), *found]
+        found = [*_rails_down(present, rails), *found]
     return tuple(sorted(found, key=lambda culprit: (culprit.tier, culprit.basis == "history")))
 
 

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from railscope.agent.cluster.fleet.facts import Fleet, SlowRank
+from railscope.agent.cluster.verdict.links import StalledCommunicator
 from railscope.agent.cluster.verdict.quantities import format_duration, format_short_duration
-from railscope.agent.cluster.verdict.verdict import StalledCommunicator
 
 _MOST_RANKS: Final = 4
 

@@ -1,7 +1,8 @@
 """Derives the verdict from the facts of a fleet: what is stuck, the root cause, and what only waits because of it.
 
 Each communicator is judged by itself (agent/cluster/verdict/culprits.py); then a communicator that waits for a process
-which is stuck elsewhere, or for a rail that is to blame elsewhere, is listed below the one that is the root.  Nothing
+which is stuck elsewhere, or for a rail that is to blame elsewhere, is listed below the one that is the root
+(agent/cluster/verdict/links.py).  Nothing
 is read here, and no clock is asked: the same facts give the same verdict.
 """
 
@@ -9,10 +10,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from railscope.agent.cluster.fleet.facts import Fleet, Rail, Rank, SlowRank
 from railscope.agent.cluster.verdict.culprits import (
+    HOSTS_OF_A_PLANE,
     Culprit,
     communicator_size,
     find_culprits,
@@ -23,26 +25,16 @@ from railscope.agent.cluster.verdict.culprits import (
     scraped_too_early,
     stall_start,
 )
+from railscope.agent.cluster.verdict.links import (
+    StalledCommunicator,
+    came_further,
+    clearest_first,
+    find_links,
+    find_root,
+    link_within_jobs,
+    processes_of,
+)
 from railscope.agent.facts.causes import HELD, Cause, Tier
-from railscope.agent.facts.label_numbers import UNKNOWN
-
-
-@dataclass(frozen=True, slots=True)
-class StalledCommunicator:
-    """One communicator that hosts call stalled, or that goes at the pace of a slow rank, and why."""
-
-    comm: str
-    ranks: tuple[Rank, ...]
-    culprit: Culprit
-    others: tuple[Culprit, ...]
-    """Further causes that were found, weaker ones last."""
-    missing: tuple[str, ...]
-    nranks: int | None
-    op: str
-    seconds: float | None
-    """For how long it has waited; None: not known."""
-    too_early: tuple[Rank, ...]
-    """Ranks whose last scrape precedes the stall, so that their sequence proves nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +61,20 @@ def find_root_causes(fleet: Fleet) -> tuple[RootCause, ...]:
     by_comm: dict[str, list[Rank]] = defaultdict(list)
     for rank in fleet.ranks:
         by_comm[rank.comm].append(rank)
+    rails_of: dict[str, list[Rail]] = defaultdict(list)
+    for rail in fleet.rails:
+        rails_of[rail.host].append(rail)
     stalled = [
-        _judged(comm, ranks, fleet)
+        _judged(comm, ranks, rails_of, fleet.at)
         for comm, ranks in sorted(by_comm.items())
         if any(rank.stall for rank in ranks) and not (has_ended(ranks) or is_idle(ranks) or is_suspended(ranks))
     ]
+    stalled = _over_planes(stalled)
     held_up = [
         one
         for comm, ranks in sorted(by_comm.items())
         if not any(rank.stall for rank in ranks) and _awaits_writer(ranks)
-        if (one := _judged(comm, ranks, fleet)).culprit.cause == Cause.WRITING
+        if (one := _judged(comm, ranks, rails_of, fleet.at)).culprit.cause == Cause.WRITING
     ]
     slow = _slow(by_comm, stalled, fleet)
     found = _grouped([*stalled, *held_up, *slow], list(by_comm.values()))
@@ -87,17 +83,43 @@ def find_root_causes(fleet: Fleet) -> tuple[RootCause, ...]:
     return tuple(cause for cause in found if cause.stalled.comm not in silent or cause.dependents)
 
 
+def _over_planes(stalled: Sequence[StalledCommunicator]) -> list[StalledCommunicator]:
+    """The same, but that of rails of one number that are down on several hosts one communicator blames all.
+
+    A leaf switch takes them down together, in communicators that may have no process in common: the one that has most
+    of them tells of them all, and of the others the rail there is then to blame for.
+    """
+    blaming: dict[str, list[StalledCommunicator]] = defaultdict(list)
+    for one in sorted(stalled, key=clearest_first):
+        if one.culprit.cause == Cause.RAIL_DOWN:
+            for number in {rail.rail for rail in one.culprit.rails if rail.rail}:
+                blaming[number].append(one)
+    telling: dict[str, StalledCommunicator] = {}
+    for number, those in blaming.items():
+        all_rails = {
+            (rail.host, rail.device, rail.netns): rail
+            for one in those
+            for rail in one.culprit.rails
+            if rail.rail == number
+        }
+        widest = telling.get(those[0].comm, those[0])
+        if len({rail.host for rail in all_rails.values()}) >= HOSTS_OF_A_PLANE:
+            rails = dict.fromkeys((*widest.culprit.rails, *all_rails.values()))
+            telling[widest.comm] = replace(widest, culprit=replace(widest.culprit, rails=tuple(rails)))
+    return [telling.get(one.comm, one) for one in stalled]
+
+
 def _awaits_writer(ranks: Sequence[Rank]) -> bool:
     """Whether somebody entered an operation that one which writes did not: its own host calls nobody stalled who
     waits for it there."""
-    return any(_came_further(rank, [writer]) for writer in ranks if writer.writing for rank in ranks)
+    return any(came_further(rank, [writer]) for writer in ranks if writer.writing for rank in ranks)
 
 
 def _slow(
     by_comm: Mapping[str, Sequence[Rank]], stalled: Iterable[StalledCommunicator], fleet: Fleet
 ) -> list[StalledCommunicator]:
     """Communicators that go at the pace of a few of their ranks, and share no process with one that is stalled."""
-    stuck = _processes(rank for one in stalled for rank in one.ranks)
+    stuck = processes_of(rank for one in stalled for rank in one.ranks)
     found = []
     for comm in dict.fromkeys(one.comm for one in fleet.slow):
         of_comm = [one for one in fleet.slow if one.comm == comm]
@@ -105,7 +127,7 @@ def _slow(
         ranks = tuple(by_comm.get(comm, ()))
         blamed = tuple(rank for rank in ranks if (rank.host, rank.rank) in named)
         # Where most ranks are slow, it is the others that are odd.
-        if blamed and 2 * len(blamed) <= len(ranks) and not stuck & _processes(ranks):
+        if blamed and 2 * len(blamed) <= len(ranks) and not stuck & processes_of(ranks):
             found.append(
                 StalledCommunicator(
                     comm,
@@ -172,9 +194,10 @@ def is_suspended(ranks: Sequence[Rank]) -> bool:
     return bool(here) and held and whole and all(map(is_identified, ranks))
 
 
-def _judged(comm: str, ranks: Sequence[Rank], fleet: Fleet) -> StalledCommunicator:
+def _judged(comm: str, ranks: Sequence[Rank], rails_of: Mapping[str, Sequence[Rail]], at: float) -> StalledCommunicator:
     present = [rank for rank in ranks if rank.present]
-    found = find_culprits(ranks, fleet)
+    hosts = dict.fromkeys(rank.host for rank in ranks)
+    found = find_culprits(ranks, [rail for host in hosts for rail in rails_of.get(host, ())])
     ops = [rank.stall.op for rank in present if rank.stall and rank.stall.op]
     return StalledCommunicator(
         comm=comm,
@@ -184,7 +207,7 @@ def _judged(comm: str, ranks: Sequence[Rank], fleet: Fleet) -> StalledCommunicat
         missing=missing_ranks(ranks),
         nranks=communicator_size(ranks),
         op=max(sorted(set(ops)), key=ops.count, default=""),
-        seconds=_waited(present, fleet.at),
+        seconds=_waited(present, at),
         too_early=scraped_too_early(present),
     )
 
@@ -201,33 +224,16 @@ def _waited(present: Sequence[Rank], at: float) -> float | None:
     return max((age for age in ages if age is not None), default=None)
 
 
-# Which communicators wait because of which
-
-
-@dataclass(frozen=True, slots=True)
-class _Link:
-    """That one communicator waits because of another."""
-
-    on: str
-    why: str
-    elsewhere: bool = False
-    """The process it waits for is itself waiting in the other."""
-
-
 def _grouped(stalled: Sequence[StalledCommunicator], communicators: Iterable[Sequence[Rank]]) -> tuple[RootCause, ...]:
     """`communicators`: the ranks of each, stalled or not; they tell what belongs to one job."""
     by_comm = {one.comm: one for one in stalled}
-    clearest = sorted(stalled, key=_clearest)
-    links = {}
-    for one in stalled:
-        link = next((link for other in clearest if (link := _link(one, other)) is not None), None)
-        if link is not None:
-            links[one.comm] = link
-    links |= _within_jobs(clearest, communicators, links, by_comm)
+    clearest = sorted(stalled, key=clearest_first)
+    links = find_links(stalled)
+    links |= link_within_jobs(clearest, communicators, links, by_comm)
     dependents: dict[str, list[Dependent]] = defaultdict(list)
     deadlocks = set()
     for one in stalled:
-        root, cycle = _root(one.comm, links, by_comm)
+        root, cycle = find_root(one.comm, links, by_comm)
         if cycle and by_comm[root].culprit.cause != Cause.RANK_SLOW:
             deadlocks.add(root)
         if root != one.comm:
@@ -235,150 +241,6 @@ def _grouped(stalled: Sequence[StalledCommunicator], communicators: Iterable[Seq
     causes = [
         RootCause(one, tuple(dependents[one.comm]), one.comm in deadlocks)
         for one in clearest
-        if _root(one.comm, links, by_comm)[0] == one.comm
+        if find_root(one.comm, links, by_comm)[0] == one.comm
     ]
     return tuple(sorted(causes, key=lambda cause: (cause.stalled.culprit.tier, -len(cause.dependents))))
-
-
-def _within_jobs(
-    clearest: Sequence[StalledCommunicator],
-    communicators: Iterable[Sequence[Rank]],
-    links: Mapping[str, _Link],
-    by_comm: Mapping[str, StalledCommunicator],
-) -> dict[str, _Link]:
-    """Links to the clearest stall of a job, of those without an explanation, and of processes that ended after it.
-
-    A job is all that shares processes.  When one of them ends, the others give up, often within milliseconds.
-    """
-    job_of = _jobs(communicators)
-    first: dict[int, str] = {}
-    found = {}
-    for one in clearest:
-        job = next((job_of[process] for process in _processes(one.ranks)), None)
-        if job is None or _root(one.comm, links, by_comm)[0] != one.comm:
-            continue
-        root = first.setdefault(job, one.comm)
-        if root == one.comm:
-            continue
-        if one.culprit.tier >= Tier.UNSEEN:
-            found[one.comm] = _Link(root, "other communicators of the same job connect them")
-        elif one.culprit.cause in (Cause.PROCESS_GONE, Cause.PEER_LEFT):
-            ended = _blamed(one.culprit)
-            found[one.comm] = _Link(
-                root, f"{_process_text(ended) if ended else 'a process of the same job'} ended then, or soon after"
-            )
-    return found
-
-
-def _jobs(communicators: Iterable[Sequence[Rank]]) -> dict[tuple[str, str], int]:
-    """A number of its job for each process."""
-    job_of: dict[tuple[str, str], int] = {}
-    members: dict[int, set[tuple[str, str]]] = {}
-    for number, ranks in enumerate(communicators):
-        merged = _processes(ranks)
-        for earlier in {job_of[process] for process in merged if process in job_of}:
-            merged |= members.pop(earlier)
-        members[number] = merged
-        job_of |= dict.fromkeys(merged, number)
-    return job_of
-
-
-def _clearest(one: StalledCommunicator) -> tuple[int, int, str]:
-    """Sorts the clearest cause first, and of equals the stall that began first, as far as scrapes can tell."""
-    return one.culprit.tier, -round(one.seconds or 0.0), one.comm
-
-
-def _root(comm: str, links: Mapping[str, _Link], by_comm: Mapping[str, StalledCommunicator]) -> tuple[str, bool]:
-    """Where the links from one communicator end, and whether they end in a circle of waiting."""
-    way = [comm]
-    while way[-1] in links:
-        on = links[way[-1]].on
-        if on in way:
-            circle = way[way.index(on) :]
-            root = min(circle, key=lambda name: _clearest(by_comm[name]))
-            return root, all(links[name].elsewhere for name in circle)
-        way.append(on)
-    return way[-1], False
-
-
-def _link(one: StalledCommunicator, other: StalledCommunicator) -> _Link | None:
-    """Why `one` waits only because of `other`; None: it does not."""
-    if one.comm == other.comm:
-        return None
-    mine, its = one.culprit, other.culprit
-    same_process = _blamed(mine) & _blamed(its)
-    if same_process and _clearest(other) < _clearest(one):
-        return _Link(other.comm, f"the same process is to blame: {_process_text(same_process)}")
-    same_rail = _rail_keys(mine.rails) & _rail_keys(its.rails)
-    if same_rail and _clearest(other) < _clearest(one):
-        return _Link(other.comm, f"the same rail is to blame: {_rail_text(same_rail)}")
-    if mine.tier < Tier.SEQUENCE:
-        return None
-    here = _processes(one.ranks)
-    if its.tier == 0 and (blamed := _blamed(its) & here):
-        return _Link(other.comm, f"its member is to blame there: {_process_text(blamed)}")
-    waits_for = _processes(mine.ranks)
-    stuck_there = _processes(
-        rank
-        for rank in other.ranks
-        if rank not in its.ranks
-        and (
-            rank.stall
-            or its.cause == Cause.RANK_SLOW
-            or (its.cause == Cause.WRITING and _came_further(rank, its.ranks))
-        )
-    )
-    if (elsewhere := waits_for & stuck_there) and not same_process:
-        there = "waits there again and again" if its.cause == Cause.RANK_SLOW else "is stuck there"
-        return _Link(other.comm, f"it waits for {_process_text(elsewhere)}, which {there}", elsewhere=True)
-    if waits_for and mine.basis in ("sequence", "host", "idle", "pace"):
-        return None  # it has a culprit of its own, which is not waiting anywhere
-    same_host = {rank.host for rank in mine.ranks} & {rank.host for rank in its.ranks}
-    if same_host and mine.cause == its.cause == Cause.RANK_MISSING and _clearest(other) < _clearest(one):
-        return _Link(other.comm, f"the ranks of the same host are missing: {', '.join(sorted(same_host))}")
-    if its.tier < Tier.SEQUENCE:
-        hosts = {rail.host for rail in its.rails} & {rank.host for rank in one.ranks if rank.present}
-        if hosts:
-            return _Link(other.comm, f"it runs on {', '.join(sorted(hosts))}, whose rail is to blame there")
-    # Without a culprit the stall that began first is the likeliest root.
-    clearer = its.tier < mine.tier or (mine.tier >= Tier.UNSEEN and _clearest(other) < _clearest(one))
-    if clearer and (shared := here & _processes(other.ranks)):
-        return _Link(other.comm, f"both have {_process_text(shared)}")
-    if its.cause == Cause.GPU_NOT_PROGRESSING and (gpus := _gpus(one.ranks) & _gpus(other.ranks)):
-        host, gpu = min(gpus)
-        return _Link(other.comm, f"both use GPU {gpu} of {host}")
-    return None
-
-
-def _came_further(rank: Rank, others: Iterable[Rank]) -> bool:
-    """Whether it entered an operation that none of these others did."""
-    entered = [other.position.entered for other in others if other.position]
-    return bool(entered) and rank.present and rank.position is not None and rank.position.entered > max(entered)
-
-
-def _processes(ranks: Iterable[Rank]) -> set[tuple[str, str]]:
-    return {(rank.host, rank.identity.process) for rank in ranks if rank.identity.pid}
-
-
-def _blamed(culprit: Culprit) -> set[tuple[str, str]]:
-    """Processes that are to blame: none where only one of them is, whichever it is."""
-    return set() if culprit.one_of_several else _processes(culprit.ranks)
-
-
-def _gpus(ranks: Iterable[Rank]) -> set[tuple[str, str]]:
-    return {(rank.host, rank.identity.gpu) for rank in ranks if rank.identity.gpu != UNKNOWN}
-
-
-def _rail_keys(rails: Iterable[Rail]) -> set[tuple[str, str, str]]:
-    return {(rail.host, rail.device, rail.netns) for rail in rails}
-
-
-def _process_text(processes: Iterable[tuple[str, str]]) -> str:
-    found = sorted(processes)
-    host, pid = found[0]
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return f"pid {pid} on {host}{more}"
-
-
-def _rail_text(rails: Iterable[tuple[str, str, str]]) -> str:
-    return ", ".join(f"{device}{f' in {netns}' if netns else ''} of {host}" for host, device, netns in sorted(rails))

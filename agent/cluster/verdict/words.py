@@ -21,6 +21,7 @@ from railscope.agent.cluster.verdict.degraded import CAUSE as FAILED_OVER
 from railscope.agent.cluster.verdict.degraded import degraded_findings
 from railscope.agent.cluster.verdict.finding import Finding, Verdict, Waiting
 from railscope.agent.cluster.verdict.late import LateRanks, find_late_ranks
+from railscope.agent.cluster.verdict.links import StalledCommunicator
 from railscope.agent.cluster.verdict.names import (
     format_hosts,
     format_last_hosts,
@@ -47,7 +48,6 @@ from railscope.agent.cluster.verdict.recent import (
 )
 from railscope.agent.cluster.verdict.verdict import (
     RootCause,
-    StalledCommunicator,
     find_root_causes,
     has_ended,
     is_idle,
@@ -60,6 +60,7 @@ _CLOCK_SECONDS: Final = 5.0
 """Clocks that differ by more, beyond what scrape intervals explain, are worth a word."""
 _SLOW_SCRAPE_SECONDS: Final = 30.0
 _MOST_LINES: Final = 4
+_MOST_HOSTS: Final = 16
 _WEAK: Final = " (weak evidence)"
 
 
@@ -230,6 +231,8 @@ def _blame(culprit: Culprit) -> str:
         "is": "is" if len(ranks) < 2 else "are",
         "s": "s" if len(ranks) == 1 else "",
         "rail": format_rail(rails[0]) if rails else "a rail",
+        "plane": culprit.plane,
+        "hosts": str(len({entry.host for entry in rails})),
         "unnamed": "" if rails else ", which its host does not name",
         "missing": format_rank_numbers(culprit.missing),
         "last_seen": format_last_hosts(ranks),
@@ -237,7 +240,8 @@ def _blame(culprit: Culprit) -> str:
         "within": format_ranks(culprit.within) or "its ranks",
     }
     is_back = bool(rails and rails[0].up)
-    plain = (facts.words_by.get("back", facts.words) if is_back else facts.words).format(**values)
+    state = "back" if is_back else "plane" if culprit.plane else ""
+    plain = facts.words_by.get(state, facts.words).format(**values)
     if len({entry.host for entry in rails}) > 1 and culprit.cause != Cause.RAIL_DOWN:
         also = ", ".join(dict.fromkeys(entry.host for entry in rails[1:4] if entry.host != rails[0].host))
         return f"{plain} (seen from {also} too)"
@@ -279,7 +283,9 @@ def _evidence(cause: RootCause) -> Iterable[str]:
     for other in stalled.others[:2]:
         if set(other.ranks) - blamed or set(other.rails) - set(culprit.rails):
             yield f"also found: {_blame(other)}"
-    if len({rail.host for rail in culprit.rails if rail.up is False}) > 1:
+    if culprit.plane:
+        yield f"the hosts are {format_hosts(sorted({rail.host for rail in culprit.rails}), _MOST_HOSTS)}"
+    elif len({rail.host for rail in culprit.rails if rail.up is False}) > 1:
         yield "both ends of the link are down: look at the cable or the switch between them first"
 
 
@@ -451,8 +457,10 @@ def _describe_state(ranks: Sequence[Rank]) -> tuple[str, ...]:
 
 def _notes(fleet: Fleet) -> Iterable[str]:
     """What holds for the whole answer."""
-    for comm in sorted({rank.comm for rank in fleet.ranks}):
-        ranks = [rank for rank in fleet.ranks if rank.comm == comm]
+    by_comm: defaultdict[str, list[Rank]] = defaultdict(list)
+    for rank in fleet.ranks:
+        by_comm[rank.comm].append(rank)
+    for comm, ranks in sorted(by_comm.items()):
         if has_ended(ranks):
             left = [rank.rank for rank in ranks if rank.ended and not has_exited(rank)]
             gone = format_rank_numbers(rank.rank for rank in ranks if has_exited(rank))
