@@ -20,7 +20,7 @@ from tests.faults.cluster import until
 from tests.faults.scenarios import AGENT, Load
 from tests.stack.prometheus import alert_annotations, store_at, tool
 from tests.stack.stack import DEPLOY, Pace, Stack
-from tests.stack.webhook import RESOLVED, Notified
+from tests.stack.webhook import FIRING, RESOLVED, Notified
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.stack, pytest.mark.slow]
 
@@ -95,8 +95,9 @@ def test_a_stopped_rank_is_notified_once_with_what_is_known_of_it_and_so_is_its_
         site, _, page = one.annotations["runbook_url"].rpartition("/")
         assert site == RUNBOOKS
         assert one.name in (DEPLOY.parent / "dashboards/runbooks" / page).read_text().splitlines()[0]
-    ended = {one.name for one in stack.webhook.all if one.status == RESOLVED}
-    assert ended == {"RailscopeCollectiveStalled"}
+    said = {(one.name, one.status) for one in stack.webhook.all}
+    assert ("RailscopeCollectiveStalled", RESOLVED) in said
+    assert ("RailscopeRankBehindCommunicator", FIRING) not in said
 
 
 def test_a_rail_that_goes_down_is_notified_by_name_and_the_stall_is_put_down_to_it(
