@@ -49,6 +49,10 @@ WRITING_RANKS: Final = Recorded("comm:railscope_writing_ranks:count")
 WAITING: Final = Recorded("comm_rank:railscope_waiting:max")
 HELD_UP_RANKS: Final = Recorded("comm:railscope_held_up_ranks:count")
 HELD_UP_BY_WRITING_RANKS: Final = Recorded("comm:railscope_held_up_by_writing_ranks:max1m")
+OPERATIONS_BEHIND_AWAITED: Final = Recorded("comm_rank:railscope_operations_behind:awaited")
+"""Ranks that did not enter the operation in which the others of a communicator wait that stalls or stands."""
+OPERATIONS_BEHIND_STANDING: Final = Recorded("comm_rank:railscope_operations_behind:standing")
+"""Those of communicators that no host calls stalled yet."""
 OPERATIONS_BEHIND_STALLED: Final = Recorded("comm_rank:railscope_operations_behind:stalled")
 """Ranks that did not enter the operation in which the others of their stalled communicator wait."""
 WAITS_INSIDE: Final = Recorded("comm_rank:railscope_waits_inside:bool")

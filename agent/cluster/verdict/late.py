@@ -41,7 +41,7 @@ def find_late_ranks(fleet: Fleet) -> tuple[LateRanks, ...]:
 def _late(ranks: Sequence[Rank], fleet: Fleet) -> LateRanks | None:
     if any(rank.stall or rank.moving for rank in ranks) or has_ended(ranks):
         return None
-    culprits = find_culprits(ranks, fleet)
+    culprits = find_culprits(ranks, fleet.rails)
     if any(culprit.cause == Cause.WRITING for culprit in culprits):
         return None
     behind = next((culprit.ranks for culprit in culprits if culprit.basis == "sequence"), ())
