@@ -93,8 +93,8 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         "cause at any time.  None of communicators that another one holds up, nor where RailscopeRailPlaneDown tells "
         "the cause.",
         holds_for="15s",
-        because="The host has waited already (at least 2 s with a culprit, 30 s without); one more scrape lets all "
-        "hosts speak.",
+        because="The host has waited already (2 s with a culprit, 30 s without), unless the kernel told it what "
+        "happened; one more scrape lets all hosts speak, and what is held for a moment goes on.",
         more_labels={"exported_job": _JOB},
         summary=f"Communicator {{{{ $labels.comm }}}} is stalled{_CAUSE}{_CULPRIT}",
         description=f"{_EVIDENCE}For the verdict on all hosts run: "
