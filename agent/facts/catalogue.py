@@ -232,8 +232,8 @@ CUDA_INSIDE_SECONDS: Final = _gauge(
 COMM_STALL_COLLECTIVES: Final = _gauge(
     "comm_stall_collectives",
     "comm rank last",
-    "While stalled: number of the last collective of this rank. last describes the last ones, the latest last, to be "
-    "compared with those of other ranks. Absent if unknown.",
+    "While stalled, and of one rank of a host after it left: number of the last collective of this rank. last "
+    "describes the last ones, the latest last, to be compared with those of ranks on other hosts. Absent if unknown.",
 )
 PROCESS_WITHOUT_COMM: Final = _gauge(
     "process_without_comm",

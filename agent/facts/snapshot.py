@@ -98,6 +98,8 @@ class CommunicatorFacts:
     """Whose its process is: the user, and the container where there is one."""
     signature: int | None = None
     """What its collectives were up to a checkpoint, as `comm_signature` shows it; None: cannot be known."""
+    last: LastCollectives[str] | None = None
+    """Of one that has ended: its last collectives, for ranks elsewhere that wait; None: unknown, or of no use."""
 
 
 @dataclass(frozen=True, slots=True)

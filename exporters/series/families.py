@@ -17,7 +17,7 @@ from typing import Final
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.catalogue import Metric
 from railscope.agent.facts.label_numbers import UNKNOWN
-from railscope.agent.facts.rank_identity import Labels, RankIdentity
+from railscope.agent.facts.rank_identity import Labels, RankIdentity, RankKey
 from railscope.agent.facts.snapshot import (
     AgentHealth,
     CommunicatorFacts,
@@ -27,9 +27,8 @@ from railscope.agent.facts.snapshot import (
     ProbeHealth,
     RailFacts,
     Snapshot,
-    UnjoinedProcess,
 )
-from railscope.agent.facts.stall import format_shapes
+from railscope.agent.facts.stall import LastCollectives, format_shapes
 from railscope.exporters.series import buckets
 from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.earlier import EarlierTotals, rank_pids
@@ -171,7 +170,7 @@ def _all_drafts(snapshot: Snapshot, detail: Detail, selection: Selection) -> Ite
     yield from _about_railscope(snapshot)
     yield from _collectives(snapshot.collectives)
     yield from _communicators(detail.communicators)
-    yield from _stalls(snapshot.stalls, snapshot.monotonic_ns, snapshot.collectives.unjoined)
+    yield from _stalls(snapshot.stalls, snapshot.monotonic_ns, snapshot.collectives)
     yield from _times(snapshot.collectives, detail)
     yield make_draft_by_label(catalogue.COMM_EVENTS, snapshot.collectives.events.items())
     yield make_draft_by_label(catalogue.COMM_ERRORS, snapshot.collectives.errors.items())
@@ -321,7 +320,7 @@ def _job_label_names(identities: Iterable[RankIdentity]) -> dict[str, str]:
     return shown
 
 
-def _stalls(stalls: NodeStalls, now_ns: int, unjoined: Iterable[UnjoinedProcess]) -> Iterator[Draft]:
+def _stalls(stalls: NodeStalls, now_ns: int, collectives: NodeCollectives) -> Iterator[Draft]:
     current = stalls.current
     yield Draft(
         catalogue.COMM_STALLED,
@@ -361,11 +360,11 @@ def _stalls(stalls: NodeStalls, now_ns: int, unjoined: Iterable[UnjoinedProcess]
     )
     yield Draft(
         catalogue.COMM_STALL_COLLECTIVES,
-        [((*key, format_shapes(last.shapes)), last.last) for key, last in stalls.last],
+        [((*key, format_shapes(last.shapes)), last.last) for key, last in _last_collectives(stalls, collectives)],
     )
     yield Draft(
         catalogue.PROCESS_WITHOUT_COMM,
-        (((str(one.pid), one.job, one.world_rank, one.world_size), 1) for one in unjoined),
+        (((str(one.pid), one.job, one.world_rank, one.world_size), 1) for one in collectives.unjoined),
     )
     yield Draft(
         catalogue.COMM_STALL_SECONDS, [((one.comm, one.rank, one.cause), one.seconds) for one in stalls.lengths]
@@ -374,6 +373,14 @@ def _stalls(stalls: NodeStalls, now_ns: int, unjoined: Iterable[UnjoinedProcess]
     yield Draft(catalogue.COMM_AWAITED, [((one.comm, one.rank), one.waited_ratio) for one in stalls.slow])
     yield Draft(catalogue.COMM_AWAITED_SINCE, [((one.comm, one.rank), one.slowness.since) for one in stalls.slow])
     yield Draft(catalogue.STALLS, [((one.op, one.cause), one.count) for one in stalls.totals])
+
+
+def _last_collectives(
+    stalls: NodeStalls, collectives: NodeCollectives
+) -> Iterable[tuple[RankKey, LastCollectives[str]]]:
+    """Of ranks that stall, and of those that have left others alone."""
+    left = {one.identity.key: one.last for one in collectives.communicators if one.last is not None}
+    return (left | dict(stalls.last)).items()
 
 
 def _times(collectives: NodeCollectives, detail: Detail) -> Iterator[Draft]:

@@ -32,6 +32,8 @@ struct {
 #define CALLED_BY_ALL 0x0f1f
 /* Bit n: operation n computes with its elements; what only moves them takes bytes for bytes. */
 #define COMPUTES 0x001a
+/* Of a place: its communicator has ended.  No instance has so high a number. */
+#define PLACE_LEFT (1U << 31)
 /* Ranks may each give another count. */
 #define OP_ALL_GATHER_V 11
 
@@ -46,19 +48,26 @@ static __always_inline struct call_shapes *shapes_of(__u32 instance)
 static __always_inline void claim_shapes(__u32 instance)
 {
 	struct call_shapes *shapes = shapes_of(instance);
+	__u32 before;
 
-	if (!shapes || __sync_val_compare_and_swap(&shapes->instance, 0, instance))
+	if (!shapes)
+		return;
+	before = shapes->instance;
+	if (before && !(before & PLACE_LEFT))
+		return;
+	if (__sync_val_compare_and_swap(&shapes->instance, before, instance) != before)
 		return;
 	shapes->unnumbered = 0;
 	__builtin_memset(shapes->closed, 0, sizeof(shapes->closed));
 }
 
+/* Who comes next may take the place; until then the reader may look what its communicator called last. */
 static __always_inline void leave_shapes(__u32 instance)
 {
 	struct call_shapes *shapes = shapes_of(instance);
 
 	if (shapes)
-		__sync_val_compare_and_swap(&shapes->instance, instance, 0);
+		__sync_val_compare_and_swap(&shapes->instance, instance, instance | PLACE_LEFT);
 }
 
 static __always_inline __u64 mix(__u64 signature, __u64 word)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from railscope.agent.facts.stall import LastCollectives, find_disagreement, parse_shapes
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.job import GptShape
 from tests.fabric.agent_process import AgentProcess
@@ -87,6 +89,34 @@ def test_a_job_that_hangs_in_different_collectives_is_told_in_which(
         assert number == 600
         assert labels["last"].count("; ") == 15
         assert labels["last"].endswith("bytes")
+
+
+def last_collectives(agent: AgentProcess) -> tuple[int, LastCollectives[str]]:
+    """What an agent tells of its only rank, once it does."""
+    agent.until(lambda: len(agent.samples("railscope_comm_stall_collectives")) > 0)
+    ((labels, number),) = agent.samples("railscope_comm_stall_collectives")
+    return int(labels["rank"]), LastCollectives(int(number), parse_shapes(labels["last"]))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "how"), [("disagree-count", "count"), ("disagree-operation", "operation"), ("allreduce", "")]
+)
+def test_ranks_of_two_hosts_are_compared_though_one_of_them_or_both_have_left(
+    two_hosts: Fabric, double: Double, tmp_path: Path, pattern: str, how: str
+) -> None:
+    """Each has an agent of its own.  Of different counts both come to an end here, of different operations one."""
+    job = Job(two_hosts, tmp_path, double, pattern=pattern, iterations=300, size_bytes=1 << 14, hold_init=True)
+    with job, ExitStack() as stack:
+        agents = [stack.enter_context(AgentProcess("--pid", str(pid), "--level", "all", *LIMITS)) for pid in job.pids]
+        job.initialise()
+        job.ready()
+        job.start()
+        told = dict(map(last_collectives, agents))
+    found = find_disagreement(told, str)
+    assert told.keys() == {0, 1}
+    assert (found is not None) == bool(how)
+    if found is not None:
+        assert re.fullmatch("collective 599 is " + KINDS[how], found.sentence)
 
 
 SHAPE = GptShape(

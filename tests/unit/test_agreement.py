@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -243,3 +244,27 @@ def test_the_packed_number_is_exact_in_a_float_and_tells_blocks_apart() -> None:
     blocks = [Block(level, last * (WINDOW << level), 7) for level in range(15) for last in range(1, 5)]
     assert len({pack(block) >> 32 for block in blocks}) == len(blocks)
     assert {pack(block) & 0xFFFFFFFF for block in blocks} == {7}
+
+
+def test_what_a_rank_called_last_is_known_a_moment_after_it_left() -> None:
+    ranks = Ranks()
+    ranks.all_make(Op.AllReduce, 3)
+    ranks.update()
+    left = replace(ranks.ends[0], ended_ns=FIRST_NS + SECOND)
+    ranks.ends = ranks.ends[1:]
+    ranks.update(2)
+    found = ranks.agreement.last(left)
+    assert found is not None
+    assert (found.last, len(found.shapes)) == (3, 3)
+
+
+def test_of_a_rank_that_left_after_a_call_that_could_not_be_read_nothing_is_said() -> None:
+    ranks = Ranks()
+    ranks.all_make(Op.AllReduce, 3)
+    ranks.update(lost={ranks.ends[0].tgid: 1})
+    left = replace(ranks.ends[0], ended_ns=FIRST_NS + SECOND)
+    ranks.ends = ranks.ends[1:]
+    ranks.update(2, lost={left.tgid: 1})
+    assert ranks.agreement.last(left) is None
+    ranks.agreement.forget([left.instance])
+    assert ranks.agreement.last(left) is not None

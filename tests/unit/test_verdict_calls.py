@@ -106,6 +106,21 @@ CASES: Final[dict[str, list[Case]]] = {
             says=(("headline", "collective 1202 is AllReduce of 16 bytes"),),
         ),
         Case(
+            "one has left, and the other waits in the next one",
+            having_made(
+                waits(2).rank(0, ended=True, stall=None),
+                LastCollectives(1206, (*SAME, "AllReduce of 16 bytes float32", SAME[0])),
+                LastCollectives(1205, (*SAME, "AllReduce of 32 bytes float32")),
+            ),
+            says=(
+                (
+                    "headline",
+                    "collective 1205 is AllReduce of 16 bytes float32 on rank 0, but AllReduce of 32 bytes float32 on "
+                    "rank 1",
+                ),
+            ),
+        ),
+        Case(
             "its host says so, and which collective is not told",
             waits(2).rank(1, stall=stall("ranks_disagree", blamed_rank="")),
             says=(("headline", "ranks do not make the same collectives."),),

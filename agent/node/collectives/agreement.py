@@ -89,7 +89,6 @@ class Agreement:
         self._doubtful.update(one.instance for one in known if one.tgid in fresh)
         self._lost = lost
         compared = [one for one in known if one.whole and self._is_comparable(one)]
-        self._doubtful &= {one.instance for one in known}
         self._signatures = {}
         self._said &= {one.name for one in compared}
         if not compared:
@@ -122,18 +121,16 @@ class Agreement:
         return find_disagreement(known, _describe)
 
     def last(self, one: Communicator) -> LastCollectives[str] | None:
-        """The last few collectives of a communicator that makes no call now; None: they are unknown."""
+        """The last few collectives of a communicator that makes no call now, or has just ended; None: unknown."""
         found = self._last(one) if one.whole else None
         return None if found is None else LastCollectives(found.last, tuple(map(_describe, found.shapes[-_TOLD:])))
 
+    def forget(self, instances: Iterable[int]) -> None:
+        """Nobody can ask about these communicators any more."""
+        self._doubtful.difference_update(instances)
+
     def _is_comparable(self, one: Communicator) -> bool:
-        return (
-            one.ended_ns is None
-            and one.nranks != 1
-            and one.rank is not None
-            and one.name != UNKNOWN
-            and one.instance not in self._doubtful
-        )
+        return one.nranks != 1 and one.rank is not None and one.name != UNKNOWN and one.instance not in self._doubtful
 
     def _last(self, one: Communicator, *, as_nccl_numbers: bool = False) -> LastCollectives[int] | None:
         """The last collectives of a communicator; None: it makes calls just now, or they are unknown.

@@ -256,6 +256,7 @@ class Collectives:
                 self._sequences.forget(forgotten)
         self._communicators.forget(forgotten)
         self._events.forget(forgotten)
+        self._agreement.forget(forgotten)
         if self._peers is not None:
             self._peers.forget(forgotten)
         if self._completion is not None:
@@ -279,7 +280,10 @@ class Collectives:
         names = named_namespaces() if settled or gone else {}
         for communicator in settled:
             owner = self._processes.get(communicator.tgid)
-            self._history.add_communicator(communicator, owner, _netns_label(owner, names))
+            # Ranks of one host are compared here.
+            elsewhere = communicator.local_ranks is None or communicator.local_ranks != communicator.nranks
+            last = self._agreement.last(communicator) if elsewhere else None
+            self._history.add_communicator(communicator, owner, _netns_label(owner, names), last)
         nameless = gone.keys() | self._vanished
         taken = []
         try:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.rank_identity import RankIdentity
 from railscope.agent.facts.snapshot import CommunicatorFacts, OpTotal
+from railscope.agent.facts.stall import LastCollectives
 from railscope.agent.node.collectives.call_counts import CallCount
 from railscope.agent.node.collectives.communicators import Communicator, format_label
 from railscope.agent.node.completion.completion import CommunicatorProgress
@@ -42,6 +43,8 @@ class _Ended:
     netns: str
     ended_ns: int
     ops: _Ops = field(default_factory=_ops)
+    last: LastCollectives[str] | None = None
+    """Of one whose ranks elsewhere may wait for this one."""
     facts: CommunicatorFacts | None = None
     """None: to be made."""
 
@@ -52,16 +55,31 @@ class CommunicatorHistory:
     def __init__(self) -> None:
         self._ended: dict[int | ProcessIdentity, _Ended] = {}
         """By instance; what a process did namelessly by its identity."""
+        self._told: defaultdict[str, set[LastCollectives[str]]] = defaultdict(set)
+        """By communicator: what is told of the last collectives of those."""
 
-    def add_communicator(self, communicator: Communicator, process: ObservedProcess | None, netns: str) -> None:
+    def add_communicator(
+        self,
+        communicator: Communicator,
+        process: ObservedProcess | None,
+        netns: str,
+        last: LastCollectives[str] | None = None,
+    ) -> None:
         """Add a communicator whose counts leave the kernel's table from now on.
+
+        `last`: what to tell of its last collectives; where another rank that has ended tells the same it is left out.
 
         Raises:
             ValueError: it lives.
         """
         if communicator.ended_ns is None:
             raise ValueError(f"communicator {communicator.instance} has not ended")
-        self._ended[communicator.instance] = _Ended(communicator, process, netns, communicator.ended_ns)
+        told = self._told[communicator.name]
+        if last in told:
+            last = None
+        if last is not None:
+            told.add(last)
+        self._ended[communicator.instance] = _Ended(communicator, process, netns, communicator.ended_ns, last=last)
 
     def add_count(self, count: CallCount) -> None:
         """Keep a row of a settled communicator that was taken out of the kernel's table."""
@@ -87,7 +105,12 @@ class CommunicatorHistory:
             rest = self._ended.keys() - set(old)
             old += sorted(rest, key=lambda key: self._ended[key].ended_ns)[:too_many]
         for key in old:
-            del self._ended[key]
+            ended = self._ended.pop(key)
+            told = self._told[ended.communicator.name]
+            if ended.last is not None:
+                told.discard(ended.last)
+            if not told:
+                del self._told[ended.communicator.name]
         return [key for key in old if isinstance(key, int)]
 
     def facts(
@@ -136,7 +159,8 @@ class CommunicatorHistory:
 def _of_ended(ended: _Ended, progress_of: Callable[[int], CommunicatorProgress | None]) -> CommunicatorFacts:
     if ended.facts is None:
         progress = progress_of(ended.communicator.instance)
-        ended.facts = _facts(ended.communicator, ended.process, ended.netns, ended.ops, progress, None, None)
+        facts = _facts(ended.communicator, ended.process, ended.netns, ended.ops, progress, None, None)
+        ended.facts = replace(facts, last=ended.last)
     return ended.facts
 
 

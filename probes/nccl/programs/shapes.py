@@ -22,6 +22,7 @@ WINDOW: Final = 1 << records.BLOCK_BITS
 """Collectives of which each is known, and length of the shortest block."""
 _NUMBERS: Final = (1 << 32) - 1
 _NO_ROOT: Final = 0xFFFF
+_PLACE_LEFT: Final = 1 << 31  # as in shapes.h
 _ROOTED: Final = frozenset({Op.Broadcast, Op.Reduce, Op.Gather, Op.Scatter})
 _COMPUTES: Final = frozenset({Op.Reduce, Op.ReduceScatter, Op.AllReduce})
 
@@ -78,7 +79,9 @@ class ShapeTable:
         return closed
 
     def recent(self, instance: int, calls: int) -> tuple[int, tuple[int, ...]] | None:
-        """The number of the last collective of a communicator that has made so many calls, and the last of them.
+        """The number of the last collective of a communicator that made so many calls, and the last of them.
+
+        Also of one that has ended, until another takes its place.
 
         The latest is last, as words for `Shape.from_word`; numbers are modulo 2^32.  None: they are not known.
 
@@ -86,13 +89,15 @@ class ShapeTable:
         """
         found = self._of(instance)
         if found is None:
+            found = self._of(instance | _PLACE_LEFT)
+        if found is None:
             return None
         last = (calls - int(found["unnumbered"])) & _NUMBERS
         words = found["shapes"].tolist()
         return last, tuple(words[(last - back) % WINDOW] for back in range(min(last, WINDOW), 0, -1))
 
     def free(self, instance: int) -> None:
-        """Give the place of a communicator that has ended to the next."""
+        """Give the place of a communicator whose process has ended to the next; it did not end itself."""
         if self._of(instance) is not None:
             at = (instance % records.SHAPES).to_bytes(4, "little")
             self._table.update(at, bytes(records.CALL_SHAPES.itemsize))
