@@ -47,7 +47,7 @@ PROGRAM_NS: Final[Mapping[str, float]] = {
     "plan_launch": 400.0,  # 350 to 460
     "socket_send": 480.0,  # 330 to 620
     "cuda": 650.0,  # 540 to 710 of a job that asks an event until it has happened; a record behind work is dearer
-    "driver_calls": 250.0,  # of a job on the double: see tests/root/test_driver_calls.py
+    "driver_calls": 250.0,  # 80 in a tight loop; in a job others take three to five times as long as there
     "ib_send": 1100.0,  # not on a job: what it takes above socket_send on a made-up connection, added to that
 }
 """What each program takes above the trap, ns.
