@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import os
 import platform
+import signal
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from railscope.probes.nccl.abi import DATA_TYPE_BYTES, DataType
 from railscope.probes.nccl.functions.entry_points import COLLECTIVE_FUNCTIONS, collective_cookie
 from railscope.probes.nccl.functions.probe_points import ProbePoints
 from railscope.probes.nccl.programs.calls import EnqueueTime, Loader, NcclPrograms, ProgramSettings
+from railscope.probes.nccl.programs.stops import Stops
 
 _BPF_MAP_CREATE: Final = 0
 _BPF_MAP_TYPE_ARRAY: Final = 2
@@ -235,7 +237,8 @@ def check_probes(config: Config, objects: Path) -> list[Finding]:
     works = all(finding.status == "ok" for finding in chosen)
     for mode in MODES:
         findings += run_guarded(mode.check, lambda mode=mode: [_mode(mode, works)])  # type: ignore[misc]
-    return findings + chosen + run_guarded("mapping events", lambda: _mapping_events(config.sysfs))
+    findings += [*chosen, *run_guarded("mapping events", lambda: _mapping_events(config.sysfs))]
+    return findings + run_guarded("stop signals", _stop_signals)
 
 
 def _map_type(check: str, kind: int, key_and_value_bytes: int, what: str) -> Finding:
@@ -352,3 +355,39 @@ def _mapping_events(sysfs: Path) -> list[Finding]:
         ]
     what = "the mmap event stream opens, but a test mapping was not reported: new libraries are found by scans"
     return [Finding("mapping events", "note", what, "run the agent in the host's pid namespace")]
+
+
+def _stop_signals() -> list[Finding]:
+    late = "a stopped rank is found by looking, and told of after --stall.floor"
+    try:
+        stops = Stops.load()
+    except LoadError as error:
+        return [Finding("stop signals", "note", f"{one_line(error)}: {late}", privilege_remedy())]
+    try:
+        told = _tells_of_a_stop(stops)
+    finally:
+        stops.close()
+    if told:
+        return [Finding("stop signals", "ok", "a test process that stopped was reported at once: so are stopped ranks")]
+    what = f"the program attaches, but a test process that stopped was not reported: {late}"
+    return [Finding("stop signals", "note", what, "report this line and your kernel version")]
+
+
+def _tells_of_a_stop(stops: Stops) -> bool:
+    """Whether a process that stops is told of: one of our own that waits until it is watched."""
+    waits, goes = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.read(waits, 1)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(0)
+    try:
+        stops.watch(pid)
+        os.write(goes, b".")
+        os.waitpid(pid, os.WUNTRACED)
+        return pid in stops.read()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(waits)
+        os.close(goes)
