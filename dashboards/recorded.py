@@ -64,6 +64,9 @@ WAITS_ELSEWHERE: Final = Recorded("comm_rank:railscope_waits_elsewhere:bool")
 RANKS_DISAGREE: Final = Recorded("comm:railscope_ranks_disagree:bool")
 """1 while ranks of a communicator tell different things of one block of collectives."""
 STALL_EVIDENCE: Final = Recorded("comm_cause:railscope_stall_evidence:max")
+ALL_RANKS_SEEN: Final = Recorded("comm:railscope_all_ranks_seen:bool", catalogue.COMM_ENQUEUED)
+STALL_NOT_JUDGED: Final = Recorded("comm:railscope_stall_not_judged:bool")
+"""1 of a stall of which this Prometheus only sees ranks that wait, and never saw all."""
 STALL_EVIDENCE_ROOT: Final = Recorded("comm:railscope_stall_evidence:root")
 """The evidence on stalls that are told of: those that no other communicator explains."""
 OPERATIONS_BEHIND_ROOT: Final = Recorded("comm_rank:railscope_operations_behind:root")

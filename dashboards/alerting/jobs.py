@@ -123,6 +123,22 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
     )
     yield Alert(
         Group.STALLS,
+        "RailscopeStallNotJudged",
+        Severity.WARNING,
+        str(recorded.STALL_NOT_JUDGED),
+        about="Ranks wait for others that this Prometheus never scraped: those may write a checkpoint, or hang.  "
+        "Scrape all hosts of a job with one Prometheus (deploy/prometheus/README.md).",
+        holds_for="5m",
+        because="Most checkpoints are written by then; after half an hour it counts as a stall.",
+        more_labels={"exported_job": _JOB},
+        summary="Communicator {{ $labels.comm }} waits for ranks that this Prometheus does not scrape",
+        description="Every rank of it that is scraped here waits for one that is not, so whether it is stalled cannot "
+        "be known here. Ask the Prometheus that scrapes the others: "
+        "railscope diagnose --prometheus URL --comm {{ $labels.comm }}",
+        page="RankBehindCommunicator",
+    )
+    yield Alert(
+        Group.STALLS,
         "RailscopeRankBehindCommunicator",
         Severity.CRITICAL,
         str(recorded.OPERATIONS_BEHIND_ROOT),

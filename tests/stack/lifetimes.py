@@ -157,6 +157,11 @@ def _stall() -> Iterator[Life]:
         [*info, _only_fault("railscope_comm_stalled", {**ranks[1], **told}, 1)],
         {"RailscopeCollectiveStalled": [stalled]},
     )
+    yield Life(
+        "not judged",
+        [info[1], _only_fault("railscope_comm_stalled", {**ranks[1], "op": "AllReduce", "cause": "rank_behind"}, 1)],
+        {"RailscopeStallNotJudged": [{"comm": "aa", "exported_job": "4711", **WARNING}]},
+    )
     waits = {"op": "cuStreamSynchronize", "cause": "unseen_work_stuck"}
     yield Life(
         "unseen work",
