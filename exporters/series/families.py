@@ -379,8 +379,10 @@ def _last_collectives(
     stalls: NodeStalls, collectives: NodeCollectives
 ) -> Iterable[tuple[RankKey, LastCollectives[str]]]:
     """Of ranks that stall, and of those that have left others alone."""
+    # Where jobs fix NCCL's id, a later job's rank has the name of one that has left.
+    living = {one.identity.key for one in collectives.communicators if one.alive}
     left = {one.identity.key: one.last for one in collectives.communicators if one.last is not None}
-    return (left | dict(stalls.last)).items()
+    return ({key: last for key, last in left.items() if key not in living} | dict(stalls.last)).items()
 
 
 def _times(collectives: NodeCollectives, detail: Detail) -> Iterator[Draft]:

@@ -282,9 +282,9 @@ def with_communicators(snapshot: Snapshot, *communicators: CommunicatorFacts) ->
 
 
 def without_ranks(snapshot: Snapshot) -> Snapshot:
-    """The snapshot without what is told of single ranks beside their communicators: arrivals, times, peers."""
+    """The snapshot without what is told of single ranks beside their communicators: times, peers, failovers."""
     times = replace(snapshot.collectives.times, by_rank=(), arrivals=())
-    return replace(snapshot, collectives=replace(snapshot.collectives, times=times, peers=()))
+    return replace(snapshot, collectives=replace(snapshot.collectives, times=times, peers=(), degraded=()))
 
 
 def stall(*, ended_ns: int | None = None) -> Stall:

@@ -111,7 +111,55 @@ def test_what_the_collectives_of_a_living_communicator_were_is_a_fact_and_ranks_
     assert last is not None
     assert last.shapes[-1] == "AllReduce of 16 bytes float32"
     node.end(11, 2 * SECOND_NS)
+    assert node.collectives.disagreement(f"{7:016x}") == found
+
+
+def make_one(node: Node, tgid: int, rank: int, *payloads: int, first_ns: int = SECOND_NS) -> None:
+    """A process with a rank of communicator 7 that made these collectives."""
+    node.begin(tgid)
+    node.kernel.communicator(tgid, tgid, comm_hash=7, rank=rank)
+    node.kernel.event(tgid, tgid, LifecycleKind.INIT, time_ns=first_ns)
+    for payload in payloads:
+        node.kernel.call(tgid, tgid, 1, bytes_each=payload)
+        node.kernel.shapes.make(tgid, payload=payload)
+    for row in node.kernel.communicators.rows.values():
+        row["sequence"] = len(payloads)
+
+
+def test_a_rank_that_left_is_compared_with_those_that_stay_before_and_after_its_counts_are_put_away(node: Node) -> None:
+    for tgid, last in ((10, 8), (11, 16)):
+        make_one(node, tgid, tgid - 10, 4, last)
+    node.settle(SECOND_NS)
+    node.end(11, 2 * SECOND_NS)
+    found = node.collectives.disagreement(f"{7:016x}")
+    assert found is not None
+    assert found.sentence == (
+        "collective 2 is AllReduce of 8 bytes float32 on rank 0, but AllReduce of 16 bytes float32 on rank 1"
+    )
+    node.settle(60 * SECOND_NS)
+    assert node.collectives.disagreement(f"{7:016x}") == found
+
+
+def test_a_later_job_s_ranks_are_not_compared_with_those_that_had_left(node: Node) -> None:
+    make_one(node, 11, 1, 4, 16)
+    node.settle(SECOND_NS)
+    node.end(11, 2 * SECOND_NS)
+    node.settle(3 * SECOND_NS)
+    make_one(node, 12, 0, 4, 8, first_ns=4 * SECOND_NS)
+    node.settle(5 * SECOND_NS)
     assert node.collectives.disagreement(f"{7:016x}") is None
+
+
+def test_of_one_host_the_ranks_that_left_tell_once_what_they_called_last(node: Node) -> None:
+    for tgid, last in ((10, 8), (11, 8), (12, 16)):
+        make_one(node, tgid, tgid - 10, 4, last)
+    node.settle(SECOND_NS)
+    for tgid in (10, 11, 12):
+        node.end(tgid, 2 * SECOND_NS)
+    node.settle(60 * SECOND_NS)
+    told = {one.identity.rank: one.last for one in node.facts().communicators}
+    shown = {rank: last.shapes[-1] for rank, last in told.items() if last is not None}
+    assert shown == {"0": "AllReduce of 8 bytes float32", "2": "AllReduce of 16 bytes float32"}
 
 
 @pytest.mark.parametrize(("nvml_dev", "gpu"), [(5, "5"), (-1, "0")])

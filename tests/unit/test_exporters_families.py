@@ -355,3 +355,14 @@ def test_no_two_series_of_a_family_have_the_same_labels_and_the_budget_holds(sna
     core = count(make_families(replace(with_communicators(snapshot), rails=())))
     assert count(shown) <= max(limit, core)
     assert count(shown) + budget.dropped_total == count(make_families(snapshot, SeriesBudget(10**9)))
+
+
+def test_what_a_rank_that_left_called_last_is_told_unless_a_later_job_s_rank_has_its_name() -> None:
+    last = LastCollectives(7, ("AllReduce of 8 bytes float32",))
+    gone = replace(communicator(comm="00c0ffee00c0ff01", rank="2"), alive=False, last=last)
+    shown = make_families(with_communicators(EMPTY, gone))
+    assert samples(shown, "comm_stall_collectives") == [
+        ({"comm": "00c0ffee00c0ff01", "rank": "2", "last": "AllReduce of 8 bytes float32"}, 7)
+    ]
+    again = communicator(comm="00c0ffee00c0ff01", rank="2", pid=9999)
+    assert not samples(make_families(with_communicators(EMPTY, gone, again)), "comm_stall_collectives")

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, Protocol
 
 import numpy as np
@@ -40,6 +41,7 @@ _PLACE_BITS: Final = 17
 """Of a block's number, told beside 4 bits of its length and 32 of its signature: a float64 holds 53 exactly."""
 _TOLD: Final = 16
 """Collectives of a rank that is stalled, for hosts that cannot see each other's: a label of half a kilobyte."""
+_NONE_LEFT: Final[Mapping[int, LastCollectives[str]]] = MappingProxyType({})
 _NUMBERS: Final = np.uint64((1 << 32) - 1)
 
 
@@ -106,10 +108,12 @@ class Agreement:
         for at in np.flatnonzero(differs.any(axis=1)).tolist():
             self._differ(compared[beside[at]], compared[at], words[at], differs[at])
 
-    def find(self, ranks: Iterable[Communicator]) -> Disagreement | None:
+    def find(
+        self, ranks: Iterable[Communicator], left: Mapping[int, LastCollectives[str]] = _NONE_LEFT
+    ) -> Disagreement | None:
         """The first of the last collectives in which ranks of one communicator differ, if they make no call now.
 
-        None: they do not differ, or that is unknown.
+        None: they do not differ, or that is unknown.  `left`: what those that have left called last, by rank.
         """
         ends = list(ranks)
         late = not all(one.whole for one in ends)
@@ -118,7 +122,11 @@ class Agreement:
             last = self._last(one, as_nccl_numbers=late)
             if last is not None and one.rank is not None:
                 known[one.rank] = last
-        return find_disagreement(known, _describe)
+        found = find_disagreement(known, _describe)
+        if found is not None or late or not left:
+            return found
+        told = {rank: LastCollectives(one.last, tuple(map(_describe, one.shapes))) for rank, one in known.items()}
+        return find_disagreement({**left, **told}, str)
 
     def last(self, one: Communicator) -> LastCollectives[str] | None:
         """The last few collectives of a communicator that makes no call now, or has just ended; None: unknown."""

@@ -166,7 +166,15 @@ class Collectives:
 
         None: nowhere in the last ones, or that is unknown.
         """
-        return self._agreement.find(self._communicators.living_ranks(comm))
+        living = self._communicators.living_ranks(comm)
+        began_ns = max((one.first_ns for one in living), default=0)
+        left = {}
+        for one in self._communicators.ended_ends(comm):
+            last = self._history.last_of(one.instance) or self._agreement.last(one)
+            # One that had left before was of another job.
+            if last is not None and one.rank is not None and (one.ended_ns or 0) > began_ns:
+                left[one.rank] = last
+        return self._agreement.find(living, left)
 
     def last_collectives(self, instance: int) -> LastCollectives[str] | None:
         """The last few collectives of a communicator that makes no call now; None: they are unknown."""
@@ -280,9 +288,7 @@ class Collectives:
         names = named_namespaces() if settled or gone else {}
         for communicator in settled:
             owner = self._processes.get(communicator.tgid)
-            # Ranks of one host are compared here.
-            elsewhere = communicator.local_ranks is None or communicator.local_ranks != communicator.nranks
-            last = self._agreement.last(communicator) if elsewhere else None
+            last = self._agreement.last(communicator)
             self._history.add_communicator(communicator, owner, _netns_label(owner, names), last)
         nameless = gone.keys() | self._vanished
         taken = []

@@ -44,7 +44,9 @@ class _Ended:
     ended_ns: int
     ops: _Ops = field(default_factory=_ops)
     last: LastCollectives[str] | None = None
-    """Of one whose ranks elsewhere may wait for this one."""
+    """Its last collectives; None: unknown."""
+    told: bool = False
+    """Those are shown, for ranks on other hosts."""
     facts: CommunicatorFacts | None = None
     """None: to be made."""
 
@@ -67,19 +69,26 @@ class CommunicatorHistory:
     ) -> None:
         """Add a communicator whose counts leave the kernel's table from now on.
 
-        `last`: what to tell of its last collectives; where another rank that has ended tells the same it is left out.
+        `last`: its last collectives, where they are known.  They are shown where ranks may be on other hosts, and no
+        other one of this host that has ended shows the same.
 
         Raises:
             ValueError: it lives.
         """
         if communicator.ended_ns is None:
             raise ValueError(f"communicator {communicator.instance} has not ended")
-        told = self._told[communicator.name]
-        if last in told:
-            last = None
-        if last is not None:
-            told.add(last)
-        self._ended[communicator.instance] = _Ended(communicator, process, netns, communicator.ended_ns, last=last)
+        elsewhere = communicator.local_ranks is None or communicator.local_ranks != communicator.nranks
+        told = last is not None and elsewhere and last not in self._told[communicator.name]
+        if told and last is not None:
+            self._told[communicator.name].add(last)
+        self._ended[communicator.instance] = _Ended(
+            communicator, process, netns, communicator.ended_ns, last=last, told=told
+        )
+
+    def last_of(self, instance: int) -> LastCollectives[str] | None:
+        """The last collectives of a communicator that has ended; None: they are unknown."""
+        ended = self._ended.get(instance)
+        return ended.last if ended is not None else None
 
     def add_count(self, count: CallCount) -> None:
         """Keep a row of a settled communicator that was taken out of the kernel's table."""
@@ -106,10 +115,9 @@ class CommunicatorHistory:
             old += sorted(rest, key=lambda key: self._ended[key].ended_ns)[:too_many]
         for key in old:
             ended = self._ended.pop(key)
-            told = self._told[ended.communicator.name]
-            if ended.last is not None:
-                told.discard(ended.last)
-            if not told:
+            if ended.told and ended.last is not None:
+                self._told[ended.communicator.name].discard(ended.last)
+            if not self._told.get(ended.communicator.name, True):
                 del self._told[ended.communicator.name]
         return [key for key in old if isinstance(key, int)]
 
@@ -160,7 +168,7 @@ def _of_ended(ended: _Ended, progress_of: Callable[[int], CommunicatorProgress |
     if ended.facts is None:
         progress = progress_of(ended.communicator.instance)
         facts = _facts(ended.communicator, ended.process, ended.netns, ended.ops, progress, None, None)
-        ended.facts = replace(facts, last=ended.last)
+        ended.facts = replace(facts, last=ended.last if ended.told else None)
     return ended.facts
 
 

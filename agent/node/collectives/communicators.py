@@ -152,13 +152,17 @@ class Communicators:
 
     def ended_ranks(self, name: str) -> set[str]:
         """Ranks whose end of a communicator has ended, by its name: none where that is not known."""
+        return {format_label(one.rank) for one in self.ended_ends(name)}
+
+    def ended_ends(self, name: str) -> list[Communicator]:
+        """The ends of a communicator on this host that have ended, by its name; those without a rank are left out."""
         if name == UNKNOWN:
-            return set()
+            return []
         numbered = self._of_hash.get(int(name.partition("~")[0], 16), ())
         ends = [end for one in numbered if (end := self.get(one)) is not None and end.name == name]
         # Where jobs fix NCCL's id, the next one's communicator has the same name.
         living = {one.rank for one in ends if one.ended_ns is None}
-        return {format_label(one.rank) for one in ends if one.rank is not None and one.rank not in living}
+        return [one for one in ends if one.ended_ns is not None and one.rank is not None and one.rank not in living]
 
     def record_events(self, events: Records) -> set[int]:
         """Record lifecycle events (dtype LIFECYCLE_EVENT); returns the processes they came from."""
