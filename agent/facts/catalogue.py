@@ -334,9 +334,8 @@ COMM_DEGRADED: Final = _gauge(
     "comm_degraded_connections",
     "comm rank rail device port carried_by status vendor_error",
     "Connections of this rank that keep off a port which failed: NCCL goes on, and carried_by is the device that "
-    "carries the port's share. status and vendor_error are those of the completion that told it; unknown and empty "
-    "where the port had failed before railscope saw the connection. comm and rank are unknown while nothing more than "
-    "the connection is known. Absent while there are none.",
+    "carries the port's share. status and vendor_error are those of the completion that told it. comm and rank are "
+    "unknown while nothing more than the connection is known. Absent while there are none.",
 )
 COMM_IDENTITY_CONFLICTS: Final = _counter(
     "comm_identity_conflicts",

@@ -475,9 +475,9 @@ class FailedOver:
     carried_by: str
     """The device that carries the port's share."""
     status: str
-    """Of the completion that told NCCL, as libibverbs names it; `unknown`: the port failed before that was seen."""
-    vendor_error: int | None
-    """Its vendor's number; None: not known."""
+    """Of the completion that told NCCL, as libibverbs names it."""
+    vendor_error: int
+    """Its vendor's number."""
     connections: int
     """Of both directions; to one peer a rank has several."""
 

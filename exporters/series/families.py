@@ -279,10 +279,6 @@ def _communicators(communicators: tuple[CommunicatorFacts, ...]) -> Iterator[Dra
     yield Draft(catalogue.COMM_REPLAYED, ((rank, one.replayed) for rank, one in seen if one.replayed))
 
 
-def _hexadecimal(number: int | None) -> str:
-    return "" if number is None else f"{number:#x}"
-
-
 def _failovers(snapshot: Snapshot) -> Iterator[Draft]:
     collectives = snapshot.collectives
     if collectives.failed_over is not None:
@@ -294,7 +290,7 @@ def _failovers(snapshot: Snapshot) -> Iterator[Draft]:
             (
                 (
                     *(one.comm, one.rank, rails.get((one.device, one.port), ""), one.device, one.port),
-                    *(one.carried_by, one.status, _hexadecimal(one.vendor_error)),
+                    *(one.carried_by, one.status, f"{one.vendor_error:#x}"),
                 ),
                 one.connections,
             )

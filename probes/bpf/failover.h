@@ -7,18 +7,14 @@
  * marks the port as failed, gives its queue pairs' work to those of the next port, and sends again what was lost
  * (src/transport/net_ib/p2p_resiliency.cc).  That function is called for nothing else, so its probes cost nothing while
  * nothing fails.  Of the completions that follow on the same port, those of work that was under way, none is told.
- *
- * What had failed before, when nobody watched, is found when a connection is learned (posting.h).
  */
 #ifndef RAILSCOPE_FAILOVER_H
 #define RAILSCOPE_FAILOVER_H
 
-#include "observed.h"
-#include "proxy_tables.h"
+#include "completion.h"
 
 #define IB_MOST_DEVICES 8 /* NCCL_IB_MAX_DEVS_PER_NIC; 4 before 2.30 */
 #define PORT_OK 0 /* ncclIbResiliencyDevStateOk */
-#define FAILED_BEFORE (-1) /* in place of a result */
 
 /* The head of an ibv_wc (libibverbs, infiniband/verbs.h): its layout is part of that library's ABI. */
 struct work_completion {
@@ -41,7 +37,7 @@ struct failover_event {
 	__u32 queue_pair;
 	__u32 status; /* enum ibv_wc_status */
 	__u32 vendor_error;
-	__s32 result; /* 0: NCCL goes on; FAILED_BEFORE: nobody saw it; else the ncclResult_t that it gives up with */
+	__s32 result; /* 0: NCCL goes on; else the ncclResult_t that it gives up with */
 	__u32 place; /* of the failed port, among the connection's */
 	__u32 count; /* of the connection's ports */
 	__u32 state; /* of the failed port now: enum ncclIbResiliencyDevState */
@@ -128,75 +124,6 @@ static __always_inline __u64 port_state(__u64 resiliency, const struct internals
 	       layout->resiliency_device_state;
 }
 
-/* A port of a connection failed: sends ask from now on, and the reader learns of it. */
-static __noinline int tell_failed(const struct failover_call *call, __u64 thread, __u32 library, __s32 result, __u32 state)
-{
-	const struct internals_layout *layout = bpf_map_lookup_elem(&internals_layouts, &library);
-	struct failed_over_key key = {.tgid = thread >> 32};
-	struct failover_event *event;
-	__u32 one = 1, slot = 0;
-
-	if (!call || !layout)
-		return 0;
-	if (result <= 0) {
-		key.comm = call->comm;
-		bpf_map_update_elem(&failed_over, &key, &call->resiliency, BPF_ANY);
-		bpf_map_update_elem(&any_failed_over, &slot, &one, BPF_ANY);
-	}
-	event = bpf_ringbuf_reserve(&failover_events, sizeof(*event), 0);
-	if (!event) {
-		count_failover_stat(FAILOVER_STAT_RING_FULL);
-		return 0;
-	}
-	event->time_ns = bpf_ktime_get_ns();
-	event->comm = call->comm;
-	event->resiliency = call->resiliency;
-	event->tgid = thread >> 32;
-	event->tid = (__u32)thread;
-	event->library = library;
-	event->queue_pair = call->queue_pair;
-	event->status = call->status;
-	event->vendor_error = call->vendor_error;
-	event->result = result;
-	event->place = call->place;
-	event->count = call->count;
-	event->state = state;
-	for (__u32 i = 0; i < IB_MOST_DEVICES; i++) {
-		event->devices[i] = NO_NET_DEVICE;
-		if (i < call->count &&
-		    read_user(&event->devices[i], 4, call->comm + layout->ib_devices + i * layout->ib_device_stride)) {
-			event->devices[i] = NO_NET_DEVICE;
-			count_failover_stat(FAILOVER_STAT_UNREADABLE);
-		}
-	}
-	bpf_ringbuf_submit(event, BPF_RB_FORCE_WAKEUP);
-	return 0;
-}
-
-/* Of a connection that is seen for the first time: which of its ports failed before.  Of another plugin's: none. */
-static __noinline int find_failed_before(__u64 comm, __u32 tgid, __u32 library)
-{
-	const struct internals_layout *layout = bpf_map_lookup_elem(&internals_layouts, &library);
-	struct failover_call call = {.comm = comm};
-	__u64 back = 0;
-
-	if (!layout || layout->ib_resiliency == NO_OFFSET || layout->resiliency_comm == NO_OFFSET)
-		return 0;
-	if (read_user(&call.resiliency, 8, comm + layout->ib_resiliency) || !call.resiliency ||
-	    read_user(&back, 8, call.resiliency + layout->resiliency_comm) || back != comm ||
-	    read_user(&call.count, 4, call.resiliency + layout->resiliency_count) || call.count > IB_MOST_DEVICES)
-		return 0;
-	for (__u32 i = 0; i < IB_MOST_DEVICES; i++) {
-		__u32 state = PORT_OK;
-
-		if (i >= call.count || read_user(&state, 4, port_state(call.resiliency, layout, i)) || state == PORT_OK)
-			continue;
-		call.place = i;
-		tell_failed(&call, (__u64)tgid << 32, library, FAILED_BEFORE, state);
-	}
-	return 0;
-}
-
 /* ncclIbResiliencyHandleCompletionError(resiliency, completion, place). */
 SEC("uprobe")
 int failover_entry(struct registers *ctx)
@@ -236,28 +163,66 @@ int failover_return(struct registers *ctx)
 {
 	__u32 library = COOKIE_LIBRARY(bpf_get_attach_cookie(ctx));
 	__s32 result = (__s32)RETURN_VALUE(ctx);
+	__u32 tid = (__u32)bpf_get_current_pid_tgid();
 	const struct internals_layout *layout;
+	struct failed_over_key key = {};
+	struct failover_event *event;
 	struct failover_call call;
 	struct failover_call *known;
+	__u32 state = 0, one = 1, slot = 0;
 	struct thread thread;
-	__u32 state = 0;
 
 	count_failover_stat(FAILOVER_STAT_CALLS);
 	if (!observed_thread(&thread))
 		return 0;
-	known = bpf_map_lookup_elem(&failover_calls, &thread.tid);
+	tid = thread.tid;
+	known = bpf_map_lookup_elem(&failover_calls, &tid);
 	layout = bpf_map_lookup_elem(&internals_layouts, &library);
 	if (!known || !layout)
 		return 0;
 	call = *known;
-	bpf_map_delete_elem(&failover_calls, &thread.tid);
+	bpf_map_delete_elem(&failover_calls, &tid);
 	if (read_user(&state, 4, port_state(call.resiliency, layout, call.place))) {
 		count_failover_stat(FAILOVER_STAT_UNREADABLE);
 		return 0;
 	}
-	if (result < 0 || (result == 0 && state == PORT_OK))
+	if (result == 0 && state == PORT_OK)
 		return 0; /* nothing was moved */
-	return tell_failed(&call, (__u64)thread.tgid << 32 | thread.tid, library, result, state);
+	if (result == 0) {
+		key.comm = call.comm;
+		key.tgid = thread.tgid;
+		bpf_map_update_elem(&failed_over, &key, &call.resiliency, BPF_ANY);
+		bpf_map_update_elem(&any_failed_over, &slot, &one, BPF_ANY);
+	}
+	event = bpf_ringbuf_reserve(&failover_events, sizeof(*event), 0);
+	if (!event) {
+		count_failover_stat(FAILOVER_STAT_RING_FULL);
+		return 0;
+	}
+	event->time_ns = bpf_ktime_get_ns();
+	event->comm = call.comm;
+	event->resiliency = call.resiliency;
+	event->tgid = thread.tgid;
+	event->tid = thread.tid;
+	event->library = library;
+	event->queue_pair = call.queue_pair;
+	event->status = call.status;
+	event->vendor_error = call.vendor_error;
+	event->result = result;
+	event->place = call.place;
+	event->count = call.count;
+	event->state = state;
+#pragma unroll /* in older kernels no loop may go back from a call */
+	for (__u32 i = 0; i < IB_MOST_DEVICES; i++) {
+		event->devices[i] = NO_NET_DEVICE;
+		if (i < call.count &&
+		    read_user(&event->devices[i], 4, call.comm + layout->ib_devices + i * layout->ib_device_stride)) {
+			event->devices[i] = NO_NET_DEVICE;
+			count_failover_stat(FAILOVER_STAT_UNREADABLE);
+		}
+	}
+	bpf_ringbuf_submit(event, BPF_RB_FORCE_WAKEUP);
+	return 0;
 }
 
 /*
@@ -275,6 +240,7 @@ static __noinline __u32 failed_ports(__u64 comm, __u32 tgid, __u32 library, __u3
 	/* Another connection may have this address by now. */
 	if (!layout || !resiliency || read_user(&now, 8, comm + layout->ib_resiliency) || now != *resiliency)
 		return 0;
+#pragma unroll /* in older kernels no loop may go back from a call */
 	for (__u32 i = 0; i < IB_MOST_DEVICES; i++) {
 		__u32 state = PORT_OK;
 

@@ -6,7 +6,6 @@
 #define RAILSCOPE_POSTING_H
 
 #include "elsewhere.h"
-#include "failover.h"
 #include "proxy_tables.h"
 
 /* The leading bytes of a ncclProxyOp; everything read of it for each one lies there (2.20 to 2.32). */
@@ -100,8 +99,8 @@ VERIFIED_ONCE int learn_connection(struct walk *walk, __u64 address, __u32 peer_
 
 		if (offset != NO_OFFSET && !read_user(&word, 4, resources + offset))
 			fresh.net_device = word;
-		if (of_comm != NO_OFFSET && !read_user(&fresh.net_comm, 8, resources + of_comm) && fresh.net_comm)
-			find_failed_before(fresh.net_comm, walk->tgid, slot);
+		if (of_comm != NO_OFFSET)
+			read_user(&fresh.net_comm, 8, resources + of_comm);
 	}
 	if (bpf_map_update_elem(&connections, &key, &fresh, BPF_ANY))
 		lose(walk, INTERNAL_FULL);

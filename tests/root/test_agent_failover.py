@@ -83,16 +83,14 @@ def test_the_agent_shows_what_runs_degraded_until_nccl_takes_the_port_back() -> 
         assert [value for _, value in agent.samples(MOVED, status=SAID["status"])] == [1]
 
 
-def test_an_agent_that_comes_later_shows_it_too_until_the_process_ends() -> None:
-    with job() as moving:
+def test_it_ends_with_the_process() -> None:
+    with job() as moving, beside(moving.pid) as agent:
+        agent.until(lambda: agent.samples("railscope_probe_attached", program="failover") != [])
+        moving.send()
         moving.fail(0)
-        with beside(moving.pid) as agent:
-            agent.until(lambda: agent.samples("railscope_probe_attached", program="failover") != [])
-            moving.send()
-            agent.until(lambda: [value for _, value in agent.samples(DEGRADED, **WHOSE, status="unknown")] == [1])
-            assert [value for _, value in agent.samples(MOVED)] == [0, 0]
-            moving.die()
-            agent.until(lambda: agent.samples(DEGRADED) == [])
+        agent.until(lambda: [value for _, value in agent.samples(DEGRADED, **WHOSE, **SAID)] == [1])
+        moving.die()
+        agent.until(lambda: agent.samples(DEGRADED) == [])
 
 
 def test_where_nccl_cannot_fail_over_there_is_no_count() -> None:

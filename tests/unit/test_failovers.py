@@ -22,7 +22,6 @@ from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.layouts.layout import Layouts, Structure
 from railscope.probes.nccl.memory.net_devices import NetDevice
 from railscope.probes.nccl.records.failover import (
-    FAILED_BEFORE,
     FAILOVER_EVENT,
     MOST_PORTS,
     SIZES,
@@ -207,21 +206,6 @@ def test_what_nccl_gives_up_is_no_failover(process: Process, caplog: pytest.LogC
     assert "NCCL gives a connection up: IBV_WC_RETRY_EXC_ERR, vendor error 0x81" in caplog.text
 
 
-def test_a_port_that_failed_before_anybody_looked_is_known_and_not_counted(
-    process: Process, caplog: pytest.LogCaptureFixture
-) -> None:
-    process.fail(result=FAILED_BEFORE)
-    process.set_state(0, PortState.ERROR)
-    assert process.read() == (failed_over(status="unknown", vendor_error=None),)
-    assert process.failovers.totals() == dict.fromkeys(MOVED, 0)
-    assert "process 10: a connection keeps off mlx5_0 port 1, which had failed" in caplog.text
-    process.set_state(0, PortState.OK)
-    assert process.read() == ()
-    process.fail()
-    process.fail(result=FAILED_BEFORE)  # as where the connection is learned anew
-    assert process.read() == (failed_over(),)
-
-
 def test_whose_the_connection_is_may_be_known_later(process: Process) -> None:
     owners, process.source.owners = process.source.owners, {}
     process.fail()
@@ -272,7 +256,6 @@ def test_the_header_and_the_records_agree() -> None:
         compare(HEADER, name, dtype, size_bytes)
     stats = [f"FAILOVER_STAT_{stat.name}" for stat in FailoverStat]
     assert enumeration(HEADER, "failover_stat") == [*stats, "FAILOVER_STAT_COUNT"]
-    assert "#define FAILED_BEFORE (-1) " in HEADER
     assert (constants(HEADER)["IB_MOST_DEVICES"], constants(HEADER)["PORT_OK"]) == (MOST_PORTS, PortState.OK)
 
 

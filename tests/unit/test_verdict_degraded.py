@@ -83,14 +83,6 @@ def test_what_is_not_known_is_said() -> None:
     assert any("whose they are" in line for line in finding.unknown)
 
 
-def test_an_agent_that_came_later_does_not_know_why_the_port_failed() -> None:
-    finding = one_of(replace(MOVED, status="unknown", vendor_error=""))
-    assert finding.evidence[0] == (
-        "host1: 8 connections of rank 3 left mlx5_0 port 1: the agent came after it had failed, so that why is not "
-        "known"
-    )
-
-
 @pytest.mark.parametrize(("comm", "findings"), [(COMM, 1), (OTHER, 0), (None, 1)])
 def test_who_asks_for_a_communicator_hears_of_that_one(comm: str | None, findings: int) -> None:
     assert len(judged(MOVED, comm=comm).findings) == findings

@@ -89,9 +89,8 @@ def _evidence(place: _Port, rows: Sequence[FailedOver]) -> Sequence[str]:
     said = sorted({(row.status, row.vendor_error) for row in rows})
     ranks = format_rank_numbers(sorted({row.rank for row in rows}))
     moved = _connections(sum(row.connections for row in rows))
-    told = "; ".join(f"{status}, vendor error {vendor}" for status, vendor in said[:_MOST_LINES] if vendor)
-    why = f"the completions said {told}" if told else "the agent came after it had failed, so that why is not known"
-    lines = [f"{host}: {moved} of {ranks} left {device} port {port or UNKNOWN}: {why}"]
+    told = "; ".join(f"{status}, vendor error {vendor}" for status, vendor in said[:_MOST_LINES])
+    lines = [f"{host}: {moved} of {ranks} left {device} port {port or UNKNOWN}: the completions said {told}"]
     carriers = {row.carried_by: row.carrier_transmit for row in rows}
     now = ", ".join(f"{name} {format_rate(rate)}" for name, rate in sorted(carriers.items()))
     lines.append(f"{host} sends now: {device} {format_rate(rows[0].transmit)}, {now} (port bytes, of all its jobs)")

@@ -22,7 +22,7 @@ from railscope.agent.node.targets.memory import PortStates, ProcessMemory
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.memory.net_devices import NetDevice
-from railscope.probes.nccl.records.failover import FAILED_BEFORE, SURVIVED, FailoverLayout, PortState, status_name
+from railscope.probes.nccl.records.failover import SURVIVED, FailoverLayout, PortState, status_name
 
 _log = logging.getLogger("railscope.failover")
 
@@ -61,9 +61,8 @@ class _Connection:
     library: int
     devices: tuple[int, ...]
     """Its ports, as NCCL numbers devices."""
-    failures: dict[int, tuple[str, int | None]] = field(default_factory=dict)
-    """Of each port that failed, by its place: the first completion's status and its vendor error, where they are known.
-    """
+    failures: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """Of each port that failed, by its place: the first completion's status and its vendor error."""
     instance: int = 0
     """Of its communicator; 0: not known."""
     searches: int = 0
@@ -134,16 +133,14 @@ class Failovers:
         return tuple(replace(one, connections=count) for one, count in found.items())
 
     def _record(self, event: Records) -> None:
-        tgid, place, result = int(event["tgid"]), int(event["place"]), int(event["result"])
+        tgid, place = int(event["tgid"]), int(event["place"])
         status, vendor_error = status_name(int(event["status"])), int(event["vendor_error"])
         said = f"{status}, vendor error {vendor_error:#x}, queue pair {int(event['queue_pair'])}"
-        before = result == FAILED_BEFORE
-        if result and not before:
+        if event["result"]:
             # What becomes of it is an error of the communicator, and counted as such.
             _log.warning("process %d: NCCL gives a connection up: %s", tgid, said)
             return
-        if not before:
-            self._totals[status] = self._totals.get(status, 0) + 1
+        self._totals[status] = self._totals.get(status, 0) + 1
         key = (tgid, int(event["comm"]))
         devices = tuple(event["devices"][: int(event["count"])].tolist())
         known = self._moved.get(key)
@@ -151,13 +148,8 @@ class Failovers:
             if len(self._moved) >= _MOST_KEPT:
                 return
             known = self._moved[key] = _Connection(int(event["resiliency"]), int(event["library"]), devices)
-        device, port = self._name(tgid, known, place)
-        if before:
-            if place not in known.failures:
-                known.failures[place] = (UNKNOWN, None)
-                _log.warning("process %d: a connection keeps off %s port %s, which had failed", tgid, device, port)
-            return
         known.failures[place] = (status, vendor_error)
+        device, port = self._name(tgid, known, place)
         _log.warning("process %d: NCCL moved a connection off %s port %s: %s", tgid, device, port, said)
 
     def _find_owners(self) -> None:

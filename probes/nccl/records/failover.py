@@ -26,10 +26,7 @@ FAILOVER_EVENT: Final = np.dtype(
         *(("result", "<i4"), ("place", "<u4"), ("count", "<u4"), ("state", "<u4"), ("devices", "<i4", MOST_PORTS)),
     ]
 )
-"""`result` 0: NCCL goes on; FAILED_BEFORE; else it gives up with that `ncclResult_t`.  `place`: of the failed one among
-`devices`."""
-FAILED_BEFORE: Final = -1
-"""In place of a result: nobody saw it, and neither status nor queue pair is known."""
+"""`result` 0: NCCL goes on; else it gives up with that `ncclResult_t`.  `place`: of the failed one among `devices`."""
 FAILED_OVER_KEY: Final = np.dtype([("comm", "<u8"), ("tgid", "<u4"), ("reserved", "<u4")])
 SIZES: Final = {"failover_event": (FAILOVER_EVENT, 96), "failed_over_key": (FAILED_OVER_KEY, 16)}
 """Each struct's dtype and the size that failover.h asserts, bytes."""
