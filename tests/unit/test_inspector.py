@@ -108,6 +108,20 @@ def test_a_process_is_not_read_again_at_once(world: World) -> None:
     assert world.look.process(world.process(busy_ns=10**9)) == first
 
 
+def test_a_process_to_which_something_happened_is_read_again_at_once_and_once(world: World) -> None:
+    world.connections = [connection(1, 0)]
+    process = world.process()
+    world.look.process(process)
+    asked = world.asked
+    world.clock.now_ns += 1000
+    stat = world.procfs / "5" / "stat"
+    stat.write_text(stat.read_text().replace(") S", ") T"))
+    assert world.look.process(process).condition == "running"
+    world.look.outdate(process)
+    assert [world.look.process(process).condition for _ in range(3)] == ["stopped"] * 3
+    assert world.asked == asked + 1
+
+
 def test_what_was_long_ago_is_not_part_of_the_last_moments(world: World) -> None:
     world.connections = [connection(1, 0)]
     for moved in (10**9, 2 * 10**9):
