@@ -226,28 +226,29 @@ int failover_return(struct registers *ctx)
 }
 
 /*
- * Of the first `count` ports of a connection those that failed, a bit each; their state is NCCL's own, so that a port
- * that it took back counts at once.  0 as well where all failed, or that cannot be read.
+ * Of the first `count` ports of a connection the one that failed, by its place, or `count`: none did.  NCCL goes on
+ * without one, never without two.  The state is NCCL's own, so that a port that it took back counts at once.
  */
-static __noinline __u32 failed_ports(__u64 comm, __u32 tgid, __u32 library, __u32 count)
+VERIFIED_ONCE __u32 failed_port(__u64 comm, __u32 tgid, __u32 library, __u32 count)
 {
 	struct failed_over_key key = {.comm = comm, .tgid = tgid};
 	const struct internals_layout *layout = bpf_map_lookup_elem(&internals_layouts, &library);
 	__u64 *resiliency = bpf_map_lookup_elem(&failed_over, &key);
 	__u64 now = 0;
-	__u32 failed = 0;
 
 	/* Another connection may have this address by now. */
 	if (!layout || !resiliency || read_user(&now, 8, comm + layout->ib_resiliency) || now != *resiliency)
-		return 0;
+		return count;
 #pragma unroll /* in older kernels no loop may go back from a call */
 	for (__u32 i = 0; i < IB_MOST_DEVICES; i++) {
 		__u32 state = PORT_OK;
 
-		if (i < count && !read_user(&state, 4, port_state(now, layout, i)) && state != PORT_OK)
-			failed |= 1U << i;
+		if (i >= count || read_user(&state, 4, port_state(now, layout, i)))
+			return count;
+		if (state != PORT_OK)
+			return i;
 	}
-	return failed == (1U << count) - 1 ? 0 : failed;
+	return count;
 }
 
 #endif

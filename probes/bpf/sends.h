@@ -24,7 +24,7 @@ struct {
 
 #define IB_MOST_REQUESTS 8 /* NCCL_NET_IB_MAX_RECVS */
 
-static __noinline int add_sent(__u32 tgid, __u32 library, __s32 device, __u64 bytes)
+VERIFIED_ONCE int add_sent(__u32 tgid, __u32 library, __s32 device, __u64 bytes)
 {
 	struct sent_key key = {.tgid = tgid, .device = device, .library = library};
 	struct sent *sent;
@@ -91,7 +91,7 @@ int ib_send(struct registers *ctx)
 	__u64 comm = FIRST_ARGUMENT(ctx);
 	__u64 slot = (__u32)SECOND_ARGUMENT(ctx);
 	__u64 total = 0, rest;
-	__u32 failed = 0, first = 0;
+	__u32 failed, first = 0;
 	__u32 *any;
 	struct thread thread;
 	__s32 wanted = 0, used = 0;
@@ -119,8 +119,7 @@ int ib_send(struct registers *ctx)
 		total += bytes;
 	}
 	any = bpf_map_lookup_elem(&any_failed_over, &first);
-	if (any && *any)
-		failed = failed_ports(comm, thread.tgid, library, used);
+	failed = any && *any ? failed_port(comm, thread.tgid, library, used) : (__u32)used;
 	rest = total;
 	for (int i = 0; i < IB_MOST_DEVICES; i++) {
 		__u64 share = i == used - 1 ? rest : total / (__u32)used;
@@ -129,7 +128,7 @@ int ib_send(struct registers *ctx)
 		if (i >= used)
 			break;
 		rest -= share;
-		for (int next = 1; next < IB_MOST_DEVICES && failed >> place & 1; next++)
+		if (place == failed)
 			place = place + 1 < (__u32)used ? place + 1 : 0;
 		add_sent(thread.tgid, library | NETWORK_IB << 16,
 			 net_device(comm + layout->ib_devices + place * layout->ib_device_stride), share);
