@@ -22,7 +22,7 @@ SOURCES: Final = Path(__file__).resolve().parent / "double"
 KERNEL_SOURCES: Final = ("kernel.c", "ring.c", "tree.c", "p2p.c", "passage.c", "simple.c", "ll.c", "reduce.c")
 """What plays a launch."""
 SHARED_OBJECT_SOURCES: Final = (
-    *("patch.c", "symbols.c", "runtime.c", "streams.c", "capture.c", "graph.c", "driver_api.c"),
+    *("patch.c", "symbols.c", "runtime.c", "streams.c", "capture.c", "graph.c", "driver_api.c", "patience.c"),
     *KERNEL_SOURCES,
 )
 DRIVER_SOURCES: Final = (

@@ -16,6 +16,13 @@ def double() -> Double:
     return build()
 
 
+@pytest.fixture(autouse=True)
+def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of NCCL that wait sleep (double/patience.c), unless a test is marked with `spins`."""
+    if request.node.get_closest_marker("spins") is None:
+        monkeypatch.setenv("NCCL_DOUBLE_PATIENT", "1")
+
+
 @pytest.fixture(scope="module")
 def two_hosts() -> Iterator[Fabric]:
     with Fabric(hosts=2, rails=2) as fabric:

@@ -16,7 +16,7 @@ from tests.fabric.agent_process import AgentProcess
 from tests.nccl.build import Double
 from tests.nccl.job import Job
 
-pytestmark = [pytest.mark.nccl, pytest.mark.slow]
+pytestmark = [pytest.mark.nccl, pytest.mark.slow, pytest.mark.spins]
 
 TIME, NO_TIME, STALLS = "one tick every 4 s", "one tick a second", " stalls in "
 

@@ -35,7 +35,7 @@ def attached(agent: AgentProcess) -> bool:
     return any(value for _, value in agent.samples("railscope_probe_attached"))
 
 
-@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize("blocking", [pytest.param(True, marks=pytest.mark.spins), False])
 def test_an_init_whose_peer_never_comes_is_a_stall_and_ends_when_the_peer_comes(
     two_hosts: Fabric, double: Double, tmp_path: Path, blocking: bool
 ) -> None:
@@ -66,7 +66,7 @@ def test_an_init_whose_peer_never_comes_is_a_stall_and_ends_when_the_peer_comes(
     assert [one["op"] for one in ended] == ["ncclCommInitRank"]
 
 
-@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize("blocking", [pytest.param(True, marks=pytest.mark.spins), False])
 def test_a_split_that_a_rank_never_calls_is_a_stall_of_its_parent(
     two_hosts: Fabric, double: Double, tmp_path: Path, blocking: bool
 ) -> None:
@@ -85,6 +85,7 @@ def test_a_split_that_a_rank_never_calls_is_a_stall_of_its_parent(
     assert (name, stall["comm"], stall["blamed_rank"]) == ("ncclCommSplit 0", comm, None)
 
 
+@pytest.mark.spins
 def test_ranks_that_each_receive_first_are_inside_the_connecting_of_ranks(
     two_hosts: Fabric, double: Double, tmp_path: Path
 ) -> None:

@@ -124,6 +124,7 @@ def stands_at(agent: Agent, entered: int) -> bool:
     return [one.value for one in agent.samples("comm_sequence")] == [entered]
 
 
+@pytest.mark.spins
 def test_rules_and_diagnose_name_the_rank_behind_though_every_agent_was_restarted(
     double: Double, tmp_path: Path
 ) -> None:

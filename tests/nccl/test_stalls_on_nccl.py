@@ -16,7 +16,7 @@ from tests.fabric.agent_process import AgentProcess
 from tests.nccl.build import Double
 from tests.nccl.job import Job
 
-pytestmark = pytest.mark.nccl
+pytestmark = [pytest.mark.nccl, pytest.mark.spins]
 
 LIMITS = ("--stall.floor", "1s", "--stall.after", "4s")
 CALLS = 100

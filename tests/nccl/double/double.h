@@ -6,6 +6,7 @@
  * it says on stderr, and what it cannot play ends the process with the name of what was asked for.
  *
  *   patch.c    finds libnccl's statically linked CUDA runtime and redirects it here
+ *   patience.c threads that ask a socket in vain sleep, where a job need not spin
  *   symbols.c  names and addresses in libnccl's .symtab
  *   runtime.c  the runtime's functions: memory, devices, pointers
  *   streams.c  streams, events, what waits for what
