@@ -57,16 +57,25 @@ demo: setup  ## two hosts, two rails, a real collective job, the agent beside it
 stack: setup packages-test  ## a job, agents, Prometheus and Alertmanager, to look at in a browser
 	$(BIN)/python -m tests.stack $(STACK)
 
+# Who sets it pays for each start: the tests start hundreds of Pythons, and each would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 # What runs real processes against clocks gets a second chance, in a process and with servers of its own, on a machine
 # that is busy otherwise; what needed it is listed with its traceback, and is to be mended.  Unit tests get none.  Two
-# files run side by side: three would be faster on two processors, and miss bounds of time.
-REAL := --ignore tests/unit --durations 25
-AGAIN = $(BIN)/python -m pytest --ignore tests/unit --last-failed --last-failed-no-failures none
+# files run side by side: three would be faster on two processors, and miss bounds of time.  Beside them run, one by
+# one, those that wait for servers most of the time; what they say is shown at the end.
+PYTEST := $(BIN)/python -m pytest
+SERVERS := tests/stack tests/nvml
+REAL := --ignore tests/unit $(addprefix --ignore ,$(SERVERS))
+twice = $(PYTEST) -o cache_dir=.pytest_cache/$(1) --durations 25 $(2) $(3) || { echo "A second chance for what failed:"; \
+	$(PYTEST) -o cache_dir=.pytest_cache/$(1) --last-failed --last-failed-no-failures none --maxfail 3 $(2); }
 test: setup packages-test $(STAMPS)/nccl lint  ## everything but the bench; says what it skipped and why
 	@failed=0; \
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 tests/unit || failed=1; \
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(REAL) \
-		|| { echo "A second chance for what failed:"; $(AGAIN) --maxfail 3; } || failed=1; \
+	$(PYTEST) --numprocesses auto --maxprocesses 8 --dist worksteal tests/unit || failed=1; \
+	{ $(call twice,servers,$(SERVERS)); } > $(STAMPS)/servers.log 2>&1 & servers=$$!; \
+	{ $(call twice,real,$(REAL),--numprocesses 2 --dist loadfile); } || failed=1; \
+	wait $$servers || failed=1; \
+	cat $(STAMPS)/servers.log; \
 	exit $$failed
 
 check: $(STAMPS)/venv build lint  ## format, lint, types, the map, and the unit tests that the change touches
