@@ -126,7 +126,7 @@ def _paces(library: Library) -> tuple[Scenario, ...]:
         fault(Kind.SLOW_RANK, library, 2, loads=(replace(job, slow=SlowSteps(400, slow)),), warm_seconds=1,
               fault_seconds=PACE_SECONDS),
         even_pace("every rank equally slow", library, replace(job, pace_us=430_000)),
-        even_pace("a rank slow in one step", library, replace(job, slow=SlowSteps(4000, slow, every=500))),
+        even_pace("a rank slow in one step", library, replace(job, slow=SlowSteps(1500, slow, every=500))),
         even_pace("ranks slow in turn", library, replace(job, slow=SlowSteps(400, None))),
     )  # fmt: skip
 
