@@ -91,11 +91,18 @@ static __always_inline struct host_call *returning_call(const struct registers *
 	return call && call->task == bpf_get_current_task() && STACK_POINTER(ctx) >= call->stack ? call : 0;
 }
 
-static __always_inline __u32 instance_of(__u64 comm, __u32 tgid)
+/* The communicator that a call is given.  One made before the probes came that made no call since is met here. */
+static __noinline __u32 given_instance(__u64 comm, __u32 library, struct thread *thread)
 {
-	struct communicator_key key = {.comm = comm, .tgid = tgid};
-	struct communicator *communicator = comm ? bpf_map_lookup_elem(&communicators, &key) : 0;
+	struct communicator_key key = {.comm = comm};
+	struct communicator *communicator;
 
+	if (!comm || !thread)
+		return 0;
+	key.tgid = thread->tgid;
+	communicator = bpf_map_lookup_elem(&communicators, &key);
+	if (!communicator)
+		communicator = settle_communicator(&key, library, thread);
 	return communicator ? communicator->instance : 0;
 }
 
@@ -117,7 +124,7 @@ int init_entry(struct registers *ctx)
 	describe_call(&init, ctx, cookie, &thread);
 	init.new_comm = argument(&arguments, COOKIE_PLACE(cookie, PLACE_NEW_COMM));
 	init.comm = argument(&arguments, COOKIE_PLACE(cookie, PLACE_PARENT));
-	init.instance = instance_of(init.comm, thread.tgid);
+	init.instance = given_instance(init.comm, COOKIE_LIBRARY(cookie), &thread);
 	if (COOKIE_PLACE(cookie, PLACE_RANKS) != PLACE_NONE)
 		init.nranks = argument(&arguments, COOKIE_PLACE(cookie, PLACE_RANKS));
 	if (COOKIE_PLACE(cookie, PLACE_RANK) != PLACE_NONE)
@@ -268,7 +275,7 @@ int call_entry(struct registers *ctx)
 	describe_call(&call, ctx, cookie, &thread);
 	call.comm = argument(&arguments, COOKIE_PLACE(cookie, PLACE_PARENT));
 	call.instance = call.kind == LIFECYCLE_INIT_WORK ? instance_in(FIRST_ARGUMENT(ctx), &thread)
-							   : instance_of(call.comm, thread.tgid);
+							   : given_instance(call.comm, COOKIE_LIBRARY(cookie), &thread);
 	begin_call(&call, &thread);
 	return 0;
 }

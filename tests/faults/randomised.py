@@ -71,8 +71,9 @@ def _fault(chance: random.Random, number: int) -> Drawn:
     slow = kind in (Kind.SLOW, Kind.SLOW_IN_SWITCH)
     sizes_bytes, paces_us = (_SLOW_SIZES_BYTES, _SLOW_PACES_US) if slow else (_SIZES_BYTES, _PACES_US)
     load = Load(size_bytes=chance.choice(sizes_bytes), pace_us=chance.choice(paces_us))
-    moment_seconds = chance.uniform(0, _LONGEST_MOMENT_SECONDS)
-    load = _with_its_fault(load, kind, host, chance.randrange(50, 120))
+    # What the job itself does comes with its call, which is not to be before the watching has begun.
+    moment_seconds = 0.0 if kind in OF_THE_JOB else chance.uniform(0, _LONGEST_MOMENT_SECONDS)
+    load = _with_its_fault(load, kind, host, chance.randrange(100, 170))
     scenario = fault(
         kind,
         library,
