@@ -97,7 +97,7 @@ class _Option:
 
     @property
     def kinds(self) -> tuple[type, ...]:
-        """How the file writes it."""
+        """The types of an option's value in the TOML file."""
         return {"N": (int,), "RATE": (int, float), "SHARE": (int, float)}.get(self.metavar, (str,))
 
 

@@ -75,7 +75,7 @@ class DeviceStatistics:
     """As the driver shows them, counters since it was loaded; as many as `names`."""
 
     def value(self, name: str) -> int | None:
-        """None: the driver has no statistic of this name."""
+        """What a statistic of the driver shows; None: the driver has none of this name."""
         return self.values[self.names.index(name)] if name in self.names else None
 
 

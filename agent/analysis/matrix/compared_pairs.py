@@ -37,7 +37,7 @@ class ComparedPairs(Columns[PairBytes]):
 
     @classmethod
     def from_pairs(cls, pairs: Iterable[PairBytes]) -> ComparedPairs:
-        """These pairs, in their order."""
+        """Pairs of GPUs with their bytes as columns, in their order."""
         rows = [(pair.source, pair.destination, pair.observed, pair.predicted) for pair in pairs]
         return cls(*np.array(rows, dtype=np.int64).reshape(-1, 4).T)
 

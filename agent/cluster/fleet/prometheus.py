@@ -174,22 +174,28 @@ class PrometheusStore:
         return lambda: http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
 
     def query(self, expression: str, at: float | None = None) -> tuple[Sample, ...]:
-        """Raises:
-        PrometheusError: the store cannot be reached, refuses, or is none.
+        """What an expression gives at a moment, in seconds since the Unix epoch; None: at the store's own now.
+
+        Raises:
+            PrometheusError: the store cannot be reached, refuses, or is none.
         """
         moment = {} if at is None else {"time": f"{at:.3f}"}
         return parse_samples(self._ask("query", {"query": expression, **moment}), self.shown)
 
     def scrapes(self, selector: str, seconds: float, at: float) -> tuple[Series, ...]:
-        """Raises:
-        PrometheusError: the store cannot be reached, refuses, or is none.
+        """What a store scraped of some series in the seconds before a moment.
+
+        Raises:
+            PrometheusError: the store cannot be reached, refuses, or is none.
         """
         data = self._ask("query", {"query": f"{selector}[{seconds:.0f}s]", "time": f"{at:.3f}"})
         return parse_series(data, self.shown)
 
     def evaluations(self, expression: str, seconds: float, step_seconds: float, at: float) -> tuple[Series, ...]:
-        """Raises:
-        PrometheusError: the store cannot be reached, refuses, or is none.
+        """What an expression gave at equal steps in the seconds before a moment.
+
+        Raises:
+            PrometheusError: the store cannot be reached, refuses, or is none.
         """
         subquery = f"({expression})[{seconds:.0f}s:{1000 * step_seconds:.0f}ms]"
         return parse_series(self._ask("query", {"query": subquery, "time": f"{at:.3f}"}), self.shown)

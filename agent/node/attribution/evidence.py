@@ -228,7 +228,7 @@ class RailLedgers:
             receive.update(evidence)
 
     def get(self, key: RailKey) -> RailLedger | None:
-        """None: nothing is known of it yet."""
+        """A rail's ledger, both directions; None: nothing is known of it yet."""
         accounts = self._accounts.get(key)
         if accounts is None or not accounts[0].has_evidence:
             return None

@@ -242,7 +242,7 @@ class Collectives:
         self._archive(0)
 
     def communicator(self, instance: int) -> Communicator | None:
-        """None: unknown."""
+        """A communicator by its instance; None: unknown."""
         return self._communicators.get(instance)
 
     def unmade(self, tgid: int) -> list[Communicator]:

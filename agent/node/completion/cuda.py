@@ -134,7 +134,7 @@ class CudaCompletion:
         return tuple((file.path, file.points.refused) for file in self._files.probed)
 
     def end_processes(self, tgids: Collection[int]) -> None:
-        """Processes have ended.
+        """Read the proofs of processes that have ended once more, and forget them.
 
         Raises:
             KernelRefusal: a table cannot be read.

@@ -73,7 +73,7 @@ class _Repeated:
         return lasting_ns if lasting_ns > HANG_NS else 0
 
     def run_once(self) -> int:
-        """Do it once; returns how many nanoseconds to wait."""
+        """Do the work of this thread once, and note since when; returns how many nanoseconds to wait."""
         self.since_ns = self._clock.monotonic_ns()
         try:
             return self._work()

@@ -87,7 +87,7 @@ class _Known:
             self.slow_ns = SLOWER_THAN_USUAL * max(self.usual_ns / self.weight, _LEAST_MEAN_NS)
 
     def history(self, now_ns: int) -> OwnHistory | None:
-        """None: it has none yet."""
+        """How long operations of this size usually take; None: none has ended yet."""
         if self.seen:
             return OwnHistory(self.seen, self.usual_ns / self.weight, self.longest_ns, self._recent_mean_ns(now_ns))
         young = [window for window in self.recent if not window.stalled]
@@ -152,12 +152,12 @@ class Baselines:
             known.operations, known.duration_ns = calls, now_ns
 
     def history_of(self, now_ns: int, instance: int, op: int, size: int) -> OwnHistory | None:
-        """None: it has none yet."""
+        """How long a communicator's operations of a kind and size usually take; None: none has ended yet."""
         known = self._known.get(instance, {}).get((op, size))
         return None if known is None else known.history(now_ns)
 
     def call_history_of(self, now_ns: int, instance: int) -> OwnHistory | None:
-        """None: it has none yet."""
+        """The usual time from call to call of a communicator; None: it made too few."""
         return self.history_of(now_ns, instance, *_CALLS)
 
     def slowest(
