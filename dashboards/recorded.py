@@ -86,6 +86,8 @@ RETRANSMITTED: Final = Recorded("rail:railscope_retransmitted:ratio1m", catalogu
 ROUND_TRIP_TO_SIBLINGS: Final = Recorded(
     "rail:railscope_round_trip_to_siblings:ratio", catalogue.RAIL_TCP_DELIVERY_RATE
 )
+PACE_TO_SIBLINGS: Final = Recorded("rail:railscope_pace_to_siblings:ratio5m", catalogue.RAIL_TCP_DELIVERY_RATE)
+"""Bytes that were acknowledged in the time in which any were under way, against the best sibling."""
 
 AGENT_SEEN: Final = Recorded("instance:railscope_agent:seen", catalogue.BUILD_INFO)
 """Targets of Prometheus that are agents, whether they answer or not."""

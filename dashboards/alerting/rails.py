@@ -67,7 +67,8 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         Severity.WARNING,
         _slower_than_siblings(least),
         about="Bytes do not tell: in a ring all rails drop together with the slowest.  What tells is a queue or round "
-        "trips that the siblings do not have, while the rail is not full.",
+        "trips that the siblings do not have, or that less is carried while bytes are under way, while the rail is not "
+        "full.  Where bytes are sent again it is said to lose packets.",
         holds_for="1m",
         because="Bursts of checkpoints and data loading fill one rail's queue for some seconds.",
         summary=f"{_RAIL} is slower than its siblings",
@@ -211,6 +212,12 @@ def _slower_than_siblings(least: Thresholds) -> str:
                   >= ignoring (stat)
                     ({mean} < 0.02)
                 )
+            )
+          or on ({RAIL})
+            (
+                {recorded.PACE_TO_SIBLINGS} < {least.pace_to_siblings_ratio:g}
+              unless on ({RAIL})
+                {recorded.RETRANSMITTED} > {least.retransmitted_ratio:g}
             )
         )
         unless on ({RAIL})

@@ -23,6 +23,7 @@ class Thresholds:
     round_trip_seconds: float = _threshold(0.003, "round trips on a rail; shorter ones do not matter")
     round_trip_to_siblings_ratio: float = _threshold(5, "round trips on a rail, against the best of its siblings")
     rail_full_ratio: float = _threshold(0.8, "of its line rate; a rail that sends more is full, not slow")
+    pace_to_siblings_ratio: float = _threshold(0.75, "of what the best sibling carries while it sends; less is slow")
     retransmitted_ratio: float = _threshold(0.01, "of TCP payload that is sent again")
     waited_for_ratio: float = _threshold(0.25, "of their time for which other ranks may wait for one")
     nvlink_errors_per_second: float = _threshold(0.1, "that a GPU's NVLinks may count for long")

@@ -117,9 +117,12 @@ def _controls(library: Library) -> tuple[Scenario, ...]:
 
 
 def _paces(library: Library) -> tuple[Scenario, ...]:
-    """A rank that is slower than the others in each step, and jobs without one.  Of the workload library calls are all
-    that is seen, so that only ranks of one host are compared."""
+    """A rank that is slower than the others in each step, a rail that is slower than its siblings, and jobs without.
+
+    Of the workload library calls are all that is seen, so that only ranks of one host are compared.
+    """
     job = Load(ranks_per_host=2 if library is Library.WORKLOAD else 1)
+    full = Load(size_bytes=8 << 20)
     slow = job.ranks_per_host
     """The first rank of the last host."""
     return (
@@ -128,6 +131,11 @@ def _paces(library: Library) -> tuple[Scenario, ...]:
         even_pace("every rank equally slow", library, replace(job, pace_us=430_000)),
         even_pace("a rank slow in one step", library, replace(job, slow=SlowSteps(1500, slow, every=500))),
         even_pace("ranks slow in turn", library, replace(job, slow=SlowSteps(400, None))),
+        # What was said of a rail before is over when the next one becomes slow.
+        *(fault(kind, library, 2, loads=(full,), rail=rail, line_mbit=LINE_MBIT, warm_seconds=30,
+                fault_seconds=PACE_SECONDS)
+          for kind, rail in ((Kind.AT_30_PERCENT, 1), (Kind.AT_60_PERCENT, 0))),
+        replace(even_pace("all rails at 60 %", library, full, 6 * LINE_MBIT // 10), warm_seconds=30),
     )  # fmt: skip
 
 

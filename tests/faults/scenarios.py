@@ -17,7 +17,7 @@ AFTER_SECONDS: Final = 6
 AGENT: Final = ("--stall.after", f"{AFTER_SECONDS}s", "--probe.scan-interval", "500ms")
 LINE_MBIT: Final = 400
 """Rate of every rail where one of them is to become slow: a veth has none of its own."""
-PACE_SECONDS: Final = 50
+PACE_SECONDS: Final = 60
 """Longer than `railscope diagnose` takes to call a rank slow."""
 CRAWL_MBIT: Final = 40
 """All rails alike."""
@@ -40,6 +40,8 @@ class Kind(StrEnum):
     LINK_DOWN = "link down"
     SLOW = "rail at 10 %"
     SLOW_IN_SWITCH = "rail at 10 %, in the switch"
+    AT_30_PERCENT = "rail at 30 %"
+    AT_60_PERCENT = "rail at 60 %"
     FILTER = "nft drop"
     FILTER_IN_SWITCH = "drop in the switch"
     STARVE = "CPU-starved"
@@ -62,7 +64,10 @@ CALL_KINDS: Final = frozenset({Kind.NO_PEER, Kind.NO_SPLIT, Kind.RECEIVES})
 """What happens as the job begins: ranks stay inside a call."""
 RAIL_KINDS: Final = frozenset(
     {Kind.LINK_DOWN, Kind.SLOW, Kind.SLOW_IN_SWITCH, Kind.FILTER, Kind.FILTER_IN_SWITCH, Kind.LARGE_DROPPED}
+    | {Kind.AT_30_PERCENT, Kind.AT_60_PERCENT}
 )
+MERELY_SLOW_MBIT: Final = {Kind.AT_30_PERCENT: 3 * LINE_MBIT // 10, Kind.AT_60_PERCENT: 6 * LINE_MBIT // 10}
+"""Rate of a rail that is merely slow."""
 IN_SWITCH: Final = frozenset({Kind.SLOW_IN_SWITCH, Kind.FILTER_IN_SWITCH, Kind.LARGE_DROPPED})
 """Both ends of the way see the same."""
 OF_NOBODY: Final = frozenset({Kind.RECEIVES, Kind.CIRCLE})
@@ -145,8 +150,8 @@ class Expected:
     within_seconds: float | None = None
     """It is named so soon after it happened; None: whenever its limit allows."""
     pace: bool = False
-    """Nothing hangs: hosts call nobody stalled, and `railscope diagnose` and the alert tell at whose pace all go; with
-    no causes neither does."""
+    """Nothing hangs: hosts call nobody stalled, unless by the right rail, and `railscope diagnose` and an alert tell at
+    whose pace all go, a rank's or a rail's; with no causes neither does."""
 
     @property
     def silent(self) -> bool:
@@ -222,6 +227,7 @@ _EXPECTED: Final = {
     Kind.LARGE_DROPPED: rank_fault("rail_mtu", "rail_filtered"),
     Kind.LINK_DOWN: rank_fault("rail_down", within_seconds=_AT_ONCE_SECONDS),
     Kind.SLOW_RANK: replace(rank_fault("rank_slow"), pace=True),
+    **dict.fromkeys((Kind.AT_30_PERCENT, Kind.AT_60_PERCENT), replace(rank_fault("rail_slow"), pace=True)),
     Kind.SLOW: rank_fault("rail_slow"),
     Kind.SLOW_IN_SWITCH: rank_fault("rail_slow", "rail_lossy"),
     Kind.FILTER: rank_fault("rail_filtered"),
@@ -260,10 +266,11 @@ def long_checkpoint(name: str, library: Library, load: Load) -> Scenario:
     return Scenario(name, library, 2, Kind.NOTHING, expected, loads=(writes,), warm_seconds=0.5, fault_seconds=20)
 
 
-def even_pace(name: str, library: Library, load: Load) -> Scenario:
-    """A job without a rank that is slower than the others in most steps."""
+def even_pace(name: str, library: Library, load: Load, line_mbit: int | None = None) -> Scenario:
+    """A job without a rank or a rail that is slower than the others most of the time."""
     expected = Expected(frozenset(), pace=True)
-    return Scenario(name, library, 2, Kind.NOTHING, expected, loads=(load,), warm_seconds=1, fault_seconds=PACE_SECONDS)
+    scenario = Scenario(name, library, 2, Kind.NOTHING, expected, loads=(load,), warm_seconds=1)
+    return replace(scenario, fault_seconds=PACE_SECONDS, line_mbit=line_mbit)
 
 
 def control(name: str, library: Library, hosts: int = 2, kind: Kind = Kind.NOTHING, **settings: Any) -> Scenario:

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from railscope.agent.cluster.fleet.prometheus import PrometheusError, Series
 from railscope.agent.cluster.fleet.reader import find_communicator
+from railscope.agent.cluster.fleet.scrapes import Asker, read_scrapes
 from railscope.agent.cluster.fleet.sequences import Position, find_positions, usual_lead
 from railscope.agent.cluster.fleet.slow import waited_for_expression
+from railscope.agent.cluster.fleet.slow_rails import pace_expression, slow_rails_questions
 from railscope.agent.cluster.verdict.culprits import communicator_size
 from railscope.agent.cluster.verdict.words import make_verdict
 from railscope.agent.facts.stall import LastCollectives, format_shapes
@@ -260,12 +262,13 @@ def test_names_with_special_characters_are_matched_literally(store: CannedStore)
     assert any(r"a\\.b\"c:1" in one for one in store.asked)
 
 
-def test_nothing_is_asked_about_rails_where_nothing_is_stalled() -> None:
+def test_nothing_but_whether_one_is_slow_is_asked_about_rails_where_nothing_is_stalled() -> None:
     store = CannedStore()
     agent(store, "host0:9779")
     fleet = read(store)
     assert fleet.ranks == ()
-    assert not any("rail_" in one for one in store.asked)
+    slow = slow_rails_questions(read_scrapes(Asker(store, NOW))).values()
+    assert not any("rail_" in one for one in set(store.asked).difference(slow))
 
 
 def test_a_store_without_railscope_says_so() -> None:
@@ -476,3 +479,4 @@ def test_the_recording_rule_of_the_alert_reckons_alike() -> None:
         return re.sub(r"\s", "", expression)
 
     assert bare(rules[recorded.WAITED_FOR.name]) == bare(waited_for_expression("5m", least=0.05))
+    assert bare(rules[recorded.PACE_TO_SIBLINGS.name]) == bare(pace_expression("5m")).replace("{}", "")

@@ -203,6 +203,28 @@ class FailedOver:
 
 
 @dataclass(frozen=True, slots=True)
+class SlowRail:
+    """A rail that carries less than its siblings while it sends, or loses packets, though nothing hangs."""
+
+    host: str
+    rail: str
+    device: str
+    netns: str
+    cause: str
+    """`rail_slow` or `rail_lossy`."""
+    slowness: Slowness
+    stretch_seconds: float
+    pace_ratio: float | None = None
+    """Of the best sibling's; None: it is as fast."""
+    retransmitted_ratio: float | None = None
+    """Of the payload; None: little."""
+    backlog_bytes: float = 0.0
+    """The longest that its queue was of late."""
+    of_window: bool = False
+    """It was so already when the window began."""
+
+
+@dataclass(frozen=True, slots=True)
 class StallHistory:
     """When hosts called a communicator stalled within the window, as their scrapes show; now may be among it."""
 
@@ -246,6 +268,8 @@ class Fleet:
     rails: tuple[Rail, ...] = ()
     moving: tuple[Moving, ...] = ()
     waiting: tuple[LongWait, ...] = ()
+    slow_rails: tuple[SlowRail, ...] = ()
+    """The worst first."""
     slow: tuple[SlowRank, ...] = ()
     """Most waited for first; of communicators that are not stalled, and were not a moment ago."""
     failed_over: tuple[FailedOver, ...] = ()

@@ -30,6 +30,7 @@ from railscope.agent.cluster.fleet.scrapes import (
 )
 from railscope.agent.cluster.fleet.sequences import StoredRankKey, find_positions, stored_rank_key
 from railscope.agent.cluster.fleet.slow import read_slow_ranks, slow_question
+from railscope.agent.cluster.fleet.slow_rails import read_slow_rails, slow_rails_questions
 from railscope.agent.cluster.fleet.stalls import (
     brief_questions,
     brief_stalls,
@@ -99,6 +100,7 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
         awaited=str(catalogue.COMM_AWAITED),
         apart=apart_question(scrapes, window_seconds),
         **brief_questions(recent_seconds),
+        **slow_rails_questions(scrapes),
     )
     said = {name: _fresh(samples, scrapes) for name, samples in said.items()}
     told = int(said["told"][0].value) if said["told"] else 0
@@ -155,6 +157,7 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
             if one.labels.get("comm") not in asked
         ),
         slow=slow,
+        slow_rails=read_slow_rails(ask, scrapes, said["slow_rails"], said["lossy_rails"], window_seconds),
         failed_over=failed_over(ask, said["degraded"], scrapes.names, rate_seconds),
         apart=apart,
         communicators=int(said["count"][0].value) if said["count"] else 0,

@@ -29,7 +29,7 @@ _NAMED: Final = 'comm!="unknown",rank!="unknown"'
 _SCRAPES_OF_STRETCH: Final = 2.5
 """Two scrapes are in it, however they fall."""
 _LEAST_STRETCH_SECONDS: Final = 5.0
-_LATELY_STRETCHES: Final = 4
+LATELY_STRETCHES: Final = 4
 _MOST_COMMS: Final = 64
 """Of which the stretches are asked for, those first whose ranks wait most."""
 
@@ -52,7 +52,7 @@ def waited_for_expression(window: str, least: float = WAITED_RATIO, matchers: st
 
 def slow_question(scrapes: Scrapes) -> str:
     """The query for ranks that the others wait for of late."""
-    lately = _promql(_LATELY_STRETCHES * _stretch_seconds(scrapes))
+    lately = promql_seconds(LATELY_STRETCHES * stretch_seconds_of(scrapes))
     no_sequence = f"max by (cluster, comm) (delta({catalogue.COMM_SEQUENCE}[{lately}])) == 0"
     return f"{waited_for_expression(lately)} unless on (cluster, comm) {no_sequence}"
 
@@ -84,9 +84,9 @@ def _by_completions(ask: Asker, scrapes: Scrapes, lately: Iterable[Sample], wind
     comms = tuple(dict.fromkeys(comm for _, comm, _ in worst))[:_MOST_COMMS]
     if not comms:
         return []
-    stretch_seconds = _stretch_seconds(scrapes)
+    stretch_seconds = stretch_seconds_of(scrapes)
     stretches = _stretches(ask, comms, window_seconds, stretch_seconds)
-    paces = _paces(ask, comms, _LATELY_STRETCHES * stretch_seconds)
+    paces = _paces(ask, comms, LATELY_STRETCHES * stretch_seconds)
     found = []
     for key in worst:
         instance, comm, rank = key
@@ -144,11 +144,13 @@ def _by_calls(ask: Asker, scrapes: Scrapes, awaited: Sequence[Sample], window_se
     return found
 
 
-def _stretch_seconds(scrapes: Scrapes) -> float:
+def stretch_seconds_of(scrapes: Scrapes) -> float:
+    """Length of the stretches of time in which slowness is counted."""
     return max(_LEAST_STRETCH_SECONDS, _SCRAPES_OF_STRETCH * scrapes.spacing_seconds)
 
 
-def _promql(seconds: float) -> str:
+def promql_seconds(seconds: float) -> str:
+    """A duration of PromQL."""
     return f"{1000 * seconds:.0f}ms"
 
 
@@ -156,7 +158,7 @@ def _stretches(
     ask: Asker, comms: Collection[str], window_seconds: float, stretch_seconds: float
 ) -> dict[StoredRankKey, list[Stretch]]:
     """What came of each stretch of the window, for each rank that was waited for in any."""
-    of, length = f"{match_any('comm', comms)},{_NAMED}", _promql(stretch_seconds)
+    of, length = f"{match_any('comm', comms)},{_NAMED}", promql_seconds(stretch_seconds)
     waited = ask.store.evaluations(waited_for_expression(length, matchers=of), window_seconds, stretch_seconds, ask.at)
     made = ask.store.evaluations(
         f"max by (comm) (increase({catalogue.COMM_OPERATIONS.where(of)}[{length}]))",
@@ -179,8 +181,8 @@ def _paces(
     median of the others it takes from one operation to the next."""
     of = f"{match_any('comm', comms)},{_NAMED}"
     found = ask.query_all(
-        operations=f"rate({catalogue.COMM_OPERATIONS.where(of)}[{_promql(seconds)}])",
-        seconds=f"rate({catalogue.COMM_OPERATION_SECONDS.where(of)}[{_promql(seconds)}])",
+        operations=f"rate({catalogue.COMM_OPERATIONS.where(of)}[{promql_seconds(seconds)}])",
+        seconds=f"rate({catalogue.COMM_OPERATION_SECONDS.where(of)}[{promql_seconds(seconds)}])",
     )
     spent = {stored_rank_key(one): one.value for one in found["seconds"]}
     inside: defaultdict[str, dict[StoredRankKey, tuple[float, float]]] = defaultdict(dict)

@@ -46,6 +46,7 @@ from railscope.agent.cluster.verdict.recent import (
     stalled_seconds,
     to_past_tense,
 )
+from railscope.agent.cluster.verdict.slow_rails import slow_rail_findings
 from railscope.agent.cluster.verdict.verdict import (
     RootCause,
     find_root_causes,
@@ -74,11 +75,11 @@ def make_verdict(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet]
     causes = [cause for cause in found if not _is_writing(cause)]
     recent = [one for one in ended if not _is_writing(one.cause)]
     writing = [_wait_for_writers(cause) for cause in found if _is_writing(cause)]
-    findings = (
+    of_causes = (
         *(_finding(cause, fleet) for cause in causes),
         *(_recent_finding(one, fleet) for one in recent),
-        *degraded_findings(fleet, comm),
     )
+    findings = (*of_causes, *slow_rail_findings(fleet, of_causes, comm), *degraded_findings(fleet, comm))
     waits = [_wait_for_late(late) for late in find_late_ranks(fleet) if comm in (None, late.comm)]
     silent = [agent for agent in fleet.agents if not agent.up]
     heard = len(silent) < len(fleet.agents) or not fleet.agents

@@ -1,0 +1,96 @@
+"""Findings on rails that are merely slow, or lose packets, while everything goes on.
+
+Nobody waits for one rank, and no host calls it a stall: operations take longer on all ranks of every ring through the
+rail.  Both ends of a slow way have data under way for longer, so that of one rail number the end with a queue is named
+first.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from railscope.agent.cluster.fleet.facts import Fleet, Rail, SlowRail
+from railscope.agent.cluster.verdict.advice import next_steps
+from railscope.agent.cluster.verdict.culprits import Culprit
+from railscope.agent.cluster.verdict.finding import Finding
+from railscope.agent.cluster.verdict.links import StalledCommunicator
+from railscope.agent.cluster.verdict.names import format_hosts, format_rail
+from railscope.agent.cluster.verdict.quantities import format_decimal_bytes, format_duration
+from railscope.agent.facts.causes import facts_of
+
+_MOST_LINES: Final = 4
+
+
+def slow_rail_findings(fleet: Fleet, told: Iterable[Finding], comm: str | None) -> tuple[Finding, ...]:
+    """One finding for each rail number with slow or lossy rails, of all hosts or of those of one communicator.
+
+    `told`: findings on stalls.  Rails that these blame are left out, and those of hosts with a rank that stalls now.
+    """
+    blamed = {(host, device) for one in told for host in one.hosts for device in one.devices}
+    stalled = {rank.host for rank in fleet.ranks if rank.stall}
+    asked = {rank.host for rank in fleet.ranks if rank.comm == comm} if comm is not None else None
+    planes: defaultdict[str, list[SlowRail]] = defaultdict(list)
+    for one in fleet.slow_rails:
+        if asked is None or one.host in asked:
+            planes[one.rail].append(one)
+    return tuple(
+        _finding(rows, fleet)
+        for rows in planes.values()
+        if not any((one.host, one.device) in blamed or one.host in stalled for one in rows)
+    )
+
+
+def _finding(rows: Sequence[SlowRail], fleet: Fleet) -> Finding:
+    worst = rows[0]
+    rails = tuple(Rail(one.host, one.rail, one.device, one.netns) for one in rows)
+    seconds = fleet.at - worst.slowness.since
+    also = sorted({one.host for one in rows[1:]} - {worst.host})
+    seen = f" (and at {format_hosts(also)}, which may be its other end)" if also else ""
+    words = facts_of(worst.cause).words.format(rail=format_rail(rails[0]), unnamed="")
+    culprit = Culprit(worst.cause, rails=rails[:1], basis="pace", strength="strong")
+    return Finding(
+        cause=worst.cause,
+        comm="",
+        nranks=None,
+        op="",
+        seconds=seconds,
+        strength="strong",
+        basis="pace",
+        ranks=(),
+        hosts=tuple(dict.fromkeys(one.host for one in rows)),
+        world_ranks=(),
+        pids=(),
+        rails=tuple(dict.fromkeys(one.rail for one in rows)),
+        devices=tuple(dict.fromkeys(one.device for one in rows)),
+        headline=f"SLOW for {format_duration(seconds)}: {words}, {_by_how_much(worst)}{seen}.",
+        evidence=tuple(line for one in rows[:_MOST_LINES] for line in _evidence(one, fleet)),
+        healthy=("nothing hangs: what goes through the rail goes at its pace",),
+        waiting=(),
+        next_steps=next_steps(StalledCommunicator("", (), culprit, (), (), None, "", seconds, ())),
+        unknown=("which communicators it slows down: every ring through the rail",),
+    )
+
+
+def _by_how_much(one: SlowRail) -> str:
+    parts = []
+    if one.pace_ratio is not None:
+        parts.append(f"it carries {one.pace_ratio:.0%} of what its best sibling does while it sends")
+    if one.retransmitted_ratio is not None:
+        parts.append(f"{one.retransmitted_ratio:.1%} of the bytes are sent again")
+    return " and ".join(parts) or "less than its siblings"
+
+
+def _evidence(one: SlowRail, fleet: Fleet) -> Iterable[str]:
+    name = format_rail(Rail(one.host, one.rail, one.device, one.netns))
+    queue = f"; {format_decimal_bytes(one.backlog_bytes)} waited in its queue" if one.backlog_bytes else ""
+    yield f"{name}: {_by_how_much(one)}{queue}"
+    known, length = one.slowness, format_duration(one.stretch_seconds)
+    moment = datetime.fromtimestamp(known.since, UTC).strftime("%H:%M:%S UTC")
+    before = ", when the window of this verdict began, or before" if one.of_window else ""
+    yield (
+        f"{name}: so in {known.waited} of {known.stretches} stretches of {length} in which it sent, since {moment}, "
+        f"{format_duration(fleet.at - known.since)} ago{before}"
+    )
