@@ -55,7 +55,7 @@ class Said:
         return "".join(self._lines)
 
 
-def test_a_rank_that_stops_beside_a_calm_job_ends_the_calm_before_it_is_named(
+def test_a_rank_that_stops_beside_a_calm_job_is_named_at_once_and_ends_the_calm(
     two_hosts: Fabric, double: Double, tmp_path: Path
 ) -> None:
     with Job(two_hosts, tmp_path, double, iterations=100_000_000, size_bytes=1 << 16, pace_us=2_000) as job:
@@ -71,8 +71,8 @@ def test_a_rank_that_stops_beside_a_calm_job_ends_the_calm_before_it_is_named(
                 agent.until(lambda: len(said.since(began, of=(STALLS,))) == 2)
             finally:
                 os.kill(pids[1], signal.SIGCONT)
-            assert said.since(began, of=(NO_TIME, STALLS)) == [NO_TIME, STALLS, STALLS], said.text()
-            assert "one tick a second: a rank became suspect, or stopped calling" in said.text()
+            # The kernel tells of the stop; who waits for it is found by looking, once a second by then.
+            assert said.since(began, of=(NO_TIME, STALLS)) == [STALLS, NO_TIME, STALLS], said.text()
             assert "rank 1 of 2 stalls in AllReduce: process_stopped, blamed on rank 1" in said.text()
             began = said.lines
             agent.until(lambda: said.since(began, of=(TIME,)) != [])
