@@ -126,7 +126,7 @@ def test_a_communicators_life_is_told_and_its_address_used_again_is_another_one(
     for life in (first, second):
         assert (int(life["sequence"]), int(life["destroyed_ns"]), int(life["confirmed"])) == (3, 0, 1)
         assert (int(life["identity"]["rank"]), int(life["identity"]["nranks"])) == (0, 1)
-    assert int(second["instance"]) > int(first["instance"])
+    assert int(second["instance"]) != int(first["instance"])
     per_instance = {int(key["instance"]): int(value["calls"].sum()) for key, value in zip(keys, values, strict=True)}
     assert (per_instance[int(first["instance"])], per_instance[int(second["instance"])]) == (3, 5)
     told = events[events["comm"] == comm]

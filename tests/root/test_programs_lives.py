@@ -71,7 +71,7 @@ def test_after_its_end_an_address_is_another_communicators_also_on_the_fast_path
         all_reduce(plain, 5, comm)
         second = communicators(programs)[comm]
         keys, values = programs.aggregates.read()
-    assert int(second["instance"]) > int(first["instance"])
+    assert int(second["instance"]) != int(first["instance"])
     assert (int(first["sequence"]), int(second["sequence"]), int(second["destroyed_ns"])) == (ATTEMPTS + 100, 5, 0)
     calls = dict(zip(keys["instance"].tolist(), values["calls"].sum(axis=1).tolist(), strict=True))
     assert calls == {int(first["instance"]): ATTEMPTS + 100, int(second["instance"]): 5}
@@ -191,7 +191,7 @@ def test_an_init_at_an_address_whose_end_was_not_seen_is_another_communicator(pl
         assert plain.caller.call("ncclCommInitRank", 1, handle, 8, 6, 0, 0, 0, *([0] * 16)) == 0
         all_reduce(plain, 2, comm)
         second = communicators(programs)[comm]
-    assert int(second["instance"]) > int(first["instance"])
+    assert int(second["instance"]) != int(first["instance"])
     assert (int(first["sequence"]), int(second["sequence"])) == (7, 2)
 
 
@@ -230,8 +230,11 @@ def test_what_makes_a_communicator_tells_where_it_is_and_from_what(
     plain.caller.store(handle, comm, 8)
     with observed(plain) as programs:
         assert plain.caller.call(name, 1, *({NEW: handle, ID: unique_id}.get(word, word) for word in words)) == 0
-        (event,) = programs.lifecycle_events.read()
+        *before, event = programs.lifecycle_events.read()
         entry = communicators(programs)[comm]
+    # A parent that made no call yet is met here.
+    seen = [(PARENT, LifecycleKind.SEEN)] if PARENT in words else []
+    assert [(int(one["comm"]), int(one["kind"])) for one in before] == seen
     assert (int(event["kind"]), int(event["comm"]), int(event["confirmed"])) == (kind, comm, 1)
     assert int(event["parent"]) == (PARENT if PARENT in words else 0)
     assert (int(event["nranks"]), int(event["rank"])) == (nranks, rank)

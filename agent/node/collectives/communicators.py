@@ -125,7 +125,7 @@ class Communicators:
 
     def first_of(self, tgid: int) -> Communicator | None:
         """The first communicator of a process that is not settled; None: it has none."""
-        return min((self._known[one] for one in self._of_process.get(tgid, ())), key=_instance, default=None)
+        return min((self._known[one] for one in self._of_process.get(tgid, ())), key=_began, default=None)
 
     def unmade(self, tgid: int) -> list[Communicator]:
         """Communicators of a process that live and whose struct was not read yet, as while NCCL makes them."""
@@ -316,8 +316,8 @@ def _remove(index: dict[int, set[int]], key: int, instance: int) -> None:
             del index[key]
 
 
-def _instance(communicator: Communicator) -> int:
-    return communicator.instance
+def _began(communicator: Communicator) -> int:
+    return communicator.first_ns
 
 
 def _nothing_made(kind: LifecycleKind, event: Records) -> str:
