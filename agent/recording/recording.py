@@ -23,7 +23,7 @@ NOT_SEEN: Final = "completion was not observed (level counts, or no network part
 """Where a recording has no operations that completed and none that did not."""
 FILE_SUFFIX: Final = ".npz"
 """How names of recordings' files end; `record -o` of any other name means a dataset's folder."""
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 """Of the file; another dtype or another meaning of a field is another version."""
 STALL: Final = "stall"
 SIGNAL: Final = "signal"
