@@ -8,16 +8,15 @@
 
 #include "proxy_tables.h"
 
-#define HISTORIES 65536
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, HISTORIES);
+	__uint(max_entries, 65536);
 	__type(key, struct history_key);
 	__type(value, struct history);
 } histories SEC(".maps");
 
-static __noinline int remember(const struct operation *operation, __u64 duration_ns, __u32 tgid)
+static __noinline int remember(const struct operation *operation, __u64 duration_ns)
 {
 	struct history_key key = {};
 	struct history *history;
@@ -33,12 +32,10 @@ static __noinline int remember(const struct operation *operation, __u64 duration
 	if (!history) {
 		struct history zero = {};
 
-		put_shared(&histories, &key, &zero, &zero.owner, 0, tgid, SHARED_HISTORIES, HISTORIES);
+		bpf_map_update_elem(&histories, &key, &zero, BPF_NOEXIST);
 		history = bpf_map_lookup_elem(&histories, &key);
-		if (!history) {
-			count_internal(INTERNAL_FULL);
+		if (!history)
 			return 0;
-		}
 	}
 	__sync_fetch_and_add(&history->operations, 1);
 	__sync_fetch_and_add(&history->duration_ns, duration_ns);

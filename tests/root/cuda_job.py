@@ -77,7 +77,6 @@ class Job:
 
     caller: Caller
     cuda: CudaEvents
-    programs: NcclPrograms
 
     def enqueue(self, comm: int, stream: int, calls: int = 1) -> None:
         """Calls of NCCL that are not launched yet."""
@@ -125,15 +124,9 @@ class Job:
         """How many calls of each communicator are complete, in their order; and the number of durations measured."""
         durations = self.cuda.durations()
         return (
-            [self.cuda.progress()[instance].completed_sequence for instance in self.instances()],
+            [progress.completed_sequence for _, progress in sorted(self.cuda.progress().items())],
             int(durations[Op.AllReduce]["count"]) if Op.AllReduce in durations else 0,
         )
-
-    def instances(self) -> list[int]:
-        """Communicators of which something was proved, as they were made."""
-        proved = self.cuda.progress()
-        _, known = self.programs.communicators.read()
-        return [one for one in known["instance"][np.argsort(known["first_ns"])].tolist() if one in proved]
 
 
 def simulated_library(folder: Path) -> Path:
@@ -158,4 +151,4 @@ def probed_job(library: Path, caller: Caller, attach: AttachKind, enqueue_time: 
         stack.callback(programs.attach(str(library), points, LIBRARY, LAYOUT_OF_COMMUNICATORS).close)
         stack.callback(internals.cuda.attach_library(str(library), launches).close)
         stack.callback(internals.cuda.attach_cuda(str(library), functions).close)
-        yield Job(caller, internals.cuda, programs)
+        yield Job(caller, internals.cuda)

@@ -13,7 +13,6 @@ import pytest
 from railscope.probes.nccl.programs.calls import NcclPrograms, ProgramSettings
 from railscope.probes.nccl.programs.internals import _COMMUNICATOR_KEY, Internals
 from railscope.probes.nccl.records import internals as records
-from railscope.probes.nccl.records.calls import OWNER
 
 pytestmark = pytest.mark.root
 
@@ -43,7 +42,7 @@ def connection(internals: Internals, address: int, instance: int, tgid: int, gro
     key, value = np.zeros(1, records.CONNECTION_KEY), np.zeros(1, records.CONNECTION)
     key["connection"], key["tgid"] = address, tgid
     value["instance"], value["group"] = instance, group
-    internals._connections.update(key.tobytes(), value.tobytes() + bytes(OWNER.itemsize))
+    internals._connections.update(key.tobytes(), value.tobytes())
 
 
 def connections_left(internals: Internals) -> set[tuple[int, int]]:
@@ -80,13 +79,13 @@ def operation(internals: Internals, number: int, instance: int, tgid: int, **fie
     value["instance"] = instance
     for name, content in fields.items():
         value[name] = content
-    internals._operations.update(key.tobytes(), value.tobytes() + bytes(OWNER.itemsize))
+    internals._operations.update(key.tobytes(), value.tobytes())
 
 
 def part(internals: Internals, connection: int, instance: int, tgid: int) -> None:
     key, value = np.zeros(1, records.PART_KEY), np.zeros(1, records.PART)
     key["connection"], key["tgid"], value["instance"] = connection, tgid, instance
-    internals._parts.update(key.tobytes(), value.tobytes() + bytes(OWNER.itemsize))
+    internals._parts.update(key.tobytes(), value.tobytes())
 
 
 def test_the_oldest_operation_of_each_communicator_tells_how_far_it_has_come(internals: Internals) -> None:

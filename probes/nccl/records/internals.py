@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from railscope.probes.nccl.layouts.layout import Structure
-from railscope.probes.nccl.records.calls import NO_OFFSET, owned
+from railscope.probes.nccl.records.calls import NO_OFFSET
 
 Records = npt.NDArray[Any]
 
@@ -162,18 +162,18 @@ SIZES: Final = {
     "internals_layout": (LAYOUT, 236),
     "proxy_communicator": (PROXY_COMMUNICATOR, 104),
     "connection_key": (CONNECTION_KEY, 16),
-    "connection": (owned(CONNECTION), 72),
+    "connection": (CONNECTION, 64),
     "operation_key": (OPERATION_KEY, 24),
-    "operation": (owned(OPERATION), 80),
+    "operation": (OPERATION, 72),
     "part_key": (PART_KEY, 24),
-    "part": (owned(PART), 24),
-    "completion_event": (owned(COMPLETION_EVENT), 80),
+    "part": (PART, 16),
+    "completion_event": (COMPLETION_EVENT, 72),
     "distribution": (DISTRIBUTION, 272),
     "history_key": (HISTORY_KEY, 8),
-    "history": (owned(HISTORY), 32),
+    "history": (HISTORY, 24),
     "launch_key": (LAUNCH_KEY, 4),
     "sent_key": (SENT_KEY, 8),
-    "sent": (owned(SENT), 32),
+    "sent": (SENT, 24),
 }
 """Every struct of the header: its dtype here, and its bytes."""
 
