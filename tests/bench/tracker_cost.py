@@ -38,6 +38,7 @@ from railscope.probes.nccl.programs.calls import NcclPrograms, ProgramSettings
 from railscope.probes.nccl.programs.internals import EmptyRun, Launch, Progress, Sent
 from railscope.probes.nccl.records import calls as records
 from railscope.probes.nccl.records.calls import LifecycleKind, Stat
+from railscope.probes.nccl.records.failover import FAILOVER_EVENT
 from railscope.probes.nccl.records.internals import (
     COMPLETION_EVENT,
     CONNECTION,
@@ -359,6 +360,9 @@ class Load:
 
     def launches(self) -> list[Launch]:
         return []
+
+    def failover_events(self) -> Records:
+        return np.zeros(0, FAILOVER_EVENT)
 
     def error_events(self) -> Records:
         return np.zeros(0, records.LIFECYCLE_EVENT)

@@ -40,7 +40,7 @@ def test_an_init_whose_peer_never_comes_is_a_stall_and_ends_when_the_peer_comes(
     two_hosts: Fabric, double: Double, tmp_path: Path, blocking: bool
 ) -> None:
     with Job(two_hosts, tmp_path, double, blocking=blocking, late=[1], hold_init=True) as job:
-        with AgentProcess("--probe.scan-interval", "500ms", *LIMITS) as agent:
+        with watching(job.pids) as agent:
             agent.until(lambda: attached(agent))
             job.initialise()
             agent.until(lambda: bool(inside(agent)))
