@@ -64,7 +64,7 @@ WAITS_ELSEWHERE: Final = Recorded("comm_rank:railscope_waits_elsewhere:bool")
 RANKS_DISAGREE: Final = Recorded("comm:railscope_ranks_disagree:bool")
 """1 while ranks of a communicator tell different things of one block of collectives."""
 STALL_EVIDENCE: Final = Recorded("comm_cause:railscope_stall_evidence:max")
-ALL_RANKS_SEEN: Final = Recorded("comm:railscope_all_ranks_seen:bool", catalogue.COMM_ENQUEUED)
+ALL_RANKS_SEEN: Final = Recorded("comm:railscope_all_ranks_seen:bool")
 STALL_NOT_JUDGED: Final = Recorded("comm:railscope_stall_not_judged:bool")
 """1 of a stall of which this Prometheus only sees ranks that wait, and never saw all."""
 STALL_EVIDENCE_ROOT: Final = Recorded("comm:railscope_stall_evidence:root")
@@ -86,7 +86,7 @@ RETRANSMITTED: Final = Recorded("rail:railscope_retransmitted:ratio1m", catalogu
 ROUND_TRIP_TO_SIBLINGS: Final = Recorded(
     "rail:railscope_round_trip_to_siblings:ratio", catalogue.RAIL_TCP_DELIVERY_RATE
 )
-PACE_TO_SIBLINGS: Final = Recorded("rail:railscope_pace_to_siblings:ratio5m", catalogue.RAIL_TCP_DELIVERY_RATE)
+PACE_TO_SIBLINGS: Final = Recorded("rail:railscope_pace_to_siblings:ratio5m")
 """Bytes that were acknowledged in the time in which any were under way, against the best sibling."""
 
 AGENT_SEEN: Final = Recorded("instance:railscope_agent:seen", catalogue.BUILD_INFO)
