@@ -91,61 +91,12 @@ static __always_inline struct host_call *returning_call(const struct registers *
 	return call && call->task == bpf_get_current_task() && STACK_POINTER(ctx) >= call->stack ? call : 0;
 }
 
-/* The communicator that a call is given.  One made before the probes came that made no call since is met here. */
-static __noinline __u32 given_instance(__u64 comm, __u32 library, struct thread *thread)
+static __always_inline __u32 instance_of(__u64 comm, __u32 tgid)
 {
-	struct communicator_key key = {.comm = comm};
-	struct communicator *communicator;
+	struct communicator_key key = {.comm = comm, .tgid = tgid};
+	struct communicator *communicator = comm ? bpf_map_lookup_elem(&communicators, &key) : 0;
 
-	if (!comm || !thread)
-		return 0;
-	key.tgid = thread->tgid;
-	communicator = bpf_map_lookup_elem(&communicators, &key);
-	if (!communicator)
-		communicator = settle_communicator(&key, library, thread);
 	return communicator ? communicator->instance : 0;
-}
-
-/* A function of its own: the calls of given_instance() have no room on the stack beside a host_call. */
-static __noinline int follow_init(struct registers *ctx, __u64 cookie, __u32 instance, struct thread *thread,
-				 struct arguments *arguments)
-{
-	__u32 id_place = COOKIE_PLACE(cookie, PLACE_UNIQUE_ID);
-	struct host_call init = {};
-	__u64 id;
-
-	if (!ctx || !thread || !arguments)
-		return 0;
-	describe_call(&init, ctx, cookie, thread);
-	init.new_comm = argument(arguments, COOKIE_PLACE(cookie, PLACE_NEW_COMM));
-	init.comm = argument(arguments, COOKIE_PLACE(cookie, PLACE_PARENT));
-	init.instance = instance;
-	if (COOKIE_PLACE(cookie, PLACE_RANKS) != PLACE_NONE)
-		init.nranks = argument(arguments, COOKIE_PLACE(cookie, PLACE_RANKS));
-	if (COOKIE_PLACE(cookie, PLACE_RANK) != PLACE_NONE)
-		init.rank = argument(arguments, COOKIE_PLACE(cookie, PLACE_RANK));
-	if (id_place != PLACE_NONE) {
-		/* By value on x86-64 the 128 bytes are the stack argument; otherwise the place holds a pointer. */
-		if (COOKIE_ID_BY_VALUE(cookie) && id_place >= PLACE_STACK)
-			id = stack_slot(arguments, id_place - PLACE_STACK);
-		else
-			id = argument(arguments, id_place);
-		init.has_unique_id = !bpf_probe_read_user(init.unique_id, UNIQUE_ID_BYTES, (const void *)id);
-	}
-	if (arguments->failed) {
-		count(STAT_ARGUMENTS_UNREADABLE);
-		return 0;
-	}
-	begin_call(&init, thread);
-	return 0;
-}
-
-static __always_inline __u64 given_comm(const struct registers *ctx, __u64 cookie)
-{
-	struct arguments arguments;
-
-	take_arguments(&arguments, ctx, cookie);
-	return argument(&arguments, COOKIE_PLACE(cookie, PLACE_PARENT));
 }
 
 /* Entry of a call that makes communicators. */
@@ -153,16 +104,38 @@ SEC("uprobe")
 int init_entry(struct registers *ctx)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
+	__u32 id_place = COOKIE_PLACE(cookie, PLACE_UNIQUE_ID);
+	struct host_call init = {};
 	struct arguments arguments;
 	struct thread thread;
-	__u32 instance;
+	__u64 id;
 
 	if (!observed_thread(&thread))
 		return 0;
 	count(STAT_LIFECYCLE);
 	take_arguments(&arguments, ctx, cookie);
-	instance = given_instance(argument(&arguments, COOKIE_PLACE(cookie, PLACE_PARENT)), COOKIE_LIBRARY(cookie), &thread);
-	return follow_init(ctx, cookie, instance, &thread, &arguments);
+	describe_call(&init, ctx, cookie, &thread);
+	init.new_comm = argument(&arguments, COOKIE_PLACE(cookie, PLACE_NEW_COMM));
+	init.comm = argument(&arguments, COOKIE_PLACE(cookie, PLACE_PARENT));
+	init.instance = instance_of(init.comm, thread.tgid);
+	if (COOKIE_PLACE(cookie, PLACE_RANKS) != PLACE_NONE)
+		init.nranks = argument(&arguments, COOKIE_PLACE(cookie, PLACE_RANKS));
+	if (COOKIE_PLACE(cookie, PLACE_RANK) != PLACE_NONE)
+		init.rank = argument(&arguments, COOKIE_PLACE(cookie, PLACE_RANK));
+	if (id_place != PLACE_NONE) {
+		/* By value on x86-64 the 128 bytes are the stack argument; otherwise the place holds a pointer. */
+		if (COOKIE_ID_BY_VALUE(cookie) && id_place >= PLACE_STACK)
+			id = stack_slot(&arguments, id_place - PLACE_STACK);
+		else
+			id = argument(&arguments, id_place);
+		init.has_unique_id = !bpf_probe_read_user(init.unique_id, UNIQUE_ID_BYTES, (const void *)id);
+	}
+	if (arguments.failed) {
+		count(STAT_ARGUMENTS_UNREADABLE);
+		return 0;
+	}
+	begin_call(&init, &thread);
+	return 0;
 }
 
 /* One new communicator at the return of an init call. */
@@ -279,34 +252,25 @@ static __noinline __u32 instance_in(__u64 job, struct thread *thread)
 	return 0;
 }
 
-static __noinline int follow_call(struct registers *ctx, __u64 cookie, __u32 instance, struct thread *thread)
-{
-	struct host_call call = {};
-
-	if (!ctx || !thread)
-		return 0;
-	describe_call(&call, ctx, cookie, thread);
-	call.comm = given_comm(ctx, cookie);
-	call.instance = instance;
-	begin_call(&call, thread);
-	return 0;
-}
-
 /* Entry of a call that is followed until it returns, and does nothing else that is to be told. */
 SEC("uprobe")
 int call_entry(struct registers *ctx)
 {
 	__u64 cookie = bpf_get_attach_cookie(ctx);
+	struct host_call call = {};
+	struct arguments arguments;
 	struct thread thread;
-	__u32 instance;
 
 	if (!observed_thread(&thread))
 		return 0;
 	count(STAT_LIFECYCLE);
-	instance = COOKIE_KIND(cookie) == LIFECYCLE_INIT_WORK
-			   ? instance_in(FIRST_ARGUMENT(ctx), &thread)
-			   : given_instance(given_comm(ctx, cookie), COOKIE_LIBRARY(cookie), &thread);
-	return follow_call(ctx, cookie, instance, &thread);
+	take_arguments(&arguments, ctx, cookie);
+	describe_call(&call, ctx, cookie, &thread);
+	call.comm = argument(&arguments, COOKIE_PLACE(cookie, PLACE_PARENT));
+	call.instance = call.kind == LIFECYCLE_INIT_WORK ? instance_in(FIRST_ARGUMENT(ctx), &thread)
+							   : instance_of(call.comm, thread.tgid);
+	begin_call(&call, &thread);
+	return 0;
 }
 
 SEC("uretprobe")

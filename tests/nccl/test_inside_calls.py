@@ -85,23 +85,6 @@ def test_a_split_that_a_rank_never_calls_is_a_stall_of_its_parent(
     assert (name, stall["comm"], stall["blamed_rank"]) == ("ncclCommSplit 0", comm, None)
 
 
-def test_of_a_split_the_parent_is_known_that_was_made_before_the_agent_came(
-    two_hosts: Fabric, double: Double, tmp_path: Path
-) -> None:
-    with Job(two_hosts, tmp_path, double, pattern="split-late", warm_up_ms=12_000) as job:
-        job.ready()
-        with watching(job.pids) as agent:
-            agent.until(lambda: attached(agent))
-            assert agent.samples("railscope_comm_info") == []
-            job.start()
-            agent.until(lambda: bool(inside(agent)))
-            ((name, stall),) = inside(agent).items()
-            seen = {(labels["comm"], labels["rank"]) for labels, _ in agent.samples("railscope_comm_info")}
-            job.wait()
-    assert name == "ncclCommSplit 0"
-    assert (stall["comm"], "0") in seen
-
-
 @pytest.mark.spins
 def test_ranks_that_each_receive_first_are_inside_the_connecting_of_ranks(
     two_hosts: Fabric, double: Double, tmp_path: Path
