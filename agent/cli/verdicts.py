@@ -46,7 +46,7 @@ def add_verdicts_arguments(parser: CommandParser) -> None:
         type=Path,
         metavar="PROGRAM",
         help="run this program for each line, which it gets on its standard input; without a shell, and with "
-        "RAILSCOPE_EVENT, RAILSCOPE_CAUSE and RAILSCOPECONFIDENCES in its environment",
+        "RAILSCOPE_EVENT, RAILSCOPE_CAUSE and RAILSCOPE_CONFIDENCE in its environment",
     )
     parser.add_argument(
         "--timeout",
@@ -171,7 +171,7 @@ def _act(program: Path, line: str, fields: dict[str, Any], seconds: float) -> No
     told = {
         "RAILSCOPE_EVENT": fields["event"],
         "RAILSCOPE_CAUSE": str(fields["verdict"].get("cause", "")),
-        "RAILSCOPECONFIDENCES": fields["confidence"],
+        "RAILSCOPE_CONFIDENCE": fields["confidence"],
     }
     try:
         running = subprocess.Popen([program], stdin=subprocess.PIPE, env=os.environ | told, start_new_session=True)

@@ -232,7 +232,8 @@ def test_the_command_runs_a_program_for_each_line_and_goes_on_when_it_fails(
 ) -> None:
     told, program = tmp_path / "told", tmp_path / "act"
     program.write_text(
-        f'#!/bin/sh\nread line\nprintf "%s %s %s\\n" "$RAILSCOPE_EVENT" "$RAILSCOPE_CAUSE" "$line" >> {told}\n'
+        '#!/bin/sh\nread line\nprintf "%s %s %s %s\\n" "$RAILSCOPE_EVENT" "$RAILSCOPE_CAUSE" "$RAILSCOPE_CONFIDENCE" '
+        f'"$line" >> {told}\n'
         '[ "$RAILSCOPE_EVENT" != begun ] || sleep 60\nexit 3\n'
     )
     program.chmod(0o755)
@@ -247,13 +248,15 @@ def test_the_command_runs_a_program_for_each_line_and_goes_on_when_it_fails(
     finally:
         command.terminate()
         _, error = command.communicate()
-    events = [line.split(" ", 2) for line in told.read_text().splitlines()]
-    assert [(event, cause) for event, cause, _ in events] == [
+    events = [line.split(" ", 3) for line in told.read_text().splitlines()]
+    assert [(event, cause) for event, cause, *_ in events] == [
         ("standing", "rail_down"),
         ("begun", "rail_down"),
         ("ended", "rail_down"),
     ]
-    assert json.loads(events[0][2])["verdict"]["rail"] == "1"
+    lines = [json.loads(line) for *_, line in events]
+    assert [confidence for _, _, confidence, _ in events] == [line["confidence"] for line in lines]
+    assert lines[0]["verdict"]["rail"] == "1"
     assert "exit status 3" in error
     assert "took longer than 0.3 s" in error
 
