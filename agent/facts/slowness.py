@@ -45,6 +45,20 @@ class Slowness:
     """In the stretches in which they waited."""
 
 
+def medians_of_others(values: Sequence[float]) -> list[float]:
+    """For each of these values, of which there are two or more: the median of the others.
+
+    They are sorted once: a communicator may have thousands of ranks.
+    """
+    order = sorted(range(len(values)), key=values.__getitem__)
+    middle = (len(values) - 2) // 2, (len(values) - 1) // 2
+    found = [0.0] * len(values)
+    for place, at in enumerate(order):
+        lower, upper = (values[order[one + (one >= place)]] for one in middle)
+        found[at] = (lower + upper) / 2
+    return found
+
+
 def find_slowness(stretches: Sequence[Stretch], stretch_seconds: float) -> Slowness | None:
     """Since when the others have waited for a rank in most stretches, of stretches in order; None: they do not."""
     active = [one for one in stretches if one.operations > 0 or one.waited]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.facts.slowness import Slowness, Stretch, find_slowness
+from railscope.agent.facts.slowness import Slowness, Stretch, find_slowness, medians_of_others
 
 LENGTH = 5.0
 
@@ -76,3 +78,8 @@ def test_what_is_found_holds_of_the_stretches_since_then(said: str) -> None:
     assert (since.count("w"), len(since) - since.count("-")) == (found.waited, found.stretches)
     assert 4 * found.waited >= 3 * found.stretches
     assert since[0] == "w"
+
+
+@given(st.lists(st.integers(-5, 5).map(float), min_size=2, max_size=12))
+def test_the_median_of_the_others_is_that_of_all_without_the_one(values: list[float]) -> None:
+    assert medians_of_others(values) == [median(values[:at] + values[at + 1 :]) for at in range(len(values))]

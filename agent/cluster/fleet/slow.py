@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from statistics import median
 from typing import Final
 
 from railscope.agent.cluster.fleet.facts import SlowRank
@@ -23,7 +22,7 @@ from railscope.agent.cluster.fleet.prometheus import Sample
 from railscope.agent.cluster.fleet.scrapes import Asker, Scrapes, match_any
 from railscope.agent.cluster.fleet.sequences import StoredRankKey, stored_rank_key
 from railscope.agent.facts import catalogue
-from railscope.agent.facts.slowness import WAITED_RATIO, Slowness, Stretch, find_slowness
+from railscope.agent.facts.slowness import WAITED_RATIO, Slowness, Stretch, find_slowness, medians_of_others
 
 _NAMED: Final = 'comm!="unknown",rank!="unknown"'
 _SCRAPES_OF_STRETCH: Final = 2.5
@@ -192,16 +191,12 @@ def _paces(
             # Where several operations are under way at once there is no time between them.
             mean = spent[key] / one.value
             inside[key[1]][key] = mean, max(0.0, 1 / one.value - mean)
-    return {
-        key: _pace(own, [other for name, other in ranks.items() if name != key])
-        for ranks in inside.values()
-        for key, own in ranks.items()
-    }
-
-
-def _pace(own: tuple[float, float], others: list[tuple[float, float]]) -> tuple[float | None, float | None]:
-    if not others:
-        return None, None
-    waited_seconds = median(inside for inside, _ in others) - own[0]
-    between = median(between for _, between in others)
-    return max(0.0, waited_seconds), own[1] / between if own[1] > between > 0 else None
+    paces: dict[StoredRankKey, tuple[float | None, float | None]] = {}
+    for ranks in inside.values():
+        if len(ranks) < 2:
+            continue
+        waits, gaps = (medians_of_others(values) for values in zip(*ranks.values(), strict=True))
+        for (key, (mean, between)), usual, usual_between in zip(ranks.items(), waits, gaps, strict=True):
+            longer = between > usual_between > 0
+            paces[key] = max(0.0, usual - mean), between / usual_between if longer else None
+    return paces

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Final, Literal
 
 from railscope.agent.facts.label_numbers import UNKNOWN
-from railscope.agent.facts.slowness import WAITED_RATIO, Stretch, find_slowness
+from railscope.agent.facts.slowness import WAITED_RATIO, Stretch, find_slowness, medians_of_others
 from railscope.agent.facts.snapshot import RankArrivals, RankPace, RankTimes
 
 STRETCH_NS: Final = 5_000_000_000
@@ -122,11 +121,11 @@ def _by_completions(before: _Totals, now: _Totals, seconds: float) -> dict[str, 
         # Where several operations are under way at once their time counts so many times.
         whole = max(seconds, *(inside for _, inside in ranks.values()))
         total = sum(inside for _, inside in ranks.values())
+        others = medians_of_others([inside / operations for operations, inside in ranks.values()])
         shares = {}
-        for rank, (operations, inside) in ranks.items():
-            others = [one[1] / one[0] for name, one in ranks.items() if name != rank]
-            ratio = ((total - inside) / len(others) - inside) / whole
-            shares[rank] = _Share(ratio, median(others) - inside / operations, "completions")
+        for (rank, (operations, inside)), usual in zip(ranks.items(), others, strict=True):
+            ratio = ((total - inside) / (len(ranks) - 1) - inside) / whole
+            shares[rank] = _Share(ratio, usual - inside / operations, "completions")
         found[comm] = max(operations for operations, _ in ranks.values()), shares
     return found
 
