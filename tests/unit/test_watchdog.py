@@ -5,6 +5,7 @@ Simulated: see stall_world.  Where it matters, where completion is seen and wher
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -240,6 +241,23 @@ def test_of_many_calls_read_together_each_communicator_s_last_one_is_remembered(
     reader = world.watch._reader
     assert [reader.last_op(instance) for instance in (7, 8, 9)] == ["Reduce", "AllReduce", "ReduceScatter"]
     assert reader.last_op(10) == UNKNOWN
+
+
+def test_reading_calls_takes_no_memory_for_the_communicators_whose_numbers_lie_between() -> None:
+    """Who makes and ends communicators without end moves those numbers apart."""
+    world = World(seen=False)
+    events = np.zeros(1000, CALL_EVENT)
+    events["instance"], events["op"] = 1, Op.Broadcast
+    events["instance"][::2], events["op"][::2] = 1 << 31, Op.Reduce
+    tracemalloc.start()
+    try:
+        world.watch.record_calls(events)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 1 << 20
+    reader = world.watch._reader
+    assert [reader.last_op(instance) for instance in (1, 1 << 31)] == ["Broadcast", "Reduce"]
 
 
 @pytest.mark.parametrize("instances", [[7], []])

@@ -49,8 +49,6 @@ _BEGINS_WITH_A_SEND: Final = frozenset({Op.AllReduce, Op.AllGather, Op.ReduceSca
 """In a ring every rank's first step of these sends its own data, and waits for no other rank."""
 _NO_EVENTS: Final[Mapping[int, int]] = MappingProxyType({})
 _RING: Final = 1
-_NO_OP: Final = 255
-"""No operation has this number."""
 
 
 class _Operation(NamedTuple):
@@ -143,14 +141,17 @@ class RankReader:
         """
         if not len(events):
             return []
-        # No Python runs per event: of what is written to one place the last stays.
+        # No Python runs per event, and no array is as long as instances lie apart, which tenants decide.  The last of
+        # each is found by sorting words of an instance and its event's place.
         instances, last_ops = np.ascontiguousarray(events["instance"]), np.ascontiguousarray(events["op"])
-        first = int(instances.min())
-        ops = np.full(int(instances.max()) - first + 1, _NO_OP, np.uint8)
-        ops[instances - first] = last_ops
-        found = np.flatnonzero(ops != _NO_OP)
-        called: list[int] = (found + first).tolist()
-        self._last_op.update(zip(called, ops[found].tolist(), strict=True))
+        order = instances.astype(np.uint64) << np.uint64(32)
+        order |= np.arange(len(order), dtype=np.uint64)
+        order.sort()
+        sorted_instances = order >> np.uint64(32)
+        last = np.append(np.flatnonzero(sorted_instances[1:] != sorted_instances[:-1]), len(order) - 1)
+        called: list[int] = sorted_instances[last].tolist()
+        places = (order[last] & np.uint64(0xFFFFFFFF)).astype(np.intp)
+        self._last_op.update(zip(called, last_ops[places].tolist(), strict=True))
         apart = NOT_BY_ALL[last_ops]
         if apart.any():
             self._apart.update(np.unique(instances[apart]).tolist())
