@@ -55,5 +55,5 @@ def with_peers(*peers: tuple[RankFacts, ProcessFacts], evidence: Evidence = CALM
     return replace(
         evidence,
         peers=tuple(peer for peer, _ in peers),
-        peer_processes=tuple((peer.pid, process) for peer, process in peers),
+        peer_processes={peer.pid: process for peer, process in peers},
     )

@@ -664,7 +664,7 @@ def test_every_finding_has_evidence_and_names_only_what_was_looked_at(
     rank: RankFacts, process: ProcessFacts, signs: list[RailSigns], peers: list[RankFacts], peer_process: ProcessFacts
 ) -> None:
     others = tuple(replace(peer, pid=4712) for peer in peers)
-    diagnosis = found(Evidence(process, tuple(signs), others, ((4712, peer_process),)), rank)
+    diagnosis = found(Evidence(process, tuple(signs), others, {4712: peer_process}), rank)
     assert diagnosis.evidence
     assert all(diagnosis.evidence)
     assert diagnosis.device in {"", *(one.device for one in signs)}

@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from railscope.agent.facts.stall import Disagreement, InFlight, OwnHistory
@@ -203,8 +204,8 @@ class Evidence:
     """Those that it uses, or all of its namespace where that is not known."""
     peers: tuple[RankFacts, ...]
     """Other ranks of the communicator on this host."""
-    peer_processes: tuple[tuple[int, ProcessFacts], ...] = ()
-    """By pid, of those peers."""
+    peer_processes: Mapping[int, ProcessFacts] = field(default_factory=dict)
+    """By pid, of all living ranks of the communicator on this host."""
     waits_for: tuple[int, ...] = ()
     """Ranks from which the operation waits to receive."""
     hidden: str = ""
@@ -242,4 +243,4 @@ class Evidence:
         return unread and sleeps and not any(rail.unsent_bytes for rail in self.rails)
 
     def process_of_peer(self, pid: int) -> ProcessFacts | None:
-        return next((facts for number, facts in self.peer_processes if number == pid), None)
+        return self.peer_processes.get(pid)

@@ -134,6 +134,8 @@ class Watchdog:
         """Of those."""
         self._processes: dict[int, ProcessFacts] = {}
         """By pid, those that this look has asked about: suspects of one communicator share their peers."""
+        self._processes_by_comm: dict[str, dict[int, ProcessFacts]] = {}
+        """The same by communicator."""
         self._disagreements: dict[str, tuple[tuple[tuple[int, int], ...], Disagreement | None]] = {}
         """By communicator: by which calls of its ranks here, and what was found of those, in this look."""
         self._disagreements_before = self._disagreements
@@ -232,6 +234,7 @@ class Watchdog:
     def _begin_look(self) -> None:
         """Forget what was true of processes and communicators at the last look."""
         self._processes.clear()
+        self._processes_by_comm.clear()
         self._disagreements_before, self._disagreements = self._disagreements, {}
         self._ranks = self._dependencies = None
 
@@ -490,7 +493,6 @@ class Watchdog:
         ranks = self._every()
         devices, waits_for = self._reader.devices_and_peers(rank)
         peers = tuple(peer for peer in ranks.by_comm.get(rank.comm, ()) if peer.instance != rank.instance)
-        processes = tuple((peer.pid, facts) for peer in peers if (facts := self._facts_of(peer.pid)) is not None)
         rails, hidden = self._inspector.rails(process, devices), self._inspector.why_hidden(process)
         sends = self._reader.sent_recently(self._clock.monotonic_ns(), rank.pid)
         if self._dependencies is None:
@@ -499,7 +501,7 @@ class Watchdog:
             process=self._process(process),
             rails=rails,
             peers=peers,
-            peer_processes=processes,
+            peer_processes=self._processes_of(rank.comm),
             waits_for=waits_for,
             hidden=hidden,
             gone=self._gone_of(rank.comm),
@@ -508,6 +510,13 @@ class Watchdog:
             sends=sends,
             disagreement=self._disagreement(rank, peers),
         )
+
+    def _processes_of(self, comm: str) -> Mapping[int, ProcessFacts]:
+        """What the processes do that have a rank of a communicator here, by pid: once for all of its ranks."""
+        if comm not in self._processes_by_comm:
+            pids = {rank.pid for rank in self._every().by_comm.get(comm, ())}
+            self._processes_by_comm[comm] = {pid: facts for pid in pids if (facts := self._facts_of(pid)) is not None}
+        return self._processes_by_comm[comm]
 
     def _disagreement(self, rank: RankFacts, peers: tuple[RankFacts, ...]) -> Disagreement | None:
         """Read once for all ranks of a communicator, and not again while none of them makes a call."""
