@@ -99,12 +99,14 @@ class Process:
     def set_state(self, place: int, state: PortState) -> None:
         self.write(RESILIENCY + LAYOUT.devices + place * LAYOUT.device_size + LAYOUT.device_state, state, 4)
 
-    def fail(self, place: int = 0, *, devices: tuple[int, ...] = (0, 1), result: int = 0) -> None:
+    def fail(
+        self, place: int = 0, *, devices: tuple[int, ...] = (0, 1), result: int = 0, status: int = RETRIES
+    ) -> None:
         """A port fails, and NCCL notes it."""
         event = np.zeros(1, FAILOVER_EVENT)
         for name, value in (("comm", COMM), ("resiliency", RESILIENCY), ("tgid", PID), ("library", LIBRARY)):
             event[name] = value
-        event["status"], event["vendor_error"], event["queue_pair"] = RETRIES, 0x81, 4711
+        event["status"], event["vendor_error"], event["queue_pair"] = status, 0x81, 4711
         event["place"], event["count"], event["result"] = place, len(devices), result
         event["devices"][0, : len(devices)] = devices
         self.source.pending.append(event)
@@ -241,7 +243,28 @@ def test_the_next_port_carries_the_share(
 def test_memory_that_cannot_be_read_ends_nothing(process: Process) -> None:
     process.fail()
     process.memory.unlink()
+    process.memory.symlink_to(process.memory)
     assert process.read() == (failed_over(),)
+    assert process.source.forgotten == []
+
+
+def test_what_a_process_told_before_its_end_ends_with_it(process: Process) -> None:
+    process.fail()
+    process.failovers.end_processes({PID})
+    process.memory.unlink()
+    assert process.read() == ()
+    assert process.failovers.totals() == MOVED
+    assert process.source.forgotten == [(PID, COMM)]
+
+
+def test_statuses_that_libibverbs_does_not_have_are_one_series(
+    process: Process, caplog: pytest.LogCaptureFixture
+) -> None:
+    for status in (22, 4_000_000_000):
+        process.fail(status=status)
+    assert {one.status for one in process.read()} == {"unknown"}
+    assert process.failovers.totals() == {**dict.fromkeys(MOVED, 0), "unknown": 2}
+    assert "status_4000000000, vendor error 0x81" in caplog.text
 
 
 def test_statuses_have_the_names_of_libibverbs() -> None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Final, Protocol
 
+import numpy as np
+
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.snapshot import FailedOver
 from railscope.agent.node.collectives.communicators import Communicator, format_label
@@ -22,14 +24,12 @@ from railscope.agent.node.targets.memory import PortStates, ProcessMemory
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.memory.net_devices import NetDevice
-from railscope.probes.nccl.records.failover import SURVIVED, FailoverLayout, PortState, status_name
+from railscope.probes.nccl.records.failover import STATUSES, SURVIVED, FailoverLayout, PortState, status_name
 
 _log = logging.getLogger("railscope.failover")
 
 _MOST_KEPT: Final = 4096
 """Connections that keep off a port; beyond, each is counted, and nothing else is known of it."""
-
-
 _MOST_SEARCHES: Final = 64
 """Of a connection that is in use the owner is known with the next operation; each search reads the whole table."""
 
@@ -134,8 +134,10 @@ class Failovers:
 
     def _record(self, event: Records) -> None:
         tgid, place = int(event["tgid"]), int(event["place"])
-        status, vendor_error = status_name(int(event["status"])), int(event["vendor_error"])
-        said = f"{status}, vendor error {vendor_error:#x}, queue pair {int(event['queue_pair'])}"
+        said, vendor_error = status_name(int(event["status"])), int(event["vendor_error"])
+        # Any number may stand in a process's memory, and each status is a series for good.
+        status = said if said in STATUSES else UNKNOWN
+        said += f", vendor error {vendor_error:#x}, queue pair {int(event['queue_pair'])}"
         if event["result"]:
             # What becomes of it is an error of the communicator, and counted as such.
             _log.warning("process %d: NCCL gives a connection up: %s", tgid, said)
@@ -160,11 +162,10 @@ class Failovers:
         for one in wanted.values():
             one.searches += 1
         keys, values = self._source.connections()
-        for tgid, comm, instance in zip(
-            keys["tgid"].tolist(), values["net_comm"].tolist(), values["instance"].tolist(), strict=True
-        ):
-            if comm and (tgid, comm) in wanted:
-                wanted[tgid, comm].instance = instance
+        for at in np.flatnonzero(np.isin(values["net_comm"], [comm for _, comm in wanted])).tolist():
+            owned = wanted.get((int(keys["tgid"][at]), int(values["net_comm"][at])))
+            if owned is not None:
+                owned.instance = int(values["instance"][at])
 
     def _read_states(self) -> None:
         over = []
@@ -180,6 +181,9 @@ class Failovers:
                 continue
             except Refused as refused:
                 _log.debug("process %d: its connections cannot be read: %s", tgid, refused)
+                if refused.gone:
+                    # Its last events may be read after its end.
+                    over += [key for key, _ in followed]
                 continue
             for (key, _), found in zip(followed, states, strict=True):
                 if found is None:
