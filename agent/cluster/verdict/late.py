@@ -45,7 +45,8 @@ def _late(ranks: Sequence[Rank], fleet: Fleet) -> LateRanks | None:
     if any(culprit.cause == Cause.WRITING for culprit in culprits):
         return None
     behind = next((culprit.ranks for culprit in culprits if culprit.basis == "sequence"), ())
-    waiting = [rank for rank in ranks if rank.present and rank not in behind]
+    late = frozenset(behind)
+    waiting = [rank for rank in ranks if rank.present and rank not in late]
     ages = [rank.inflight_seconds for rank in waiting]
     if not behind or not any(age is None or age > 0 for age in ages):
         return None

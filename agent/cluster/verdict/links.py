@@ -114,7 +114,7 @@ def link_within_jobs(
     A job is all that shares processes.  When one of them ends, the others give up, often within milliseconds.
     """
     job_of = _jobs(communicators)
-    first: dict[int, str] = {}
+    first: dict[Process, str] = {}
     found = {}
     for one in clearest:
         job = next((job_of[process] for process in processes_of(one.ranks)), None)
@@ -133,17 +133,20 @@ def link_within_jobs(
     return found
 
 
-def _jobs(communicators: Iterable[Sequence[Rank]]) -> dict[tuple[str, str], int]:
-    """A number of its job for each process."""
-    job_of: dict[tuple[str, str], int] = {}
-    members: dict[int, set[tuple[str, str]]] = {}
-    for number, ranks in enumerate(communicators):
-        merged = set(processes_of(ranks))
-        for earlier in {job_of[process] for process in merged if process in job_of}:
-            merged |= members.pop(earlier)
-        members[number] = merged
-        job_of |= dict.fromkeys(merged, number)
-    return job_of
+def _jobs(communicators: Iterable[Sequence[Rank]]) -> dict[Process, Process]:
+    """One process of its job, always the same, for each process."""
+    above: dict[Process, Process] = {}
+
+    def top(process: Process) -> Process:
+        while (higher := above.setdefault(process, process)) != process:
+            above[process] = above[higher]  # the way is half as long for who asks next
+            process = higher
+        return process
+
+    for ranks in communicators:
+        tops = [top(process) for process in processes_of(ranks)]
+        above |= dict.fromkeys(tops, tops[0]) if tops else {}
+    return {process: top(process) for process in list(above)}
 
 
 def clearest_first(one: StalledCommunicator) -> tuple[int, int, int, str]:
@@ -155,20 +158,22 @@ def clearest_first(one: StalledCommunicator) -> tuple[int, int, int, str]:
 
 def find_root(comm: str, links: Mapping[str, Link], by_comm: Mapping[str, StalledCommunicator]) -> tuple[str, bool]:
     """Where the links from one communicator end, and whether they end in a circle of waiting."""
-    way = [comm]
-    while way[-1] in links:
-        on = links[way[-1]].on
-        if on in way:
-            circle = way[way.index(on) :]
-            root = min(circle, key=lambda name: clearest_first(by_comm[name]))
-            return root, all(links[name].elsewhere for name in circle)
-        way.append(on)
-    return way[-1], False
+    way: dict[str, None] = {}
+    while comm in links and comm not in way:
+        way[comm] = None
+        comm = links[comm].on
+    if comm not in way:
+        return comm, False
+    names = list(way)
+    circle = names[names.index(comm) :]
+    root = min(circle, key=lambda name: clearest_first(by_comm[name]))
+    return root, all(links[name].elsewhere for name in circle)
 
 
 def _side(one: StalledCommunicator) -> _Side:
     culprit = one.culprit
     to_blame = frozenset(culprit.ranks)
+    foremost = max((rank.position.entered for rank in culprit.ranks if rank.position), default=None)
     stuck = (
         rank
         for rank in one.ranks
@@ -176,7 +181,7 @@ def _side(one: StalledCommunicator) -> _Side:
         and (
             rank.stall
             or culprit.cause == Cause.RANK_SLOW
-            or (culprit.cause == Cause.WRITING and came_further(rank, culprit.ranks))
+            or (culprit.cause == Cause.WRITING and came_further(rank, foremost))
         )
     )
     return _Side(
@@ -227,10 +232,9 @@ def _link(one: _Side, other: _Side) -> Link | None:
     return None
 
 
-def came_further(rank: Rank, others: Iterable[Rank]) -> bool:
-    """Whether it entered an operation that none of these others did."""
-    entered = [other.position.entered for other in others if other.position]
-    return bool(entered) and rank.present and rank.position is not None and rank.position.entered > max(entered)
+def came_further(rank: Rank, operations: int | None) -> bool:
+    """Whether it entered more operations than so many; None: that is not known of those it is compared with."""
+    return operations is not None and rank.present and rank.position is not None and rank.position.entered > operations
 
 
 def processes_of(ranks: Iterable[Rank]) -> frozenset[Process]:

@@ -2,8 +2,7 @@
 
 Each communicator is judged by itself (agent/cluster/verdict/culprits.py); then a communicator that waits for a process
 which is stuck elsewhere, or for a rail that is to blame elsewhere, is listed below the one that is the root
-(agent/cluster/verdict/links.py).  Nothing
-is read here, and no clock is asked: the same facts give the same verdict.
+(agent/cluster/verdict/links.py).  Nothing is read here, and no clock is asked: the same facts give the same verdict.
 """
 
 from __future__ import annotations
@@ -112,7 +111,8 @@ def _over_planes(stalled: Sequence[StalledCommunicator]) -> list[StalledCommunic
 def _awaits_writer(ranks: Sequence[Rank]) -> bool:
     """Whether somebody entered an operation that one which writes did not: its own host calls nobody stalled who
     waits for it there."""
-    return any(came_further(rank, [writer]) for writer in ranks if writer.writing for rank in ranks)
+    least = min((rank.position.entered for rank in ranks if rank.writing and rank.position), default=None)
+    return any(came_further(rank, least) for rank in ranks)
 
 
 def _slow(
@@ -120,9 +120,11 @@ def _slow(
 ) -> list[StalledCommunicator]:
     """Communicators that go at the pace of a few of their ranks, and share no process with one that is stalled."""
     stuck = processes_of(rank for one in stalled for rank in one.ranks)
+    slow: dict[str, list[SlowRank]] = defaultdict(list)
+    for one in fleet.slow:
+        slow[one.comm].append(one)
     found = []
-    for comm in dict.fromkeys(one.comm for one in fleet.slow):
-        of_comm = [one for one in fleet.slow if one.comm == comm]
+    for comm, of_comm in slow.items():
         named = {(one.host, one.rank) for one in of_comm}
         ranks = tuple(by_comm.get(comm, ()))
         blamed = tuple(rank for rank in ranks if (rank.host, rank.rank) in named)
