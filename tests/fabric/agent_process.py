@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -123,6 +124,18 @@ class AgentProcess:
             for sample in samples_of(self.text(), [name])
             if labels.items() <= sample.labels.items()
         ]
+
+    def stalls(self) -> list[dict[str, Any]]:
+        """What /stalls says goes on."""
+        return self._stalls("stalls")
+
+    def ended_stalls(self) -> list[dict[str, Any]]:
+        """What /stalls says is over."""
+        return self._stalls("ended")
+
+    def _stalls(self, which: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.page("/stalls"))[which]
+        return found
 
     def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         """Wait until something holds; fails when it does not within `seconds`."""

@@ -28,6 +28,7 @@ def test_every_rank_of_a_communicator_is_there_once() -> None:
     ranks: dict[tuple[str, int], list[str]] = {}
     for labels in of(fleet, "railscope_comm_info", NOW):
         ranks.setdefault((labels["comm"], int(labels["nranks"])), []).append(labels["rank"])
+    assert ranks
     assert all(sorted(map(int, found)) == list(range(nranks)) for (_, nranks), found in ranks.items())
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,11 +25,6 @@ KINDS = {
     "count": r"AllReduce of \d+ bytes float32 on rank 0, but AllReduce of \d+ bytes float32 on rank 1",
     "order": r"AllReduce of \d+ bytes float32 on rank 0, but AllGather of \d+ bytes on rank 1",
 }
-
-
-def stalls(agent: AgentProcess) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(agent.page("/stalls"))["stalls"]
-    return found
 
 
 @pytest.mark.parametrize("how", KINDS)
@@ -56,9 +49,9 @@ def test_ranks_that_disagree_are_told_whether_that_hangs_or_not(
             job.ready()
             job.start()
             agent.until(
-                lambda: SAID in log.read_text() or any(one["cause"] == "ranks_disagree" for one in stalls(agent))
+                lambda: SAID in log.read_text() or any(one["cause"] == "ranks_disagree" for one in agent.stalls())
             )
-            found = [one for one in stalls(agent) if one["cause"] == "ranks_disagree"]
+            found = [one for one in agent.stalls() if one["cause"] == "ranks_disagree"]
             told = found[0]["evidence"][0] if found else log.read_text()
     match = re.search(r"between collective (\d+) and (\d+)|collective (\d+) is " + KINDS[how], told)
     assert match is not None, told
@@ -79,9 +72,9 @@ def test_a_job_that_hangs_in_different_collectives_is_told_in_which(
             job.initialise()
             job.ready()
             job.start()
-            agent.until(lambda: any(one["cause"] == "ranks_disagree" for one in stalls(agent)))
+            agent.until(lambda: any(one["cause"] == "ranks_disagree" for one in agent.stalls()))
             agent.until(lambda: len(agent.samples("railscope_comm_stall_collectives")) > 0)
-            found = [one for one in stalls(agent) if one["cause"] == "ranks_disagree"]
+            found = [one for one in agent.stalls() if one["cause"] == "ranks_disagree"]
             told = agent.samples("railscope_comm_stall_collectives")
     for stall in found:
         assert re.fullmatch("collective 599 is " + KINDS["operation"], stall["evidence"][0])
@@ -153,6 +146,6 @@ def test_ranks_that_make_the_same_are_never_said_to_differ(
             time.sleep(3)
             assert calls > 128
             assert SAID not in log.read_text()
-            assert not any(one["cause"] == "ranks_disagree" for one in stalls(agent))
+            assert not any(one["cause"] == "ranks_disagree" for one in agent.stalls())
             job.release()
             job.wait()

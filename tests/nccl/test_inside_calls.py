@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,8 +26,7 @@ def watching(pids: Sequence[int]) -> AgentProcess:
 
 def inside(agent: AgentProcess) -> dict[str, dict[str, Any]]:
     """What /stalls says of calls that do not return, by call and rank."""
-    found: list[dict[str, Any]] = json.loads(agent.page("/stalls"))["stalls"]
-    return {f"{one['op']} {one['rank']}": one for one in found if one["cause"] == "inside_call"}
+    return {f"{one['op']} {one['rank']}": one for one in agent.stalls() if one["cause"] == "inside_call"}
 
 
 def attached(agent: AgentProcess) -> bool:
@@ -54,7 +52,7 @@ def test_an_init_whose_peer_never_comes_is_a_stall_and_ends_when_the_peer_comes(
             comms = {one["comm"] for one, _ in agent.samples("railscope_comm_info") if int(one["pid"]) in pids}
             job.start()
             job.wait()
-            ended = json.loads(agent.page("/stalls"))["ended"]
+            ended = agent.ended_stalls()
     assert name == "ncclCommInitRank 0"
     assert (stall["pid"], stall["nranks"], stall["strength"]) == (pids[0], 2, "strong")
     assert AFTER_SECONDS <= age < 60
@@ -117,8 +115,8 @@ def test_nobody_is_inside_a_call_of_a_job_that_comes_slowly_and_goes_on(
             job.start()
             job.wait()
             time.sleep(2)
-            page = json.loads(agent.page("/stalls"))
-    assert [stall for stall in (*page["stalls"], *page["ended"]) if stall["cause"] == "inside_call"] == []
+            told = [*agent.stalls(), *agent.ended_stalls()]
+    assert [stall for stall in told if stall["cause"] == "inside_call"] == []
 
 
 def test_who_is_killed_inside_a_call_leaves_nothing_behind(two_hosts: Fabric, double: Double, tmp_path: Path) -> None:

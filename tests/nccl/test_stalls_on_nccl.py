@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -25,8 +24,7 @@ CALLS = 100
 
 def stalls(agent: AgentProcess) -> dict[int, dict[str, Any]]:
     """What /stalls says goes on, by rank."""
-    found: list[dict[str, Any]] = json.loads(agent.page("/stalls"))["stalls"]
-    return {stall["rank"]: stall for stall in found}
+    return {stall["rank"]: stall for stall in agent.stalls()}
 
 
 def has_begun(agent: AgentProcess) -> bool:
@@ -53,7 +51,7 @@ def test_a_stopped_rank_is_named_by_itself_and_by_the_one_that_waits(
             finally:
                 os.kill(pids[1], signal.SIGCONT)
             agent.until(lambda: stalls(agent) == {})
-            ended = json.loads(agent.page("/stalls"))["ended"]
+            ended = agent.ended_stalls()
     assert exported == {str(rank): stall["cause"] for rank, stall in found.items()}
     assert (found[1]["cause"], found[1]["blamed_rank"]) == ("process_stopped", 1)
     assert (found[0]["cause"], found[0]["blamed_rank"]) == ("rank_behind", 1)

@@ -5,7 +5,6 @@ NCCL makes the communicator; then each rank launches a graph of a kernel that is
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,11 @@ STUCK_AT = 1_000
 """Iteration: seconds after the first, and the counts of both ranks have been seen to keep up by then."""
 
 
+def inference(hosts: Fabric, folder: Path, double: Double, **settings: Any) -> Job:
+    """Ranks that make a communicator when they are told to, and then launch graphs."""
+    return Job(hosts, folder, double, pattern="inference", events="stream", hold_init=True, **settings)
+
+
 def agent_on(job: Job, *arguments: str) -> AgentProcess:
     return AgentProcess("--pid", *map(str, job.pids), "--probe.scan-interval", "500ms", *arguments)
 
@@ -37,14 +41,8 @@ def make_communicators(job: Job, agent: AgentProcess) -> None:
     job.ready()
 
 
-def stalls(agent: AgentProcess) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(agent.page("/stalls"))["stalls"]
-    return found
-
-
 def all_stalls(agent: AgentProcess) -> list[dict[str, Any]]:
-    page = json.loads(agent.page("/stalls"))
-    return [*page["stalls"], *page["ended"]]
+    return [*agent.stalls(), *agent.ended_stalls()]
 
 
 def launches(agent: AgentProcess) -> dict[int, float]:
@@ -55,31 +53,22 @@ def launches(agent: AgentProcess) -> dict[int, float]:
 def test_a_rank_whose_graph_never_finishes_is_told_of_while_its_peer_goes_on(
     two_hosts: Fabric, double: Double, tmp_path: Path
 ) -> None:
-    with Job(
-        two_hosts,
-        tmp_path,
-        double,
-        pattern="inference",
-        iterations=1_000_000,
-        events="stream",
-        skip=SkippedCall(1, STUCK_AT),
-        hold_init=True,
-    ) as job:
+    with inference(two_hosts, tmp_path, double, iterations=1_000_000, skip=SkippedCall(1, STUCK_AT)) as job:
         with agent_on(job, *ASKED) as agent:
             make_communicators(job, agent)
             agent.until(lambda: len(launches(agent)) == 2)
             job.start()
-            agent.until(lambda: bool(stalls(agent)))
-            (stall,) = stalls(agent)
+            agent.until(lambda: bool(agent.stalls()))
+            (stall,) = agent.stalls()
             counts = launches(agent)
             ((stalled, _),) = agent.samples("railscope_comm_stalled")
             inside = {labels["pid"]: value for labels, value in agent.samples("railscope_cuda_inside_seconds")}
             ((call, age),) = agent.samples("railscope_call_inside_seconds")
-            time.sleep(1)
+            agent.until(lambda: launches(agent)[job.pids[0]] > counts[job.pids[0]])
             later = launches(agent)
             costs = {one["program"]: value for one, value in agent.samples("railscope_overhead_seconds_total")}
             job.kill(1)
-            agent.until(lambda: not [one for one in stalls(agent) if one["cause"] == "unseen_work_stuck"])
+            agent.until(lambda: not [one for one in agent.stalls() if one["cause"] == "unseen_work_stuck"])
     healthy, stuck = job.pids
     assert (stall["cause"], stall["op"], stall["pid"], stall["rank"]) == (
         "unseen_work_stuck", "cuStreamSynchronize", stuck, 1
@@ -93,7 +82,7 @@ def test_a_rank_whose_graph_never_finishes_is_told_of_while_its_peer_goes_on(
     assert (call["call"], call["pid"]) == ("cuStreamSynchronize", str(stuck))
     assert AFTER_SECONDS <= inside[str(stuck)] <= age < 60
     assert counts[stuck] == later[stuck] == STUCK_AT + 1, "every launch is counted"
-    assert later[healthy] > counts[healthy] > STUCK_AT
+    assert counts[healthy] > STUCK_AT
     assert costs["driver_calls"] > 0
 
 
@@ -101,17 +90,8 @@ def test_ranks_that_wait_for_nothing_on_the_gpu_are_let_alone(
     two_hosts: Fabric, double: Double, tmp_path: Path
 ) -> None:
     # All wait for their data twice, for longer than a stall takes, and then for requests that do not come.
-    with Job(
-        two_hosts,
-        tmp_path,
-        double,
-        pattern="inference",
-        iterations=200,
-        pause=Moments(every=90, milliseconds=(AFTER_SECONDS + 2) * 1000),
-        events="stream",
-        hold=True,
-        hold_init=True,
-    ) as job:
+    pause = Moments(every=90, milliseconds=(AFTER_SECONDS + 2) * 1000)
+    with inference(two_hosts, tmp_path, double, iterations=200, pause=pause, hold=True) as job:
         with agent_on(job, *ASKED) as agent:
             make_communicators(job, agent)
             agent.until(lambda: len(launches(agent)) == 2)
@@ -127,16 +107,7 @@ def test_ranks_that_wait_for_nothing_on_the_gpu_are_let_alone(
 
 def test_nothing_is_attached_to_cuda_unless_it_is_asked_for(two_hosts: Fabric, double: Double, tmp_path: Path) -> None:
     log = tmp_path / "agent.log"
-    with Job(
-        two_hosts,
-        tmp_path,
-        double,
-        pattern="inference",
-        iterations=1_000_000,
-        events="stream",
-        skip=SkippedCall(1, 10),
-        hold_init=True,
-    ) as job:
+    with inference(two_hosts, tmp_path, double, iterations=1_000_000, skip=SkippedCall(1, 10)) as job:
         with AgentProcess("--pid", *map(str, job.pids), *ASKED[1:], "--level", "rails", log=log) as agent:
             make_communicators(job, agent)
             job.start()

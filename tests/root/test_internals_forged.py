@@ -18,6 +18,7 @@ from railscope.probes.nccl.layouts.layout import Layouts, Structure
 from railscope.probes.nccl.records.calls import COMMUNICATOR, COMMUNICATOR_KEY
 from railscope.probes.nccl.records.internals import InternalStat, NetworkKind
 from tests.nccl.library import LIBRARIES, nccl_library
+from tests.root.forged_failover import NEWEST
 from tests.root.forged_proxy import COUNT, NET, OTHER, PAYLOAD_BYTES, Probed, forged, probed
 from tests.root.probe_targets import FLOAT32, Target, all_reduce, attached, loaded, target
 
@@ -92,11 +93,10 @@ def test_each_collective_of_a_launch_has_devices_of_its_own(probes: Probed) -> N
     assert sorted(connections["net_device"][connections["network"] == 1].tolist()) == [0, 1, 3, 5]
 
 
+@pytest.mark.parametrize("library", [NEWEST], indirect=True)  # alone it can fail over, which takes the name
 @pytest.mark.parametrize("sends", [True, False], ids=["sends", "receives"])
 def test_what_the_network_plugin_calls_a_connection_is_learned_with_it(probes: Probed, sends: bool) -> None:
     structure, field = ("sendNetResources", "netSendComm") if sends else ("recvNetResources", "netRecvComm")
-    if field not in probes.forged.structures[structure].offsets:
-        pytest.skip("what it is called is needed where NCCL can fail over")
     made, net = probes.forged, 0xABC0
     connection, resources = made.connections[0 if sends else 1], made.new(structure)
     made.store(resources, structure, 8, **{field: net})

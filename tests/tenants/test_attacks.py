@@ -5,7 +5,6 @@ The agent stays small and answers; it ends at once when it is told to.
 
 from __future__ import annotations
 
-import json
 import signal
 import tempfile
 import time
@@ -175,8 +174,7 @@ def test_a_call_that_does_not_return_is_told_of_though_another_user_has_thousand
         stack.enter_context(forged_communicators(100, threads=3000)(open_folder))
 
         def inside(user: str) -> list[dict[str, Any]]:
-            stalls = json.loads(agent.page("/stalls"))["stalls"]
-            return [one for one in stalls if one["cause"] == "inside_call" and one["process"]["user"] == user]
+            return [one for one in agent.stalls() if one["cause"] == "inside_call" and one["process"]["user"] == user]
 
         def told() -> bool:
             return any(limit == "host_calls" for limit, _ in limits(agent))

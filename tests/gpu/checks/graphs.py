@@ -40,8 +40,7 @@ def run(lane: Lane) -> None:
             lane.rows.compared(f"{name}, by rank", seen(), {"0": wanted, "1": wanted})
         inflight = {labels["rank"]: value for labels, value in agent.samples("railscope_comm_inflight_seconds")}
         lane.rows.add("comm_inflight_seconds behind the replays", json.dumps(inflight) if inflight else "absent")
-        stalls = json.loads(agent.page("/stalls"))
-        lane.rows.compared("stalls said", len(stalls["stalls"]) + len(stalls["ended"]), 0)
+        lane.rows.compared("stalls said", len(agent.stalls()) + len(agent.ended_stalls()), 0)
         durations = {
             f"{labels['op']} {labels['source']}": int(value)
             for labels, value in agent.samples("railscope_collective_duration_seconds_count")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from tests.fabric.agent_process import AgentProcess
 from tests.gpu.lane import Lane
@@ -72,7 +71,7 @@ def run(lane: Lane) -> None:
                 ranks.ask("timed", operation="AllReduce", payload_bytes=_PAYLOAD_BYTES, times=_CALLS_A_SECOND)
                 time.sleep(1.0)
             agent.until(lambda: bool(agent.samples("railscope_comm_info", nranks="2")), 10)
-            lane.rows.compared("stalls said before any fault", len(_stalls(agent)), 0)
+            lane.rows.compared("stalls said before any fault", len(agent.stalls()), 0)
             for fault in FAULTS[: 1 if lane.short else None]:
                 with lane.attempt(fault.name):
                     _try(lane, agent, ranks, fault)
@@ -92,7 +91,7 @@ def _try(lane: Lane, agent: AgentProcess, ranks: Ranks, fault: Fault) -> None:
     said: set[tuple[str, int | None]] = set()
     while (fault.cause, BLAMED) not in said and time.monotonic() < began + _MOST_SECONDS:
         time.sleep(0.05)
-        said |= {(str(stall["cause"]), stall["blamed_rank"]) for stall in _stalls(agent)}
+        said |= {(str(stall["cause"]), stall["blamed_rank"]) for stall in agent.stalls()}
         if said and first is None:
             first = time.monotonic() - began
     delay = time.monotonic() - began
@@ -112,7 +111,7 @@ def _try(lane: Lane, agent: AgentProcess, ranks: Ranks, fault: Fault) -> None:
 
 
 def _cleared(lane: Lane, agent: AgentProcess, name: str) -> None:
-    if not agent.comes_true(lambda: not _stalls(agent), 6):
+    if not agent.comes_true(lambda: not agent.stalls(), 6):
         lane.rows.add(f"{name}: over", "still said 6 s later", wanted="cleared", verdict=Verdict.DIFFERS)
 
 
@@ -126,14 +125,8 @@ def _abort(lane: Lane, agent: AgentProcess, ranks: Ranks) -> None:
     agent.comes_true(lambda: _aborts(agent) >= 2, 5)
     lane.rows.compared("communicators aborted", _aborts(agent), 2.0)
     time.sleep(1.5)
-    lane.rows.compared("stalls said of an aborted communicator", len(_stalls(agent)), 0)
+    lane.rows.compared("stalls said of an aborted communicator", len(agent.stalls()), 0)
 
 
 def _aborts(agent: AgentProcess) -> float:
     return sum(value for _, value in agent.samples("railscope_comm_events_total", event="abort"))
-
-
-def _stalls(agent: AgentProcess) -> list[dict[str, Any]]:
-    """What goes on."""
-    found: list[dict[str, Any]] = json.loads(agent.page("/stalls"))["stalls"]
-    return found
