@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from typing import Final
 
@@ -9,6 +10,7 @@ from railscope.agent.facts import catalogue
 from railscope.agent.facts.causes import Cause, Severity, causes_as_severe_as
 from railscope.dashboards import recorded
 from railscope.dashboards.alerting.alert import Alert, Group, promql
+from railscope.dashboards.alerting.rails import plane_down
 from railscope.dashboards.alerting.thresholds import Thresholds
 
 _OF_COMM: Final = "cluster='%[1]s',comm='%[2]s'"
@@ -69,25 +71,35 @@ _PROCESS: Final = (
 )
 
 
+def _told_of(least: Thresholds) -> str:
+    """Stalls that have an alert of their own: none whose best founded cause RailscopeRailPlaneDown tells."""
+    evidence = promql(
+        f"""
+        {recorded.STALL_EVIDENCE_ROOT}
+        and on (cluster, comm)
+        {recorded.STALL_EVIDENCE.where(f'cause!~"{_MILD}"')}
+        unless on (cluster, comm)
+        """
+    )
+    below_plane = promql(
+        f"""
+        {_INFO}{{cause="{Cause.RAIL_DOWN}"}}
+        and on (cluster, comm, cause)
+        topk by (cluster, comm) (1, {recorded.STALL_EVIDENCE})
+        and on (cluster, rail)
+        """
+    )
+    inner = f"{below_plane}\n(\n{textwrap.indent(plane_down(least), '  ')}\n)"
+    return f"{evidence}\n(\n{textwrap.indent(inner, '  ')}\n)"
+
+
 def alerts(least: Thresholds) -> Iterator[Alert]:
     """Alerts on what a job does, in the order of the rules' file."""
     yield Alert(
         Group.STALLS,
         "RailscopeCollectiveStalled",
         Severity.CRITICAL,
-        promql(
-            f"""
-            {recorded.STALL_EVIDENCE_ROOT}
-            and on (cluster, comm)
-            {recorded.STALL_EVIDENCE.where(f'cause!~"{_MILD}"')}
-            unless on (cluster, comm)
-            (
-                {catalogue.COMM_STALL_INFO}{{cause="{Cause.RAIL_DOWN}"}}
-              and on (cluster, rail)
-                {recorded.RAILS_DOWN} >= {least.plane_hosts:g}
-            )
-            """
-        ),
+        _told_of(least),
         about="One alert a communicator for as long as it stalls: the cause is told in the annotations and is no "
         "label, because an alert whose labels change resolves and fires anew, and a host may find a better founded "
         "cause at any time.  None of communicators that another one holds up, nor where RailscopeRailPlaneDown tells "

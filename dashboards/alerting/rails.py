@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from typing import Final
 
@@ -22,9 +23,9 @@ _HOSTS_OF_PLANE: Final = (
 _MEAN: Final = 'stat="mean"'
 
 
-def alerts(least: Thresholds) -> Iterator[Alert]:
-    """Alerts on rails, in the order of the rules' file."""
-    down_under_load = promql(
+def down_under_load(least: Thresholds) -> str:
+    """PromQL: rails that are down, have carried traffic, and whose host has a job."""
+    return promql(
         f"""
         {catalogue.RAIL_UP} == 0
         and on ({HOST})
@@ -33,11 +34,21 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         {recorded.TRANSMIT_GREATEST} > {least.rail_used_bytes_per_second:g}
         """
     )
+
+
+def plane_down(least: Thresholds) -> str:
+    """PromQL: on how many hosts a rail is down, of rails that are down on many and under a job."""
+    under_load = textwrap.indent(down_under_load(least), "  ")
+    return f"{recorded.RAILS_DOWN} >= {least.plane_hosts:g}\nand on (cluster, rail)\n(\n{under_load}\n)"
+
+
+def alerts(least: Thresholds) -> Iterator[Alert]:
+    """Alerts on rails, in the order of the rules' file."""
     yield Alert(
         Group.RAILS,
         "RailscopeRailPlaneDown",
         Severity.CRITICAL,
-        f"{recorded.RAILS_DOWN} >= {least.plane_hosts:g}\nand on (cluster, rail)\n({down_under_load})",
+        plane_down(least),
         about="The same rail of many hosts, jobs among them: the switch below them, not their links.  It stands for "
         "the alerts on each of these rails.",
         holds_for="15s",
@@ -51,7 +62,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         Group.RAILS,
         "RailscopeRailDownUnderLoad",
         Severity.CRITICAL,
-        f"{down_under_load}\nunless on (cluster, rail)\n{recorded.RAILS_DOWN} >= {least.plane_hosts:g}",
+        f"{down_under_load(least)}\nunless on (cluster, rail)\n{recorded.RAILS_DOWN} >= {least.plane_hosts:g}",
         about="Down, on a host with a job, and it has carried traffic: an unused port is down for years.",
         holds_for="30s",
         because="A link that trains anew is back within seconds, and counted in "
