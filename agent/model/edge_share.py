@@ -71,14 +71,6 @@ class WireShare:
     egress: Fraction | None
     ingress: Fraction | None
 
-    def egress_bytes(self, payload_bytes: int) -> int | None:
-        """Whole bytes that leave the node; never falls as the payload grows."""
-        return _whole_bytes(self.egress, payload_bytes)
-
-    def ingress_bytes(self, payload_bytes: int) -> int | None:
-        """Whole bytes that enter the node; never falls as the payload grows."""
-        return _whole_bytes(self.ingress, payload_bytes)
-
 
 _ZERO: Final = Fraction(0)
 _NOTHING: Final = WireShare(_ZERO, _ZERO)
@@ -164,10 +156,3 @@ def _chain_share(placement: Placement, idle_from: int, idle_to: int) -> WireShar
 
 def _both(share: Fraction) -> WireShare:
     return WireShare(share, share)
-
-
-def _whole_bytes(share: Fraction | None, payload_bytes: int) -> int | None:
-    if share is None:
-        return None
-    numerator, denominator = share.as_integer_ratio()
-    return payload_bytes * numerator // denominator

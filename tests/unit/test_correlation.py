@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from railscope.agent.model.edge_share import Placement
-from railscope.agent.model.expected import ExpectedBytes, ObservedCalls, WireTotals, expected_bytes
+from railscope.agent.model.expected import ExpectedBytes, ExpectedSums, ObservedCalls, WireTotals, whole_bytes
 from railscope.agent.node.attribution.explained import Correlator, DirectionWire, PortTotals, RailWire
 from railscope.probes.nccl.abi import Op
 
@@ -338,51 +340,55 @@ PLACED = Placement(rank=0, nranks=2, node=0, n_nodes=2, local_ranks=1)
 
 def calls(
     op: Op, payload: int, largest: int, placement: Placement | None = PLACED, active: bool = True
-) -> ObservedCalls:
-    return ObservedCalls("00c0ffee", placement, op, 0, payload, largest, active)
+) -> tuple[ObservedCalls, int]:
+    return ObservedCalls("00c0ffee", placement, op, 0, largest, active), payload
+
+
+def expected_bytes(*kinds: tuple[ObservedCalls, int]) -> ExpectedBytes:
+    return ExpectedSums("a", [kind for kind, _ in kinds]).expected(np.array([payload for _, payload in kinds], "u8"))
 
 
 def test_calls_are_split_by_size_and_by_direction() -> None:
     found = expected_bytes(
-        "a",
-        [calls(Op.AllReduce, 10 * MIB, MIB), calls(Op.AllReduce, 3000, 1024), calls(Op.Broadcast, 5 * MIB, 65537)],
+        calls(Op.AllReduce, 10 * MIB, MIB), calls(Op.AllReduce, 3000, 1024), calls(Op.Broadcast, 5 * MIB, 65537)
     )
     assert found == ExpectedBytes("a", WireTotals(15 * MIB, 3000), WireTotals(10 * MIB, 3000))
 
 
 def test_a_message_of_just_the_threshold_is_small() -> None:
-    assert expected_bytes("a", [calls(Op.AllReduce, 65536, 65536)]).transmit == WireTotals(0, 65536)
+    assert expected_bytes(calls(Op.AllReduce, 65536, 65536)).transmit == WireTotals(0, 65536)
 
 
 def test_one_communicator_without_placement_hides_the_sum_and_says_which() -> None:
-    found = expected_bytes("a", [calls(Op.AllReduce, 100, 100), calls(Op.AllReduce, 100, 100, placement=None)])
+    found = expected_bytes(calls(Op.AllReduce, 100, 100), calls(Op.AllReduce, 100, 100, placement=None))
     assert "00c0ffee" in found.transmit.unknown
     assert "00c0ffee" in found.receive.unknown
 
 
 def test_replays_of_graphs_hide_the_sum_which_does_not_fall() -> None:
-    before = expected_bytes("a", [calls(Op.AllReduce, 10 * MIB, MIB)]).transmit
-    found = expected_bytes("a", [calls(Op.AllReduce, 10 * MIB, MIB)._replace(replayed=True)]).transmit
+    kind, payload = calls(Op.AllReduce, 10 * MIB, MIB)
+    before = expected_bytes((kind, payload)).transmit
+    found = expected_bytes((kind._replace(replayed=True), payload)).transmit
     assert (found.spread_bytes, found.small_bytes) == (before.spread_bytes, before.small_bytes)
     assert "replays CUDA graphs" in found.unknown
-    gone = calls(Op.AllReduce, 10 * MIB, MIB)._replace(replayed=True, active=False)
-    assert expected_bytes("a", [gone]).transmit == before
+    gone = kind._replace(replayed=True, active=False)
+    assert expected_bytes((gone, payload)).transmit == before
 
 
 def test_a_communicator_that_is_gone_hides_nothing() -> None:
-    found = expected_bytes("a", [calls(Op.AllReduce, 8, 8), calls(Op.AllReduce, 8, 8, placement=None, active=False)])
+    found = expected_bytes(calls(Op.AllReduce, 8, 8), calls(Op.AllReduce, 8, 8, placement=None, active=False))
     assert found.transmit == WireTotals(0, 8)
 
 
 def test_only_the_direction_that_cannot_be_known_is_hidden() -> None:
-    found = expected_bytes("a", [calls(Op.WaitSignal, 0, 0)])
+    found = expected_bytes(calls(Op.WaitSignal, 0, 0))
     assert found.transmit == WireTotals()
     assert "WaitSignal" in found.receive.unknown
 
 
 def test_the_reason_tells_unordered_ranks_from_an_unknown_placement() -> None:
     dealt = Placement(rank=1, nranks=4, node=1, n_nodes=2, local_ranks=2)
-    assert "node by node" in expected_bytes("a", [calls(Op.Broadcast, 8, 8, placement=dealt)]).transmit.unknown
+    assert "node by node" in expected_bytes(calls(Op.Broadcast, 8, 8, placement=dealt)).transmit.unknown
 
 
 def test_bytes_are_settled_where_all_that_was_enqueued_has_left() -> None:
@@ -428,3 +434,13 @@ def test_a_rail_set_that_has_gone_is_not_waited_for() -> None:
     assert not fabric.correlator.all_sent
     fabric.correlator.update(fabric.now_ns, [], [])
     assert fabric.correlator.all_sent
+
+
+@given(
+    st.lists(st.integers(0, (1 << 64) - 1), min_size=1, max_size=40),
+    st.fractions(0, 1 << 40, max_denominator=1 << 40),
+)
+def test_a_share_of_many_payloads_is_the_sum_of_each_ones_whole_bytes(payloads: list[int], share: Fraction) -> None:
+    assert whole_bytes(share, np.array(payloads, "u8")) == sum(
+        one * share.numerator // share.denominator for one in payloads
+    )

@@ -8,7 +8,7 @@ What has ended leaves the kernel's tables at the next tick, all with one reading
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Final
 
 from railscope.agent.facts.label_numbers import UNKNOWN
@@ -17,7 +17,7 @@ from railscope.agent.facts.snapshot import NodeCollectives, NodeCompletion, Node
 from railscope.agent.facts.stall import Disagreement, LastCollectives
 from railscope.agent.model.expected import ExpectedBytes
 from railscope.agent.node.collectives.agreement import Agreement
-from railscope.agent.node.collectives.call_counts import CallCount
+from railscope.agent.node.collectives.call_counts import CallCount, CallCounts, CallKind
 from railscope.agent.node.collectives.communicator_facts import CommunicatorHistory
 from railscope.agent.node.collectives.communicators import Communicator, Communicators, format_label
 from railscope.agent.node.collectives.events import CommEvents, StoredErrors
@@ -82,19 +82,25 @@ class Collectives:
         self._claims = NameClaims(processes.get, is_running)
         self._communicators = Communicators(programs.communicators, self._version_of, self._claims)
         self._agreement = Agreement(programs.shapes, self._calls_now, self.position)
-        self._totals = NodeTotals()
+        self._totals = NodeTotals(self._communicators)
         self._history = CommunicatorHistory()
         self._expected = ExpectedWire(
             small_payload_bytes,
-            self._communicators.get,
+            self._communicators,
             processes.get,
-            completion.has_graph_replays if completion else lambda _: False,
+            (lambda: completion.replaying) if completion is not None else frozenset,
         )
         self._peers = PeerBytes(most_peers, self._communicators.get) if most_peers else None
         self._before_forgetting = before_forgetting
         self._entered_before = entered_before
         self._met: set[int] = set()
         """Pids of living processes that have made a communicator."""
+        self._pids: tuple[int, frozenset[int]] = (-1, frozenset())
+        """Of those that have a living one, and as of which change of the communicators."""
+        self._callers: tuple[tuple[CallKind, ...], frozenset[int]] = ((), frozenset())
+        """Pids of those that have rows in the table of calls, and of which rows."""
+        self._swept: tuple[tuple[CallKind, ...], int] | None = None
+        """Rows among which none was of what has ended, and as of which change of the communicators."""
         self._unmet: set[int] = set()
         self._vanished: set[int] = set()
         self._missed_before = 0
@@ -112,9 +118,12 @@ class Collectives:
         """Living processes that have a communicator."""
         return len(self.pids_with_communicators())
 
-    def pids_with_communicators(self) -> set[int]:
+    def pids_with_communicators(self) -> Set[int]:
         """Processes that have a living communicator."""
-        return {communicator.tgid for communicator in self._communicators if communicator.ended_ns is None}
+        changes = self._communicators.changes
+        if self._pids[0] != changes:
+            self._pids = changes, frozenset(one.tgid for one in self._communicators if one.ended_ns is None)
+        return self._pids[1]
 
     @property
     def alive(self) -> bool:
@@ -204,7 +213,7 @@ class Collectives:
                 rank, nranks = format_label(first.rank), format_label(first.nranks)
                 _log.info("process %d uses NCCL: communicator %s, rank %s of %s", tgid, first.name, rank, nranks)
 
-    def read(self) -> list[CallCount]:
+    def read(self) -> CallCounts:
         """Every row of the kernel's table, with everything known about its communicators."""
         if self._readings.is_unchanged():
             self.read_lifecycle_events()
@@ -213,10 +222,12 @@ class Collectives:
         counts = self._readings.counts()
         self.read_lifecycle_events()
         self._unmet |= self._readings.refresh(self._communicators)
-        self._unmet |= {count.kind.tgid for count in counts}
+        if self._callers[0] is not counts.kinds:
+            self._callers = counts.kinds, frozenset(kind.tgid for kind in counts.kinds)
+        self._unmet |= self._callers[1]
         return counts
 
-    def expected(self, counts: list[CallCount]) -> list[ExpectedBytes]:
+    def expected(self, counts: CallCounts) -> list[ExpectedBytes]:
         """Wire bytes so far, by network namespace."""
         return self._expected.sum_with(counts)
 
@@ -291,7 +302,19 @@ class Collectives:
             last = self._agreement.last(communicator)
             self._history.add_communicator(communicator, owner, _netns_label(owner, names), last)
         nameless = gone.keys() | self._vanished
-        taken = []
+        rows = self._readings.accounting.last.kinds, known.changes
+        if nameless or self._swept is None or self._swept[0] is not rows[0] or self._swept[1] != rows[1]:
+            self._take_rows(nameless, names)
+            self._swept = rows
+        known.delete_archived()
+        for tgid in gone:
+            del self._processes[tgid]
+        self._met -= gone.keys()
+        self._vanished.clear()
+
+    def _take_rows(self, nameless: Set[int], names: Mapping[int, str]) -> None:
+        """Take the rows of what has ended out of the kernel's table; `nameless`: processes that have ended."""
+        known, taken = self._communicators, list[CallCount]()
         try:
             for count in self._readings.accounting.pop_rows(
                 lambda kind: (
@@ -302,19 +325,15 @@ class Collectives:
                 taken.append(count)
         finally:
             # Also of rows that were taken before the kernel refused one.
-            self._expected.fold(taken)
-            if self._peers is not None:
-                self._peers.fold(taken)
-        known.delete_archived()
-        for tgid in gone:
-            del self._processes[tgid]
-        self._met -= gone.keys()
-        self._vanished.clear()
+            if taken:
+                self._expected.fold(taken)
+                if self._peers is not None:
+                    self._peers.fold(taken)
 
     def _fold(self, count: CallCount, names: Mapping[int, str]) -> None:
         """Keep a row that has left the kernel's table."""
         kind = count.kind
-        self._totals.fold(count, self._gpu_of(kind.instance))
+        self._totals.fold(count)
         process = self._processes.get(kind.tgid)
         if self._communicators.is_archived(kind.instance):
             self._history.add_count(count)
@@ -325,13 +344,7 @@ class Collectives:
         process = self._processes.get(tgid)
         return process.nccl_version if process is not None else UNKNOWN
 
-    def _gpu_of(self, instance: int) -> str:
-        communicator = self._communicators.get(instance)
-        return communicator.gpu if communicator is not None else UNKNOWN
-
-    def facts(
-        self, counts: list[CallCount], times: NodeTimes, *, now_ns: int, realtime_offset_ns: int
-    ) -> NodeCollectives:
+    def facts(self, counts: CallCounts, times: NodeTimes, *, now_ns: int, realtime_offset_ns: int) -> NodeCollectives:
         """What the programs counted and saw below the calls; `counts` from `read`, `now_ns` monotonic.
 
         `realtime_offset_ns`: the time of day less the monotonic one.
@@ -340,9 +353,7 @@ class Collectives:
         if completion is not None:
             # After the counts: nothing can then be complete that was not counted, but for what came in between.
             completion.read()
-        totals, sizes = self._totals.sum_with(
-            ((count, self._gpu_of(count.kind.instance)) for count in counts), self._readings.overflow()
-        )
+        totals, sizes = self._totals.sum_with(counts, self._readings.overflow())
         names = named_namespaces()
         communicators = self._history.facts(
             self._communicators,

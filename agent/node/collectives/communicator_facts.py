@@ -3,20 +3,24 @@
 A communicator that has ended does nothing more: its counts were taken out of the kernel's table, and its facts are
 made once, with the labels that its process had.  Calls that no communicator can be told for (its events were lost, or
 NCCL was given none) are one nameless entry for each process.
+
+A node may have thousands of communicators, of which most are as they were a few seconds before: who each is, and which
+rows of the kernel's table are its own, is found out again only when some of it has changed, and the facts of one that
+has made no call since are the same object.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 
 from railscope.agent.facts.label_numbers import UNKNOWN
-from railscope.agent.facts.rank_identity import RankIdentity
+from railscope.agent.facts.rank_identity import Labels, RankIdentity
 from railscope.agent.facts.snapshot import CommunicatorFacts, OpTotal
 from railscope.agent.facts.stall import LastCollectives
-from railscope.agent.node.collectives.call_counts import CallCount
-from railscope.agent.node.collectives.communicators import Communicator, format_label
+from railscope.agent.node.collectives.call_counts import CallCount, CallCounts, CallKind
+from railscope.agent.node.collectives.communicators import Communicator, Communicators, format_label
 from railscope.agent.node.completion.completion import CommunicatorProgress
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.nccl.abi import op_name
@@ -59,6 +63,14 @@ class CommunicatorHistory:
         """By instance; what a process did namelessly by its identity."""
         self._told: defaultdict[str, set[LastCollectives[str]]] = defaultdict(set)
         """By communicator: what is told of the last collectives of those."""
+        self._ends: dict[int, _End] = {}
+        """By instance, those that have not been put away, as of the rows and the communicators of the last facts."""
+        self._of_kinds: tuple[CallKind, ...] | None = None
+        self._of_changes = 0
+        self._nameless: dict[int, ObservedProcess | None] = {}
+        """By pid, processes that have rows of no communicator that is known."""
+        self._owners: dict[int, _Owner] = {}
+        """By pid, of their processes."""
 
     def add_communicator(
         self,
@@ -123,8 +135,8 @@ class CommunicatorHistory:
 
     def facts(
         self,
-        living: Iterable[Communicator],
-        counts: Iterable[CallCount],
+        communicators: Communicators,
+        counts: CallCounts,
         process_of: Callable[[int], ObservedProcess | None],
         netns_of: Callable[[ObservedProcess | None], str],
         progress_of: Callable[[int], CommunicatorProgress | None],
@@ -137,38 +149,76 @@ class CommunicatorHistory:
         `position_of` knows by instance, and by the calls that it made, where a living one stands; `signature_of`
         knows by instance what a living one's collectives were.
         """
-        by_instance = {communicator.instance: communicator for communicator in living}
-        done: defaultdict[int, _Ops] = defaultdict(_ops)
-        for count in counts:
-            instance = count.kind.instance
-            if instance not in by_instance and instance not in self._ended:
-                # One entry a process, under a number that no communicator has.
-                instance = -count.kind.tgid
-                if instance not in by_instance:
-                    process = process_of(count.kind.tgid)
-                    by_instance[instance] = _nameless(count.kind.tgid, process.ended_ns if process else None)
-            _add(done[instance], count)
-        found = [(ended.communicator.first_ns, _of_ended(ended, progress_of)) for ended in self._ended.values()]
-        for communicator in by_instance.values():
-            process = process_of(communicator.tgid)
-            ops = done.get(communicator.instance, _ops())
-            position = None
-            if communicator.ended_ns is None:
-                position = position_of(communicator.instance, _calls(ops))
-            progress = progress_of(communicator.instance)
-            facts = _facts(communicator, process, netns_of(process), ops, progress, now_ns, position)
-            if communicator.ended_ns is None:
-                facts = replace(facts, signature=signature_of(communicator.instance))
-            found.append((communicator.first_ns, facts))
+        ends = self._living(communicators, counts.kinds, process_of)
+        processes = {tgid: process_of(tgid) for tgid in {end.communicator.tgid for end in ends}}
+        owners = {tgid: _owner(process, netns_of(process)) for tgid, process in processes.items()}
+        known, self._owners = self._owners, {}
+        calls, payload_bytes = counts.calls.tolist(), counts.payload_bytes.tolist()
+        for tgid, owner in owners.items():
+            before = known.get(tgid)
+            self._owners[tgid] = before if before == owner else owner
+        found = [(one.communicator.first_ns, _of_ended(one, progress_of)) for one in self._ended.values()]
+        for end in ends:
+            end.update(self._owners[end.communicator.tgid], calls, payload_bytes)
+            instance, alive = end.communicator.instance, end.communicator.ended_ns is None
+            facts = end.facts(
+                progress_of(instance),
+                position_of(instance, end.enqueued) if alive else None,
+                signature_of(instance) if alive else None,
+                now_ns,
+            )
+            found.append((end.communicator.first_ns, facts))
         found.sort(key=lambda entry: entry[0])
         return tuple(facts for _, facts in found)
+
+    def _living(
+        self,
+        communicators: Communicators,
+        kinds: tuple[CallKind, ...],
+        process_of: Callable[[int], ObservedProcess | None],
+    ) -> Collection[_End]:
+        """The ends that have not been put away, with their rows."""
+        if (
+            self._of_kinds is kinds
+            and self._of_changes == communicators.changes
+            and all(process_of(tgid) is process for tgid, process in self._nameless.items())
+        ):
+            return self._ends.values()
+        by_instance = {communicator.instance: communicator for communicator in communicators}
+        rows: defaultdict[int, list[int]] = defaultdict(list)
+        self._nameless = {}
+        for row, kind in enumerate(kinds):
+            instance = kind.instance
+            if instance not in by_instance and instance not in self._ended:
+                # One entry a process, under a number that no communicator has.
+                instance = -kind.tgid
+                if instance not in by_instance:
+                    process = self._nameless[kind.tgid] = process_of(kind.tgid)
+                    by_instance[instance] = _nameless(kind.tgid, process.ended_ns if process else None)
+            rows[instance].append(row)
+        before, self._ends = self._ends, {}
+        for instance, communicator in by_instance.items():
+            of_ops = tuple((row, kinds[row].op) for row in rows[instance])
+            end = before.get(instance)
+            if end is None or end.communicator != communicator or end.rows != of_ops:
+                end = _End(communicator, of_ops)
+            self._ends[instance] = end
+        self._of_kinds, self._of_changes = kinds, communicators.changes
+        return self._ends.values()
 
 
 def _of_ended(ended: _Ended, progress_of: Callable[[int], CommunicatorProgress | None]) -> CommunicatorFacts:
     if ended.facts is None:
-        progress = progress_of(ended.communicator.instance)
-        facts = _facts(ended.communicator, ended.process, ended.netns, ended.ops, progress, None, None)
-        ended.facts = replace(facts, last=ended.last if ended.told else None)
+        communicator = ended.communicator
+        ended.facts = _facts(
+            communicator,
+            _identity(communicator, _owner(ended.process, ended.netns)),
+            ended.process.tenant.label if ended.process else UNKNOWN,
+            _totals(ended.ops),
+            progress_of(communicator.instance),
+            None,
+            last=ended.last if ended.told else None,
+        )
     return ended.facts
 
 
@@ -176,40 +226,109 @@ def _nameless(tgid: int, ended_ns: int | None) -> Communicator:
     return Communicator(-tgid, tgid, 0, ended_ns=ended_ns)
 
 
-def _calls(ops: _Ops) -> int:
-    return sum(calls for calls, _ in ops.values())
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """What all ends of a process have in common."""
+
+    nccl_version: str
+    netns: str
+    job: Labels
+    tenant: str
+
+
+def _owner(process: ObservedProcess | None, netns: str) -> _Owner:
+    if process is None:
+        return _Owner(UNKNOWN, netns, (), UNKNOWN)
+    return _Owner(process.nccl_version, netns, process.job.labels(), process.tenant.label)
+
+
+class _End:
+    """One rank's end of a communicator that lives, or ended just now, and its facts as they were shown last."""
+
+    __slots__ = ("_counted", "_facts", "_identity", "_known", "_ops", "_owner", "communicator", "enqueued", "rows")
+
+    def __init__(self, communicator: Communicator, rows: tuple[tuple[int, int], ...]) -> None:
+        """`rows`: which rows of the kernel's table are its own, each with its op."""
+        self.communicator = communicator
+        self.rows = rows
+        self.enqueued = 0
+        self._counted: tuple[int, ...] | None = None
+        self._ops: tuple[OpTotal, ...] = ()
+        self._owner: _Owner | None = None
+        self._identity: RankIdentity | None = None
+        self._known: tuple[CommunicatorProgress | None, int | None, int | None] = (None, None, None)
+        self._facts: CommunicatorFacts | None = None
+
+    def update(self, owner: _Owner, calls: list[int], payload_bytes: list[int]) -> None:
+        """Take over what its rows say now."""
+        if owner is not self._owner:
+            self._owner, self._facts = owner, None
+            self._identity = _identity(self.communicator, owner)
+        counted = tuple([number for row, _ in self.rows for number in (calls[row], payload_bytes[row])])
+        if counted != self._counted:
+            ops = _ops()
+            for row, op in self.rows:
+                ops[op][0] += calls[row]
+                ops[op][1] += payload_bytes[row]
+            self._counted, self._facts = counted, None
+            self._ops, self.enqueued = _totals(ops), sum(calls[row] for row, _ in self.rows)
+
+    def facts(
+        self, progress: CommunicatorProgress | None, position: int | None, signature: int | None, now_ns: int
+    ) -> CommunicatorFacts:
+        """What it has done; the same object while nothing of it changes."""
+        known = progress, position, signature
+        in_flight = progress is not None and progress.oldest_posted_ns is not None
+        if self._facts is None or in_flight or known != self._known:
+            assert self._identity is not None
+            assert self._owner is not None
+            self._known = known
+            self._facts = _facts(
+                self.communicator, self._identity, self._owner.tenant, self._ops, progress, now_ns, position, signature
+            )
+        return self._facts
+
+
+def _totals(ops: _Ops) -> tuple[OpTotal, ...]:
+    return tuple(OpTotal(op_name(op), calls, size) for op, (calls, size) in sorted(ops.items()))
+
+
+def _identity(communicator: Communicator, owner: _Owner) -> RankIdentity:
+    return RankIdentity(
+        comm=communicator.name,
+        rank=format_label(communicator.rank),
+        nranks=format_label(communicator.nranks),
+        gpu=communicator.gpu,
+        node_rank=format_label(communicator.node),
+        local_ranks=format_label(communicator.local_ranks),
+        nccl_version=owner.nccl_version,
+        pid=communicator.tgid,
+        netns=owner.netns,
+        job=owner.job,
+        identity_source=communicator.source,
+    )
 
 
 def _facts(
     communicator: Communicator,
-    process: ObservedProcess | None,
-    netns: str,
-    ops: _Ops,
+    identity: RankIdentity,
+    tenant: str,
+    ops: tuple[OpTotal, ...],
     progress: CommunicatorProgress | None,
     now_ns: int | None,
-    position: int | None,
+    position: int | None = None,
+    signature: int | None = None,
+    last: LastCollectives[str] | None = None,
 ) -> CommunicatorFacts:
     """`now_ns` None: it has ended, and nothing of it is in flight."""
-    enqueued = _calls(ops)
+    enqueued = sum(one.calls for one in ops)
     inflight_ns = 0
     if progress is not None and progress.oldest_posted_ns is not None and now_ns is not None:
         inflight_ns = max(0, now_ns - progress.oldest_posted_ns)
     return CommunicatorFacts(
-        identity=RankIdentity(
-            comm=communicator.name,
-            rank=format_label(communicator.rank),
-            nranks=format_label(communicator.nranks),
-            gpu=communicator.gpu,
-            node_rank=format_label(communicator.node),
-            local_ranks=format_label(communicator.local_ranks),
-            nccl_version=process.nccl_version if process else UNKNOWN,
-            pid=communicator.tgid,
-            netns=netns,
-            job=process.job.labels() if process else (),
-            identity_source=communicator.source,
-        ),
+        identity=identity,
         enqueued=enqueued,
-        ops=tuple(OpTotal(op_name(op), calls, size) for op, (calls, size) in sorted(ops.items())),
+        ops=ops,
         alive=communicator.ended_ns is None,
         completed=min(progress.completed, enqueued) if progress is not None else None,
         inflight_seconds=inflight_ns / 1e9 if progress is not None and progress.age_known else None,
@@ -218,5 +337,7 @@ def _facts(
         instance=max(communicator.instance, 0),
         whole=communicator.whole,
         position=position,
-        tenant=process.tenant.label if process else UNKNOWN,
+        tenant=tenant,
+        signature=signature,
+        last=last,
     )

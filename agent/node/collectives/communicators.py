@@ -38,6 +38,8 @@ _BIRTHS = {
 _MOST_SAID: Final = 16
 """Different things that are said of one process."""
 _ENDS = (LifecycleKind.DESTROY, LifecycleKind.ABORT)
+_TOLD: Final = ("instance", "confirmed", "destroyed_ns")
+"""Of a row of the kernel's table, what tells something new when it changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,10 @@ class Communicators:
         """Keys in the kernel's table at the last refresh, by instance."""
         self.rows: tuple[Records, Records] = (np.zeros(0, COMMUNICATOR_KEY), np.zeros(0, COMMUNICATOR))
         """Keys and values of the kernel's table at the last refresh."""
+        self._refreshed = b""
+        """What of those rows tells something of a communicator, if nothing was put away since."""
+        self.changes = 0
+        """Rises whenever anything that is known of a communicator changes."""
         self._known: dict[int, Communicator] = {}
         self._settled: dict[int, Communicator] = {}
         self._said: defaultdict[int, set[str]] = defaultdict(set)
@@ -234,21 +240,31 @@ class Communicators:
             KernelRefusal: the table cannot be read.
         """
         self.rows = keys, values = self._table.read()
+        told = b"".join(one.tobytes() for one in (keys, *(values[name] for name in _TOLD)))
+        changed = told != self._refreshed
+        if changed:
+            self._recover(keys, values)
+            self._refreshed = told
+        self._name_by_unique_id()
+        self._claim_names(values["instance"].tolist() if changed else ())
+        return set(keys["tgid"].tolist())
+
+    def _recover(self, keys: Records, values: Records) -> None:
         self._keys.clear()
-        for key, value in zip(keys, values, strict=True):
-            instance = int(value["instance"])
-            self._keys[instance] = key.tobytes()
+        raw, size = keys.tobytes(), keys.dtype.itemsize
+        columns = (values[name].tolist() for name in ("instance", "first_ns", "confirmed", "destroyed_ns"))
+        for at, (tgid, instance, first_ns, confirmed, destroyed_ns) in enumerate(
+            zip(keys["tgid"].tolist(), *columns, strict=True)
+        ):
+            self._keys[instance] = raw[at * size : (at + 1) * size]
             if instance in self._settled:
                 continue
-            known = self._known.get(instance) or Communicator(instance, int(key["tgid"]), int(value["first_ns"]))
-            if value["confirmed"] and known.source != "layout":
-                known = _identified(known, value["identity"])
-            if value["destroyed_ns"] and known.ended_ns is None:
-                known = replace(known, ended_ns=int(value["destroyed_ns"]))
+            known = self._known.get(instance) or Communicator(instance, tgid, first_ns)
+            if confirmed and known.source != "layout":
+                known = _identified(known, values["identity"][at])
+            if destroyed_ns and known.ended_ns is None:
+                known = replace(known, ended_ns=destroyed_ns)
             self._keep(known)
-        self._name_by_unique_id()
-        self._claim_names(values["instance"].tolist())
-        return set(keys["tgid"].tolist())
 
     def end_process(self, tgid: int, ended_ns: int) -> None:
         """End everything that a process had; what begins later belongs to another one with the same number."""
@@ -257,6 +273,7 @@ class Communicators:
             known = self._known[instance]
             if known.ended_ns is None and known.first_ns <= ended_ns:
                 self._known[instance] = replace(known, ended_ns=ended_ns)
+                self.changes += 1
 
     def archive(self, before_ns: int, gone: Collection[int]) -> list[Communicator]:
         """Archive communicators that ended before a moment, and all that ended in processes that are gone.
@@ -272,6 +289,8 @@ class Communicators:
             self._settled[known.instance] = self._known.pop(known.instance)
             _remove(self._of_process, known.tgid, known.instance)
             self._claims.release(known)
+        if ended:
+            self._changed()
         return ended
 
     def delete_archived(self) -> None:
@@ -288,17 +307,28 @@ class Communicators:
             if row is not None and int(row["instance"][0]) == instance:
                 self._table.delete(self._keys[instance])
             del self._keys[instance]
+            self._refreshed = b""
 
     def forget(self, instances: Iterable[int]) -> None:
         """Drop archived communicators that no snapshot shows any more."""
         for instance in instances:
             settled = self._settled.pop(instance, None)
+            if settled is not None:
+                self._changed()
             if settled is not None and settled.comm_hash is not None:
                 _remove(self._of_hash, settled.comm_hash, instance)
+
+    def _changed(self) -> None:
+        """Some were put away: a row of theirs that is still in the kernel's table is another communicator's."""
+        self.changes += 1
+        self._refreshed = b""
 
     def _keep(self, known: Communicator) -> None:
         """Keep what is known of a communicator that is not settled."""
         before = self._known.get(known.instance)
+        if before is known:
+            return
+        self.changes += 1
         self._known[known.instance] = known
         if before is None:
             self._of_process[known.tgid].add(known.instance)

@@ -7,30 +7,34 @@ out among rails.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from typing import Final
 
-from railscope.agent.model.edge_share import Placement
-from railscope.agent.model.expected import ExpectedBytes, ObservedCalls, WireTotals, expected_bytes
-from railscope.agent.node.collectives.call_counts import CallCount
-from railscope.agent.node.collectives.communicators import Communicator
-from railscope.agent.node.targets.processes import ProcessOf
-from railscope.probes.nccl.abi import Op
+import numpy as np
+import numpy.typing as npt
 
-CommunicatorOf = Callable[[int], Communicator | None]
-"""By instance."""
+from railscope.agent.model.expected import ExpectedBytes, ExpectedSums, ObservedCalls, WireTotals
+from railscope.agent.node.collectives.call_counts import CallCount, CallCounts, CallKind, counts_from_rows
+from railscope.agent.node.collectives.communicators import Communicators
+from railscope.agent.node.targets.processes import ObservedProcess, ProcessOf
+from railscope.probes.nccl.abi import Op
 
 _OPS: Final = {op.value: op for op in Op}
 
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """The placement of an end of a communicator."""
+    """What rows of the table add to the expected bytes: the same while nothing of this changes."""
 
-    communicator: Communicator
-    name: str
-    placement: Placement | None
+    kinds: tuple[CallKind, ...]
+    changes: int
+    """Of what is known of communicators."""
+    processes: dict[int, ObservedProcess | None]
+    """By pid."""
+    replaying: Set[int]
+    sums: tuple[tuple[npt.NDArray[np.intp], ExpectedSums], ...]
+    """For each namespace: which rows, and what their payload makes."""
 
 
 class ExpectedWire:
@@ -39,68 +43,79 @@ class ExpectedWire:
     def __init__(
         self,
         small_payload_bytes: int,
-        communicator_of: CommunicatorOf,
+        communicators: Communicators,
         process_of: ProcessOf,
-        replays: Callable[[int], bool],
+        replaying: Callable[[], Set[int]],
     ) -> None:
         """
         Args:
             small_payload_bytes: messages up to this size may use a single rail.
-            replays: whether the communicator of an instance is known to replay CUDA graphs.
+            communicators: whose calls the rows are.
+            process_of: processes by pid.
+            replaying: instances that are known to replay CUDA graphs.
         """
         self._small_payload_bytes = small_payload_bytes
-        self._communicator_of = communicator_of
+        self._communicators = communicators
         self._process_of = process_of
-        self._replays = replays
-        self._replayed: set[int] = set()
-        """Instances of which replays were seen, also while they are not observed."""
+        self._replaying = replaying
         self._folded: dict[str, ExpectedBytes] = {}
-        self._placed: dict[int, _Placed] = {}
-        """By instance, as of the last rows: it changes seldom, and each has a row for each kind and size of calls."""
+        self._placed: _Placed | None = None
+        """Of the last rows: they change seldom, and there is one for each communicator, kind and size of calls."""
 
-    def fold(self, counts: Iterable[CallCount]) -> None:
+    def fold(self, rows: Iterable[CallCount]) -> None:
         """Keep what rows say that were taken out of the kernel's table."""
-        rows = list(counts)
-        for expected in self._sum_by_namespace(rows):
+        counts = counts_from_rows(rows)
+        for expected in _sums(self._place(counts.kinds), counts):
             self._folded[expected.rail_set] = _sum(self._folded.get(expected.rail_set), expected)
-        self._replayed.difference_update(row.kind.instance for row in rows)
 
-    def sum_with(self, counts: Iterable[CallCount]) -> list[ExpectedBytes]:
+    def sum_with(self, counts: CallCounts) -> list[ExpectedBytes]:
         """One entry for each namespace: what was folded and what these rows say."""
+        if self._placed is None or not self._is_current(self._placed, counts.kinds):
+            self._placed = self._place(counts.kinds)
         totals = dict(self._folded)
-        for expected in self._sum_by_namespace(counts):
+        for expected in _sums(self._placed, counts):
             totals[expected.rail_set] = _sum(totals.get(expected.rail_set), expected)
         return list(totals.values())
 
-    def _sum_by_namespace(self, counts: Iterable[CallCount]) -> list[ExpectedBytes]:
-        by_namespace: defaultdict[int, list[ObservedCalls]] = defaultdict(list)
-        before, self._placed = self._placed, {}
-        for count in counts:
-            kind = count.kind
-            process = self._process_of(kind.tgid)
-            communicator = self._communicator_of(kind.instance)
+    def _is_current(self, placed: _Placed, kinds: tuple[CallKind, ...]) -> bool:
+        return (
+            placed.kinds is kinds
+            and placed.changes == self._communicators.changes
+            and placed.replaying == self._replaying()
+            and all(self._process_of(tgid) is process for tgid, process in placed.processes.items())
+        )
+
+    def _place(self, kinds: tuple[CallKind, ...]) -> _Placed:
+        replaying = frozenset(self._replaying())
+        processes = {tgid: self._process_of(tgid) for tgid in {kind.tgid for kind in kinds}}
+        rows: defaultdict[int, list[int]] = defaultdict(list)
+        calls: defaultdict[int, list[ObservedCalls]] = defaultdict(list)
+        for row, kind in enumerate(kinds):
+            process, communicator = processes[kind.tgid], self._communicators.get(kind.instance)
             # Calls without a communicator are NCCL's invalidArgument: nothing was sent for them.
             if process is None or process.namespace is None or communicator is None:
                 continue
-            known = self._placed.get(kind.instance) or before.get(kind.instance)
-            if known is None or known.communicator is not communicator:
-                known = _Placed(communicator, communicator.name, communicator.placement)
-            self._placed[kind.instance] = known
-            if self._replays(kind.instance):
-                self._replayed.add(kind.instance)
-            by_namespace[process.namespace.inode].append(
+            rows[process.namespace.inode].append(row)
+            calls[process.namespace.inode].append(
                 ObservedCalls(
-                    known.name,
-                    known.placement,
+                    communicator.name,
+                    communicator.placement,
                     _OPS[kind.op],
                     kind.peer,
-                    count.payload_bytes,
                     1 << kind.size_bucket,
                     communicator.ended_ns is None,
-                    kind.instance in self._replayed,
+                    kind.instance in replaying,
                 )
             )
-        return [expected_bytes(str(inode), calls, self._small_payload_bytes) for inode, calls in by_namespace.items()]
+        sums = tuple(
+            (np.array(rows[inode]), ExpectedSums(str(inode), observed, self._small_payload_bytes))
+            for inode, observed in calls.items()
+        )
+        return _Placed(kinds, self._communicators.changes, processes, replaying, sums)
+
+
+def _sums(placed: _Placed, counts: CallCounts) -> list[ExpectedBytes]:
+    return [sums.expected(counts.payload_bytes[rows]) for rows, sums in placed.sums]
 
 
 def _sum(one: ExpectedBytes | None, other: ExpectedBytes) -> ExpectedBytes:

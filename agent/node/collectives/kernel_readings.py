@@ -12,7 +12,7 @@ from typing import Final, Protocol, TypeVar
 
 from railscope.agent.facts.snapshot import Histogram, OpHistogram
 from railscope.agent.node.collectives.agreement import Shapes
-from railscope.agent.node.collectives.call_counts import Accounting, CallCount, Table
+from railscope.agent.node.collectives.call_counts import Accounting, CallCounts, Table
 from railscope.agent.node.collectives.communicators import Communicators
 from railscope.agent.node.collectives.sequences import CommunicatorRows
 from railscope.probes.loading.bpf_syscall import KernelRefusal
@@ -118,7 +118,7 @@ class KernelReadings:
         self._runs = (runs, self._runs[0])
         return quiet
 
-    def counts(self) -> list[CallCount]:
+    def counts(self) -> CallCounts:
         """Every row of the table of calls."""
         self._attempt(_CALLS, self.accounting.read)
         return self.accounting.last

@@ -105,6 +105,8 @@ class Completion:
         self._progress: dict[int, CommunicatorProgress] = {}
         self._completed: dict[int, int] = {}
         """Calls known to be complete, by instance: they stay so while not observed."""
+        self.replaying: set[int] = set()
+        """Instances of which replays of CUDA graphs were seen, also while they are not observed."""
         self._empty: dict[int, EmptyRun] = {}
         """Calls of each communicator that NCCL discarded last."""
         self._ended: set[int] = set()
@@ -144,6 +146,8 @@ class Completion:
                     continue
                 if not progress.posted and not progress.captured and not progress.replayed:
                     continue
+                if progress.replayed:
+                    self.replaying.add(instance)
                 self._progress[instance] = CommunicatorProgress(
                     self._advance(instance, progress.completed_sequence),
                     progress.oldest_posted_ns,
@@ -158,11 +162,6 @@ class Completion:
             self._complete = True
         except KernelRefusal as refusal:
             self._trouble(refusal)
-
-    def has_graph_replays(self, instance: int) -> bool:
-        """Whether replays of CUDA graphs were seen on a communicator."""
-        progress = self._progress.get(instance)
-        return progress is not None and progress.replayed > 0
 
     def read_handed_over(self) -> None:
         """Read what was handed to each rail."""
@@ -303,6 +302,7 @@ class Completion:
             self._completed.pop(instance, None)
             self._empty.pop(instance, None)
             self._ended.discard(instance)
+            self.replaying.discard(instance)
         if self._cuda is not None:
             self._cuda.forget(gone)
 
