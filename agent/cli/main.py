@@ -192,8 +192,8 @@ def _parser() -> CommandParser:
         description="Query a Prometheus-compatible store for all ranks of stalled communicators and print a "
         "verdict: the blamed rank or rail with the evidence, the communicators that only wait "
         "because of it, and the next checks.  Exit status 0: no stall; 1: a stall, now or within the "
-        "last minute (two scrapes, if that is longer); 2: the store cannot be queried, or knows no "
-        "host that answers.",
+        "last minute (two scrapes, if that is longer); 2: the store cannot be queried, "
+        "knows no host that answers, or left questions open and nothing was found.",
         epilog="example: railscope diagnose --prometheus http://prometheus:9090",
     )
     # What works on recordings needs no rights, and no GPU.

@@ -21,6 +21,7 @@ from typing import Any, Final, TextIO
 from railscope.agent.cluster.fleet.facts import Fleet
 from railscope.agent.cluster.fleet.prometheus import (
     Endpoint,
+    NoAnswerError,
     PrometheusError,
     PrometheusStore,
     Store,
@@ -45,7 +46,10 @@ PROBLEM: Final = 1
 CANNOT_TELL: Final = 2
 
 _COLUMNS: Final = 80
+_BEFORE: Final = "everything of the moments at which stalls were on that are not now"
 _SHORTEST_WINDOW_SECONDS: Final = 30.0
+_SHARE_OF_A_QUESTION: Final = 1 / 3
+"""Of the time for all: a few that are not answered leave time for the others, which are asked side by side."""
 _MOST_FINDINGS: Final = 5
 _MOST_WAITING: Final = 5
 _UNPRINTED: Final = re.compile("[\x7f-\x9f]")
@@ -67,7 +71,8 @@ class Question:
     """`USER:FILE`; empty: none."""
     ca_file: Path | None = None
     insecure: bool = False
-    timeout_seconds: float = 10.0
+    timeout_seconds: float = 30.0
+    """For all answers of the store together."""
     stacks: str | None = None
     """`http` or `https`: how agents are asked for stacks of blamed ranks; None: they are not."""
     stacks_auth: str = ""
@@ -88,6 +93,10 @@ def question_from(parsed: Any) -> Question:
         window_seconds = parse_duration(parsed.window)
     except ValueError as error:
         raise PrometheusError(f"--window: {error}") from None
+    try:
+        timeout_seconds = parse_duration(parsed.timeout)
+    except ValueError as error:
+        raise PrometheusError(f"--timeout: {error}") from None
     comm = None if parsed.comm is None else normalise_hash(parsed.comm)
     if parsed.stacks and at is not None:
         raise PrometheusError("--stacks shows where code stands now: leave --time out")
@@ -102,6 +111,7 @@ def question_from(parsed: Any) -> Question:
         basic_auth=parsed.basic_auth,
         ca_file=parsed.ca_file,
         insecure=parsed.insecure,
+        timeout_seconds=timeout_seconds,
         stacks=parsed.stacks,
         stacks_auth=parsed.stacks_auth,
     )
@@ -110,7 +120,8 @@ def question_from(parsed: Any) -> Question:
 def run_diagnose(parsed: Any, out: TextIO) -> int:
     """Query the store and print the verdict; returns 0 (fine), 1 (a finding) or 2 (unknown).
 
-    The reason for 2 is one line on standard error, or the verdict says that no host is heard.
+    The reason for 2 is one line on standard error, or the verdict says that no host is heard, or what the store did not
+    answer.
     """
     try:
         question = question_from(parsed)
@@ -124,7 +135,7 @@ def run_diagnose(parsed: Any, out: TextIO) -> int:
         out.write(as_text(verdict, colour=out.isatty() and "NO_COLOR" not in os.environ))
     if verdict.problem:
         return PROBLEM
-    return FINE if verdict.heard else CANNOT_TELL
+    return FINE if verdict.heard and verdict.answered else CANNOT_TELL
 
 
 def endpoint_of(question: Question) -> Endpoint:
@@ -138,7 +149,14 @@ def endpoint_of(question: Question) -> Endpoint:
     authorization = basic_header(question.basic_auth) if question.basic_auth else ""
     if question.bearer_token_file is not None:
         authorization = bearer_header(question.bearer_token_file)
-    return Endpoint(question.url, authorization, question.ca_file, question.insecure, question.timeout_seconds)
+    return Endpoint(
+        question.url,
+        authorization,
+        question.ca_file,
+        question.insecure,
+        timeout_seconds=question.timeout_seconds * _SHARE_OF_A_QUESTION,
+        all_seconds=question.timeout_seconds,
+    )
 
 
 def diagnose(store: Store, question: Question) -> Verdict:
@@ -152,7 +170,15 @@ def diagnose(store: Store, question: Question) -> Verdict:
     fleet = read_fleet(store, window_seconds=question.window_seconds, at=question.at, comm=question.comm)
     earlier: list[Fleet] = []
     while (moment := next_read_time(fleet, earlier)) is not None:
-        earlier.append(read_fleet(store, window_seconds=question.window_seconds, at=moment))
+        try:
+            then = read_fleet(store, window_seconds=question.window_seconds, at=moment)
+            earlier.append(then)
+            why = next((why for _, why in then.unanswered), "")
+        except NoAnswerError as error:
+            why = str(error)
+        if why:
+            fleet = replace(fleet, unanswered=(*fleet.unanswered, (_BEFORE, why)))
+            break
     verdict = make_verdict(fleet, question.comm, earlier)
     if question.stacks is not None:
         access = AgentAccess(question.stacks, _agents_header(question.stacks_auth), question.ca_file)
@@ -185,7 +211,7 @@ def as_text(verdict: Verdict, *, colour: bool = False) -> str:
         lines.extend(f"{mark}{line}{plain}" for line in textwrap.wrap(printable(text), _COLUMNS))
 
     if not verdict.findings:
-        headline(verdict.headline, green if verdict.heard else red)
+        headline(verdict.headline, green if verdict.heard and verdict.answered else red)
         lines.extend(_section("", verdict.asked, bold, plain))
     for number, finding in enumerate(verdict.findings[:_MOST_FINDINGS]):
         if number:

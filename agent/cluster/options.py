@@ -19,6 +19,13 @@ def add_diagnose_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--window", default="5m", metavar="5m", help="how far back to look for normal values and for stalls"
     )
+    parser.add_argument(
+        "--timeout",
+        default="30s",
+        metavar="30s",
+        help="how long the store may take in all, a third of it for one question; what it did not answer by then is "
+        "said, and without a finding the exit status is 2",
+    )
     parser.add_argument("--bearer-token-file", type=Path, metavar="FILE", help="a file with a token for the store")
     parser.add_argument("--basic-auth", default="", metavar="USER:FILE", help="a user, and a file with its password")
     parser.add_argument(

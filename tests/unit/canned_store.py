@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from railscope.agent.cluster.fleet.facts import Fleet, Rank
-from railscope.agent.cluster.fleet.prometheus import Sample, Series
+from railscope.agent.cluster.fleet.prometheus import NoAnswerError, Sample, Series
 from railscope.agent.cluster.fleet.reader import read_fleet
 
 NOW = 1_000_000.0
@@ -35,6 +36,13 @@ class CannedStore:
     asked: list[str] = field(default_factory=list)
     evaluated: dict[str, list[Series]] = field(default_factory=dict)
     """What expressions were at equal steps, by the expression as with `say`."""
+    unanswered: Callable[[str], bool] = lambda _: False
+    """Of which questions no answer comes, by the question as it is asked."""
+
+    def _ask(self, expression: str) -> None:
+        self.asked.append(expression)
+        if self.unanswered(expression):
+            raise NoAnswerError("the store did not answer within 10 s")
 
     def say(self, expression: str, value: float, **labels: str) -> CannedStore:
         """`expression` as asked, without matchers, ranges and spaces: `max_over_time(x)`."""
@@ -42,21 +50,21 @@ class CannedStore:
         return self
 
     def query(self, expression: str, at: float | None = None) -> tuple[Sample, ...]:
-        self.asked.append(expression)
+        self._ask(expression)
         assert at is None or at == NOW
         if expression == "time()":
             return (Sample({}, NOW),)
         return tuple(self.canned.get(bare(expression), ()))
 
     def scrapes(self, selector: str, seconds: float, at: float) -> tuple[Series, ...]:
-        self.asked.append(selector)
+        self._ask(selector)
         assert seconds > 0
         assert at == NOW
         metric = selector.partition("{")[0]
         return tuple(one for one in self.history if one.labels.get("__for__", metric) == metric)
 
     def evaluations(self, expression: str, seconds: float, step_seconds: float, at: float) -> tuple[Series, ...]:
-        self.asked.append(expression)
+        self._ask(expression)
         assert seconds >= step_seconds > 0
         assert at == NOW
         return tuple(self.evaluated.get(bare(expression), ()))

@@ -188,6 +188,8 @@ def test_options_are_understood(tmp_path: Path) -> None:
     )
     assert (question.comm, question.at, question.window_seconds) == ("ab", 1795230300.0, 600.0)
     assert endpoint_of(question).authorization == "Bearer abc"
+    endpoint = endpoint_of(question_from(parsed("--timeout", "1m")))
+    assert (endpoint.timeout_seconds, endpoint.all_seconds) == (20.0, 60.0)
     with pytest.raises(PrometheusError, match="not both"):
         endpoint_of(replace(question, basic_auth="me:x"))
 
@@ -200,6 +202,7 @@ def test_options_are_understood(tmp_path: Path) -> None:
         ("--window", "soon"),
         ("--window", "s"),
         ("--window", "0s"),
+        ("--timeout", "long"),
         ("--basic-auth", "me"),
         ("--comm", "0x"),
         ("--comm", ""),

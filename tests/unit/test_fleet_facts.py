@@ -11,9 +11,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from railscope.agent.cluster.fleet.asker import Asker
 from railscope.agent.cluster.fleet.prometheus import PrometheusError, Series
 from railscope.agent.cluster.fleet.reader import find_communicator
-from railscope.agent.cluster.fleet.scrapes import Asker, read_scrapes
+from railscope.agent.cluster.fleet.scrapes import read_scrapes
 from railscope.agent.cluster.fleet.sequences import Position, find_positions, usual_lead
 from railscope.agent.cluster.fleet.slow import waited_for_expression
 from railscope.agent.cluster.fleet.slow_rails import pace_expression, slow_rails_questions

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from railscope.agent.cluster.fleet.asker import Asker
 from railscope.agent.cluster.fleet.facts import SlowRank
 from railscope.agent.cluster.fleet.prometheus import Series
-from railscope.agent.cluster.fleet.scrapes import Asker, read_scrapes
-from railscope.agent.cluster.fleet.slow import slow_question, waited_for_expression
+from railscope.agent.cluster.fleet.scrapes import read_scrapes
+from railscope.agent.cluster.fleet.slow import slow_question, uneven_question, waited_for_expression
 from tests.unit.canned_store import COMM, NOW, CannedStore, agent, bare, rank, read, stalled
 
 LENGTH = 5.0
@@ -31,8 +32,9 @@ def job(hosts: int = 2, comm: str = COMM) -> CannedStore:
 def wait(store: CannedStore, number: int, *stretches: int, ratio: float = 0.5, comm: str = COMM) -> None:
     """Others wait for this rank in these stretches, and lately."""
     labels = {"instance": f"host{number}:9779", "comm": comm, "rank": str(number)}
-    asked = bare(slow_question(read_scrapes(Asker(store, NOW))))
-    store.say(asked, ratio, **labels)
+    scrapes = read_scrapes(Asker(store, NOW))
+    store.say(bare(uneven_question(scrapes)), ratio, comm=comm)
+    store.say(bare(slow_question(scrapes, [comm])), ratio, **labels)
     moments = tuple((NOW - LENGTH * (STRETCHES - one - 1), ratio) for one in stretches)
     store.evaluated.setdefault(bare(waited_for_expression("5s")), []).append(Series(labels, moments))
 
@@ -118,5 +120,5 @@ def test_where_completions_are_not_seen_a_host_tells_of_its_own_ranks() -> None:
 
 def test_the_stretches_are_so_long_that_two_scrapes_are_in_each() -> None:
     often = read_scrapes(Asker(job(), NOW))
-    assert "[20000ms]" in slow_question(often)
-    assert "[300000ms]" in slow_question(replace(often, interval_seconds=30.0))
+    assert "[20000ms]" in slow_question(often, [COMM])
+    assert "[300000ms]" in slow_question(replace(often, interval_seconds=30.0), [COMM])

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from railscope.agent.cluster.fleet.prometheus import (
     Endpoint,
+    NoAnswerError,
     PrometheusError,
     PrometheusStore,
     Sample,
@@ -102,7 +103,12 @@ def test_an_instant_query_carries_expression_and_moment_and_gives_typed_samples(
     assert PrometheusStore(Endpoint(url)).query('up{a="ü&="}', 12.5) == (Sample({"instance": "a:1"}, 0.25),)
     method, path, given, _ = answers.asked[0]
     assert (method, path) == ("POST", "/api/v1/query")
-    assert given == {"query": ['up{a="ü&="}'], "time": ["12.500"], "nocache": ["1"]}
+    assert given == {
+        "query": ['up{a="ü&="}'],
+        "time": ["12.500"],
+        "nocache": ["1"],
+        "timeout": ["10000ms"],
+    }
 
 
 def test_without_a_moment_the_store_s_own_now_is_asked_for(answers: Answers, url: str) -> None:
@@ -204,6 +210,37 @@ def test_a_store_that_never_answers_times_out() -> None:
         mute.listen()
         url = f"http://127.0.0.1:{mute.getsockname()[1]}"
         assert "did not answer within 0.2 s" in refusal(PrometheusStore(Endpoint(url, timeout_seconds=0.2)))
+
+
+def test_all_answers_together_have_a_time_too_and_the_store_is_told_what_is_left(answers: Answers, url: str) -> None:
+    store = PrometheusStore(Endpoint(url, timeout_seconds=20.0, all_seconds=15.0))
+    store.query("up")
+    (given,) = answers.asked[0][2]["timeout"]
+    assert 0 < int(given.removesuffix("ms")) <= 15_000
+    store = PrometheusStore(Endpoint(url, timeout_seconds=20.0, all_seconds=0.0))
+    with pytest.raises(NoAnswerError, match="did not answer everything within 0 s: give it more with --timeout"):
+        store.query("up")
+    assert len(answers.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "another_may_be_answered"),
+    [
+        (503, b'{"status":"error","errorType":"timeout","error":"query timed out"}', True),
+        (422, b'{"status":"error","errorType":"execution","error":"too many samples"}', True),
+        (504, b"<html>Gateway Time-out</html>", True),
+        (400, b'{"status":"error","errorType":"bad_data","error":"parse error"}', False),
+        (401, b"", False),
+        (404, b"<html>hello</html>", False),
+    ],
+)
+def test_a_busy_store_is_told_from_one_that_cannot_be_asked(
+    answers: Answers, url: str, status: int, body: bytes, another_may_be_answered: bool
+) -> None:
+    answers.status, answers.body = status, body
+    with pytest.raises(PrometheusError) as refused:
+        PrometheusStore(Endpoint(url)).query("up")
+    assert isinstance(refused.value, NoAnswerError) is another_may_be_answered
 
 
 @pytest.mark.parametrize("at_once", [0, 41], ids=["from the head on", "from the body on"])

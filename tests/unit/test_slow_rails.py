@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from railscope.agent.cluster.fleet.asker import Asker
 from railscope.agent.cluster.fleet.facts import Fleet, SlowRail
 from railscope.agent.cluster.fleet.prometheus import Series
-from railscope.agent.cluster.fleet.scrapes import Asker, read_scrapes
+from railscope.agent.cluster.fleet.scrapes import read_scrapes
 from railscope.agent.cluster.fleet.slow_rails import slow_rails_questions
 from railscope.agent.cluster.verdict.words import make_verdict
 from railscope.agent.facts.causes import Cause

@@ -9,33 +9,45 @@ The rule `comm_rank:railscope_operations_behind:standing` says the same (dashboa
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from railscope.agent.cluster.fleet.prometheus import Sample
-from railscope.agent.cluster.fleet.scrapes import Scrapes
+from railscope.agent.cluster.fleet.scrapes import Scrapes, match_any
 from railscope.agent.facts import catalogue
 
 _STANDS_SCRAPES: Final = 2.5
 """Two scrapes of every host, also where one comes a little late."""
 _MOST: Final = 64
 """Communicators of which all ranks are then read."""
+_MOST_NAMED: Final = 512
+"""Communicators that a question names; where there are more it is asked of all, also of those that do not stand."""
 _NAMED: Final = 'comm!="unknown",rank!="unknown"'
 
 
-def apart_question(scrapes: Scrapes, window_seconds: float) -> str:
-    """The query for the ranks of such communicators.
+def standing_question(scrapes: Scrapes) -> str:
+    """The query for communicators that stand, with ranks that entered different numbers of operations."""
+    entered = catalogue.COMM_ENQUEUED.where(_NAMED)
+    return (
+        f"stddev by (comm) ({entered}) > 0"  # 0 exactly where all are the same, and read only once
+        f" and on (comm) max by (comm) (changes({entered}[{scrapes.promql_range(_STANDS_SCRAPES)}])) == 0"
+        f" unless on (comm) {catalogue.COMM_STALLED}"
+    )
+
+
+def apart_question(scrapes: Scrapes, comms: Collection[str], window_seconds: float) -> str:
+    """The query for those of such communicators whose ranks were all scraped lately, and all moved in the window.
 
     Ranks of which some were counted later stand apart by their counts alone: they are among the answer too.
     """
-    entered = catalogue.COMM_ENQUEUED.where(_NAMED)
+    of = f"{match_any('comm', comms)},{_NAMED}" if len(comms) <= _MOST_NAMED else _NAMED
+    entered = catalogue.COMM_ENQUEUED.where(of)
     lately, window = scrapes.promql_range(_STANDS_SCRAPES), f"{window_seconds:.0f}s"
     return (
-        f"{entered} and on (comm) (max by (comm) ({entered}) > min by (comm) ({entered}))"
+        f"min by (comm) (count_over_time({entered}[{lately}])) > 1"
         f" and on (comm) max by (comm) (changes({entered}[{lately}])) == 0"
-        f" and on (comm) min by (comm) (count_over_time({entered}[{lately}])) > 1"
         f" and on (comm) min by (comm) (changes({entered}[{window}])) > 0"
-        f" unless on (comm) {catalogue.COMM_ENDED} unless on (comm) {catalogue.COMM_STALLED}"
+        f" unless on (comm) {catalogue.COMM_ENDED}"
     )
 
 

@@ -253,6 +253,16 @@ class BriefStall:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportedStall:
+    """What a host says of one of its ranks, where the store did not answer what more it takes to judge it."""
+
+    comm: str
+    host: str
+    rank: str
+    stall: Stall
+
+
+@dataclass(frozen=True, slots=True)
 class Fleet:
     """Everything that a verdict may rest on."""
 
@@ -283,3 +293,7 @@ class Fleet:
     brief: tuple[BriefStall, ...] = ()
     recent_seconds: float = RECENT_SECONDS
     """A stall that ended no longer ago still matters: what is on and off is off for less."""
+    reported: tuple[ReportedStall, ...] = ()
+    """Stalls that hosts report, where the ranks concerned could not be read; empty where they are among `ranks`."""
+    unanswered: tuple[tuple[str, str], ...] = ()
+    """What is not known because the store did not answer, and why it did not."""

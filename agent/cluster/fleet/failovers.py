@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from railscope.agent.cluster.fleet.asker import Asker
 from railscope.agent.cluster.fleet.facts import FailedOver
 from railscope.agent.cluster.fleet.prometheus import Sample
-from railscope.agent.cluster.fleet.scrapes import Asker, match_any
+from railscope.agent.cluster.fleet.scrapes import match_any
 from railscope.agent.facts import catalogue
 
 _PortKey = tuple[str, str]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import math
 import ssl
 import time
 import urllib.parse
@@ -34,6 +35,9 @@ _LARGEST: Final = 1e30
 """No metric is as large; so sums of values are numbers too."""
 _LATEST: Final = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
 """What comes later is no moment that can be shown."""
+_BUSY: Final = frozenset({408, 429, 500, 502, 503, 504})
+"""What a proxy says while the store behind it is overloaded, or for a moment gone."""
+_LEAST_SECONDS: Final = 0.001
 _LONGEST_SECONDS: Final = 100 * 365 * 86400.0
 _MOST_WARNINGS: Final = 4
 _MOST_LETTERS: Final = 300
@@ -44,6 +48,10 @@ _REMARK: Final = "PromQL info"
 
 class PrometheusError(Exception):
     """The store cannot be asked, or does not answer; the message is one line."""
+
+
+class NoAnswerError(PrometheusError):
+    """This question had no answer, or none in time; another one may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +86,8 @@ class Endpoint:
     """Take any certificate."""
     timeout_seconds: float = 10.0
     """For one answer, however it comes."""
+    all_seconds: float | None = None
+    """For all answers together, from when the store is made on; None: as long as they take."""
 
 
 class Store(Protocol):
@@ -159,11 +169,11 @@ class PrometheusStore:
         self._connect = self._connector(url.scheme == "https", url.hostname, port)
         self._partial = False
         self._warnings: dict[str, None] = {}
+        self._until = time.monotonic() + (math.inf if endpoint.all_seconds is None else endpoint.all_seconds)
 
-    def _connector(self, secure: bool, host: str, port: int | None) -> Callable[[], http.client.HTTPConnection]:
-        timeout = self._endpoint.timeout_seconds
+    def _connector(self, secure: bool, host: str, port: int | None) -> Callable[[float], http.client.HTTPConnection]:
         if not secure:
-            return lambda: http.client.HTTPConnection(host, port, timeout=timeout)
+            return lambda timeout: http.client.HTTPConnection(host, port, timeout=timeout)
         try:
             context = ssl.create_default_context(cafile=self._endpoint.ca_file)
         except (OSError, ssl.SSLError):
@@ -171,7 +181,7 @@ class PrometheusStore:
         if self._endpoint.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
-        return lambda: http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
+        return lambda timeout: http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
 
     def query(self, expression: str, at: float | None = None) -> tuple[Sample, ...]:
         """What an expression gives at a moment, in seconds since the Unix epoch; None: at the store's own now.
@@ -207,25 +217,30 @@ class PrometheusStore:
         return (*((partial,) if self._partial else ()), *warned)
 
     def _ask(self, call: str, parameters: Mapping[str, str]) -> Any:
+        seconds = min(self._endpoint.timeout_seconds, self._until - time.monotonic())
+        if seconds <= 0:
+            raise NoAnswerError(self._late())
+        # The store gives up too, and what nobody waits for any more does not keep it from what is asked next.
+        given = {**parameters, "nocache": "1", "timeout": f"{1000 * seconds:.0f}ms"}
         try:
-            body = urllib.parse.urlencode({**parameters, "nocache": "1"})
+            body = urllib.parse.urlencode(given)
         except UnicodeEncodeError:
             raise PrometheusError("--comm: not a valid label value") from None
-        status, text = self._exchange("POST", call, body)
+        until = time.monotonic() + seconds
+        status, text = self._exchange("POST", call, body, until)
         if status == 405:
             # A proxy in front that refuses POST.
-            status, text = self._exchange("GET", call, body)
+            status, text = self._exchange("GET", call, body, until)
         return self._data(status, text)
 
-    def _exchange(self, method: str, call: str, parameters: str) -> tuple[int, bytes]:
+    def _exchange(self, method: str, call: str, parameters: str, until: float) -> tuple[int, bytes]:
         path = f"{self._path}/api/v1/{call}"
         headers = {"Accept": "application/json", "User-Agent": "railscope"}
         if self._endpoint.authorization:
             headers["Authorization"] = self._endpoint.authorization
         if method == "POST":
             headers["Content-Type"] = "application/x-www-form-urlencoded"
-        until = time.monotonic() + self._endpoint.timeout_seconds
-        connection = self._connect()
+        connection = self._connect(max(_LEAST_SECONDS, until - time.monotonic()))
         try:
             connection.request(
                 method,
@@ -242,13 +257,10 @@ class PrometheusStore:
                 "--ca-file"
             ) from None
         except TimeoutError:
-            raise PrometheusError(
-                f"{self.shown} did not answer within {self._endpoint.timeout_seconds:g} s: is it up, and reachable "
-                "from here?"
-            ) from None
+            raise NoAnswerError(self._late()) from None
         except (OSError, http.client.HTTPException) as error:
             why = (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
-            raise PrometheusError(
+            raise NoAnswerError(
                 f"cannot reach {self.shown}: {_one_line(why)}; check the URL given with --prometheus"
             ) from None
         finally:
@@ -258,8 +270,19 @@ class PrometheusStore:
                 f"{self.shown} redirects to {location or 'another place'}: give that URL, if you trust it"
             )
         if len(text) > _MOST_BYTES:
-            raise PrometheusError(f"{self.shown} answers with more than {_MOST_BYTES >> 20} MiB: name one --comm")
+            raise NoAnswerError(f"{self.shown} answers with more than {_MOST_BYTES >> 20} MiB: name one --comm")
         return response.status, text
+
+    def _late(self) -> str:
+        if time.monotonic() >= self._until:
+            return (
+                f"{self.shown} did not answer everything within {self._endpoint.all_seconds:.3g} s: give it more with "
+                "--timeout"
+            )
+        return (
+            f"{self.shown} did not answer within {self._endpoint.timeout_seconds:.3g} s: is it up, and reachable from "
+            "here? If it is busy, give it more with --timeout"
+        )
 
     def _data(self, status: int, text: bytes) -> Any:
         """The `data` of an answer."""
@@ -273,13 +296,16 @@ class PrometheusStore:
         except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict) or answer.get("status") not in ("success", "error"):
+            if status in _BUSY:
+                raise NoAnswerError(f"{self.shown} cannot answer now (HTTP {status})")
             raise PrometheusError(
                 f"{self.shown} does not answer as Prometheus does (HTTP {status}): give the address below which "
                 "/api/v1/query is found"
             )
         if answer["status"] == "error":
             why = _one_line(str(answer.get("error", f"HTTP {status}")))
-            raise PrometheusError(f"{self.shown} cannot answer: {why}")
+            refused = PrometheusError if answer.get("errorType") == "bad_data" else NoAnswerError
+            raise refused(f"{self.shown} cannot answer: {why}")
         self._note(answer)
         return answer.get("data")
 

@@ -7,20 +7,32 @@ that is heard now is kept apart from what it said before it fell silent, or befo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from railscope.agent.cluster.fleet.apart import apart_communicators, apart_question
+from railscope.agent.cluster.fleet.apart import apart_communicators, apart_question, standing_question
+from railscope.agent.cluster.fleet.asker import Asker
 from railscope.agent.cluster.fleet.awaited import awaited_ranks
-from railscope.agent.cluster.fleet.facts import Fleet, LongWait, Moving, Rail, Rank, Stall, StallHistory
+from railscope.agent.cluster.fleet.facts import (
+    Fleet,
+    LongWait,
+    Moving,
+    Rail,
+    Rank,
+    ReportedStall,
+    SlowRail,
+    SlowRank,
+    Stall,
+    StallHistory,
+)
 from railscope.agent.cluster.fleet.failovers import failed_over
-from railscope.agent.cluster.fleet.history import Points, highest_rate, increase, mean_rate, usual_rate
+from railscope.agent.cluster.fleet.history import Points, increase, mean_rate, usual_rate
 from railscope.agent.cluster.fleet.prometheus import PrometheusError, Sample, Series, Store
+from railscope.agent.cluster.fleet.rails import read_rails
 from railscope.agent.cluster.fleet.scrapes import (
     MOST_POINTS,
     REMEMBERED,
-    Asker,
     Scrapes,
     match_any,
     match_prefix,
@@ -29,7 +41,7 @@ from railscope.agent.cluster.fleet.scrapes import (
     recent_seconds_of,
 )
 from railscope.agent.cluster.fleet.sequences import StoredRankKey, find_positions, stored_rank_key
-from railscope.agent.cluster.fleet.slow import read_slow_ranks, slow_question
+from railscope.agent.cluster.fleet.slow import read_slow_ranks, slow_question, uneven_question
 from railscope.agent.cluster.fleet.slow_rails import read_slow_rails, slow_rails_questions
 from railscope.agent.cluster.fleet.stalls import (
     brief_questions,
@@ -48,6 +60,19 @@ _LABELS_OF_JOB: Final = {"job": "exported_job", "world_rank": "world_rank", "use
 """The store's own label `job` is that of the scrape."""
 _LONG_SECONDS: Final = 30.0
 """An operation in flight for longer is worth a word even where no host calls it a stall."""
+_MOST_LONG: Final = 16
+"""Operations that are in flight for long, the oldest first."""
+HISTORY: Final = "which stalls have ended lately"
+WRITING: Final = "which ranks write a checkpoint"
+MAKING: Final = "which ranks are inside a call that makes a communicator"
+LONG: Final = "which operations have been under way for long"
+SLOW: Final = "which ranks are slow"
+SLOW_RAILS: Final = "which rails are slow or lose packets"
+FAILED_OVER: Final = "which connections NCCL moved off a port that failed"
+APART: Final = "which ranks are behind that no host calls stalled yet"
+RANKS: Final = "how far the ranks came that are concerned"
+RAILS: Final = "how the rails of the hosts concerned are"
+MOVING: Final = "which other communicators go on there"
 _MOST_HOSTS: Final = 64
 """Rails are asked for on so many hosts at most, those first that a stall names."""
 
@@ -84,71 +109,70 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
     ask = Asker(store, at)
     scrapes = read_scrapes(ask)
     recent_seconds = recent_seconds_of(scrapes.interval_seconds)
+    rate_seconds = rate_seconds_of(scrapes.interval_seconds)
     looked_back = max(window_seconds, recent_seconds)
     said = ask.query_all(
         stalled=f"{catalogue.COMM_STALLED} == 1",
         info=f"{catalogue.COMM_STALL_INFO} == 1",
-        inside=str(catalogue.CALL_INSIDE_SECONDS),
-        without_comm=str(catalogue.PROCESS_WITHOUT_COMM),
-        waiting=f"{catalogue.COMM_INFLIGHT_SECONDS} > {_LONG_SECONDS:g}",
         count=f"count(count by (comm) ({catalogue.COMM_ENQUEUED}))",
-        told=f"count(last_over_time({catalogue.COMM_STALL_INFO}[{looked_back:.0f}s]))",
-        wrote=f"max_over_time({catalogue.COMM_WRITING}[{looked_back:.0f}s]) == 1",
-        writes=_writing("", scrapes),
-        slow=slow_question(scrapes),
-        degraded=str(catalogue.COMM_DEGRADED),
-        awaited=str(catalogue.COMM_AWAITED),
-        apart=apart_question(scrapes, window_seconds),
-        **brief_questions(recent_seconds),
-        **slow_rails_questions(scrapes),
     )
+    said |= ask.query_some(_questions(scrapes, looked_back, recent_seconds))
     said = {name: _fresh(samples, scrapes) for name, samples in said.items()}
     told = int(said["told"][0].value) if said["told"] else 0
     wrote = {sample.labels.get("comm", "") for sample in said["wrote"]}
     history = tuple(
         replace(one, wrote=one.comm in wrote)
-        for one in stall_histories(ask, scrapes, told, looked_back, recent_seconds)
+        for one in ask.attempt(HISTORY, lambda: stall_histories(ask, scrapes, told, looked_back, recent_seconds))
     )
     stalled = {sample.labels.get("comm", "") for sample in said["stalled"]}
     asked = stalled | ({comm} if comm else set())
     told_of = stalled | {one.comm for one in history if at - one.last <= recent_seconds}
-    # Ranks wait where anything is stalled, too.
-    writers = {stored_rank_key(one) for one in said["wrote"]}
-    waited_for, awaited = (
-        [one for one in said[name] if one.labels.get("comm") not in told_of and stored_rank_key(one) not in writers]
-        for name in ("slow", "awaited")
-    )
-    slow = read_slow_ranks(ask, scrapes, waited_for, awaited, window_seconds)
-    comms = asked | told_of
-    if comms:  # whoever waits for one that writes may be waited for elsewhere, and its own host calls it no stall
-        comms |= {sample.labels.get("comm", "") for sample in said["writes"]}
-    comms |= {one.comm for one in slow}
-    apart = apart_communicators(said["apart"])
-    comms |= set(apart)
-    rate_seconds = rate_seconds_of(scrapes.interval_seconds)
-    ranks = _ranks(ask, scrapes, comms, said, history, rate_seconds, window_seconds) if comms else ()
-    ranks = (*ranks, *awaited_ranks(said["inside"], said["without_comm"], scrapes, ranks))
-    if comm and not any(rank.comm == comm for rank in ranks):
+    # Whoever waits for one that writes may be waited for elsewhere, and its own host calls it no stall.
+    concerned = asked | told_of
+    concerned |= {sample.labels.get("comm", "") for sample in said["writes"]} if concerned else set()
+
+    def ranks_of(comms: Collection[str]) -> tuple[Rank, ...]:
+        def read() -> tuple[Rank, ...]:
+            return _ranks(ask, scrapes, comms, said, history, rate_seconds, window_seconds)
+
+        # Who only waits for a checkpoint would be blamed, or one who is inside a call be taken for missing.
+        answered = not any(what in ask.unanswered for what in (WRITING, MAKING))
+        return ask.attempt(RANKS, read) if comms and answered else ()
+
+    ranks = ranks_of(concerned)
+    reported = () if any(rank.stall for rank in ranks) else _reported(said, scrapes)
+    if comm and RANKS not in ask.unanswered and not any(rank.comm == comm for rank in ranks):
         raise PrometheusError(
             f"no communicator {comm} within the last hour: see the label comm of {catalogue.COMM_ENQUEUED}"
         )
+    slow = ask.attempt(SLOW, lambda: _slow(ask, scrapes, said, told_of, window_seconds))
+    apart = ask.attempt(APART, lambda: _apart(ask, scrapes, said["standing"], window_seconds))
+    ranks = (*ranks, *ranks_of({*apart, *(one.comm for one in slow)} - concerned))
+    ranks = (*ranks, *awaited_ranks(said["inside"], said["without_comm"], scrapes, ranks))
     instances = _instances_of(said["info"], ranks, scrapes.names)
-    rails = _rails(ask, scrapes, instances, rate_seconds, window_seconds) if ranks else ()
-    hosts = match_any("instance", instances)
-    enqueued = catalogue.COMM_ENQUEUED.where(hosts)
-    # What stopped within the range of the rate does not go on.
-    lately = f"{_moves(enqueued, scrapes)} > 0"
-    moving = ask(f"max by (comm, instance) (rate({enqueued}[{rate_seconds:.0f}s]) and {lately}) > 0") if ranks else ()
+
+    def goes_on() -> tuple[Sample, ...]:
+        enqueued = catalogue.COMM_ENQUEUED.where(match_any("instance", instances))
+        # What stopped within the range of the rate does not go on.
+        lately = f"{_moves(enqueued, scrapes)} > 0"
+        return ask(f"max by (comm, instance) (rate({enqueued}[{rate_seconds:.0f}s]) and {lately}) > 0")
+
+    def rails_of() -> tuple[Rail, ...]:
+        return read_rails(ask, scrapes, instances, rate_seconds, window_seconds)
+
+    def slow_rails() -> tuple[SlowRail, ...]:
+        return read_slow_rails(ask, scrapes, said["slow_rails"], said["lossy_rails"], window_seconds)
+
     return Fleet(
         at=at,
         window_seconds=window_seconds,
         scrape_seconds=scrapes.interval_seconds,
         agents=scrapes.agents,
         ranks=ranks,
-        rails=rails,
+        rails=ask.attempt(RAILS, rails_of) if ranks else (),
         moving=tuple(
             Moving(one.labels.get("comm", ""), scrapes.names.get(one.labels.get("instance", ""), "unknown"), one.value)
-            for one in moving
+            for one in (ask.attempt(MOVING, goes_on) if ranks else ())
             if one.labels.get("comm") not in asked
         ),
         waiting=tuple(
@@ -157,13 +181,74 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
             if one.labels.get("comm") not in asked
         ),
         slow=slow,
-        slow_rails=read_slow_rails(ask, scrapes, said["slow_rails"], said["lossy_rails"], window_seconds),
-        failed_over=failed_over(ask, said["degraded"], scrapes.names, rate_seconds),
+        slow_rails=ask.attempt(SLOW_RAILS, slow_rails),
+        failed_over=ask.attempt(FAILED_OVER, lambda: failed_over(ask, said["degraded"], scrapes.names, rate_seconds)),
         apart=apart,
         communicators=int(said["count"][0].value) if said["count"] else 0,
         history=history,
         brief=brief_stalls(said, history, scrapes),
         recent_seconds=recent_seconds,
+        reported=reported,
+        unanswered=tuple(ask.unanswered.items()),
+    )
+
+
+def _questions(scrapes: Scrapes, looked_back: float, recent_seconds: float) -> dict[str, dict[str, str]]:
+    """What is asked about the whole fleet beside its stalls, by what is not known without it.
+
+    A question about every rank of a fleet is asked by communicator, and of single ranks where the answer says so.
+    """
+    long = f"{catalogue.COMM_INFLIGHT_SECONDS} > {_LONG_SECONDS:g}"
+    return {
+        WRITING: {
+            "wrote": f"max_over_time({catalogue.COMM_WRITING}[{looked_back:.0f}s]) == 1",
+            "writes": _writing("", scrapes),
+        },
+        MAKING: {"inside": str(catalogue.CALL_INSIDE_SECONDS), "without_comm": str(catalogue.PROCESS_WITHOUT_COMM)},
+        HISTORY: {
+            "told": f"count(last_over_time({catalogue.COMM_STALL_INFO}[{looked_back:.0f}s]))",
+            **brief_questions(recent_seconds),
+        },
+        LONG: {"waiting": f"topk({_MOST_LONG}, {long} unless on (comm) {catalogue.COMM_STALLED} == 1)"},
+        SLOW: {"uneven": uneven_question(scrapes), "awaited": str(catalogue.COMM_AWAITED)},
+        FAILED_OVER: {"degraded": str(catalogue.COMM_DEGRADED)},
+        APART: {"standing": standing_question(scrapes)},
+        SLOW_RAILS: slow_rails_questions(scrapes),
+    }
+
+
+def _slow(
+    ask: Asker,
+    scrapes: Scrapes,
+    said: Mapping[str, tuple[Sample, ...]],
+    told_of: Collection[str],
+    window_seconds: float,
+) -> tuple[SlowRank, ...]:
+    """Ranks that the others wait for; not of communicators that are stalled, where ranks wait too, nor who writes."""
+    if WRITING in ask.unanswered:
+        return ()
+    uneven = {one.labels.get("comm", "") for one in said["uneven"]} - {*told_of}
+    lately = _fresh(ask(slow_question(scrapes, uneven)), scrapes) if uneven else ()
+    writers = {stored_rank_key(one) for one in said["wrote"]}
+    waited_for, awaited = (
+        [one for one in samples if one.labels.get("comm") not in told_of and stored_rank_key(one) not in writers]
+        for samples in (lately, said["awaited"])
+    )
+    return read_slow_ranks(ask, scrapes, waited_for, awaited, window_seconds)
+
+
+def _apart(ask: Asker, scrapes: Scrapes, standing: Iterable[Sample], window_seconds: float) -> tuple[str, ...]:
+    """Communicators that stand with ranks in different places, and whose ranks all moved a while ago."""
+    comms = {one.labels.get("comm", "") for one in standing}
+    found = ask(apart_question(scrapes, comms, window_seconds)) if comms else ()
+    return apart_communicators(one for one in found if one.labels.get("comm") in comms)
+
+
+def _reported(said: Mapping[str, tuple[Sample, ...]], scrapes: Scrapes) -> tuple[ReportedStall, ...]:
+    """What hosts say of their ranks, from which nothing is concluded."""
+    return tuple(
+        ReportedStall(comm, scrapes.names.get(instance, instance or "unknown"), rank, stall)
+        for (instance, comm, rank), stall in parse_stalls(said["stalled"], said["info"]).items()
     )
 
 
@@ -173,7 +258,8 @@ def _host(sample: Sample | Series, names: Mapping[str, str]) -> str:
 
 
 def _fresh(samples: Iterable[Sample], scrapes: Scrapes) -> tuple[Sample, ...]:
-    return tuple(one for one in samples if one.labels.get("instance", "") in scrapes.fresh or not one.labels)
+    """Those of hosts that are heard, and what is of several hosts together."""
+    return tuple(one for one in samples if "instance" not in one.labels or one.labels["instance"] in scrapes.fresh)
 
 
 def _by_rank(samples: Iterable[Sample]) -> dict[StoredRankKey, float]:
@@ -353,75 +439,3 @@ def _instances_of(info: Iterable[Sample], ranks: Iterable[Rank], names: Mapping[
     named = [one.labels.get("instance", "") for one in info if one.labels.get("device")]
     others = [instance_of[rank.host] for rank in ranks if rank.present and rank.host in instance_of]
     return list(dict.fromkeys([*named, *others]))[:_MOST_HOSTS]
-
-
-_RailKey = tuple[str, str, str, str]
-
-
-def _rails(
-    ask: Asker, scrapes: Scrapes, instances: Collection[str], rate_seconds: float, window_seconds: float
-) -> tuple[Rail, ...]:
-    """Every rail of these hosts."""
-    on = match_any("instance", instances)
-    window = f"{window_seconds:.0f}s"
-    events = f'{catalogue.RAIL_COUNTER}{{{on},severity=~"page|warn"}}'
-    transmit = catalogue.RAIL_TRANSMIT_BYTES.where(on)
-    short = f"{max(rate_seconds, 30):.0f}s"
-    found = ask.query_all(
-        info=catalogue.RAIL_INFO.where(on),
-        up=catalogue.RAIL_UP.where(on),
-        speed=catalogue.RAIL_SPEED.where(on),
-        transmit=f"rate({transmit}[{rate_seconds:.0f}s])",
-        receive=f"rate({catalogue.RAIL_RECEIVE_BYTES.where(on)}[{rate_seconds:.0f}s])",
-        # The queue before a slow rail is empty now and then.
-        backlog=f"max_over_time({catalogue.RAIL_QUEUE_BACKLOG_BYTES.where(on)}[{rate_seconds:.0f}s])",
-        unacknowledged=catalogue.RAIL_TCP_UNACKNOWLEDGED.where(on),
-        unsent=catalogue.RAIL_TCP_UNSENT_BYTES.where(on),
-        round_trip=f'{catalogue.RAIL_TCP_ROUND_TRIP}{{{on},stat="mean"}}',
-        retransmitted=f"increase({catalogue.RAIL_TCP_RETRANSMITTED_BYTES.where(on)}[{short}])",
-        sent=f"increase({catalogue.RAIL_TCP_SENT_BYTES.where(on)}[{short}]) > 0",
-        events=f"increase({events}[{window}]) > 0",
-        # A counter may be shown only once it is above 0, and then had no value to rise from; its sum is always there.
-        appeared=f"{events} unless {events} offset {window} "
-        "and on (job, instance, rail, device, port, netns, severity) "
-        f"{catalogue.RAIL_COUNTER_BY_SEVERITY.where(on)} offset {window}",
-    )
-    by_rail: dict[str, dict[_RailKey, float]] = {}
-    for name, samples in found.items():
-        numbers = by_rail.setdefault(name, {})
-        for sample in samples:
-            key = _rail_key(sample)
-            numbers[key] = max(numbers.get(key, sample.value), sample.value)
-    seconds = min(window_seconds, scrapes.spacing_seconds * MOST_POINTS / max(len(found["up"]), 1))
-    sent_points = {_rail_key(one): one.points for one in ask.store.scrapes(transmit, seconds, ask.at)}
-    errors: dict[_RailKey, dict[tuple[str, str], float]] = defaultdict(dict)
-    for sample in (*found["events"], *found["appeared"]):
-        errors[_rail_key(sample)][sample.labels.get("counter", ""), sample.labels.get("severity", "")] = sample.value
-
-    def rail(key: _RailKey) -> Rail:
-        value: Callable[[str], float | None] = lambda name: by_rail[name].get(key)  # noqa: E731
-        up, sent, again = value("up"), value("sent"), value("retransmitted")
-        return Rail(
-            host=scrapes.names.get(key[0], key[0]),
-            rail=key[1],
-            device=key[2],
-            netns=key[3],
-            up=None if up is None else bool(up),
-            speed=value("speed"),
-            transmit=value("transmit"),
-            receive=value("receive"),
-            usual_transmit=highest_rate(sent_points.get(key, ()), rate_seconds, value("speed")),
-            backlog_bytes=value("backlog"),
-            unacknowledged_segments=value("unacknowledged"),
-            unsent_bytes=value("unsent"),
-            round_trip_seconds=value("round_trip"),
-            retransmitted_ratio=again / sent if sent and again is not None else None,
-            events=tuple(sorted((*counter, value) for counter, value in errors[key].items())),
-        )
-
-    return tuple(rail(key) for key in sorted({*by_rail["info"], *by_rail["up"]}) if key[0] in scrapes.fresh)
-
-
-def _rail_key(sample: Sample | Series) -> _RailKey:
-    labels = sample.labels
-    return labels.get("instance", ""), labels.get("rail", ""), labels.get("device", ""), labels.get("netns", "")

@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from railscope.agent.cluster.fleet.asker import Asker
 from railscope.agent.cluster.fleet.facts import RECENT_SECONDS, Agent
-from railscope.agent.cluster.fleet.prometheus import PrometheusError, Sample, Store
+from railscope.agent.cluster.fleet.prometheus import PrometheusError, Sample
 from railscope.agent.facts import catalogue
 
 REMEMBERED: Final = "1h"
 """How far back a host, or a rank of a stalled communicator, is looked for that says nothing any more."""
 MOST_POINTS: Final = 200_000
 """Of one metric's history, over all its series."""
-_THREADS: Final = 6
 _SPAN_SECONDS: Final = 300.0
 """Over which the time between two scrapes is taken."""
 _STEP: Final = "15s"
 """A host that was heard for less before it fell silent may be one of which nobody knows for how long it is."""
+SILENT: Final = "for how long silent hosts have been so"
 _HOST_LABELS: Final = ("node", "nodename", "hostname")
 
 
@@ -55,21 +55,6 @@ class Scrapes:
         return f"{1000 * scrapes * self.spacing_seconds:.0f}ms"
 
 
-class Asker:
-    """Asks a store about one moment, several questions at once."""
-
-    def __init__(self, store: Store, at: float) -> None:
-        self.store, self.at = store, at
-
-    def __call__(self, expression: str) -> tuple[Sample, ...]:
-        return self.store.query(expression, self.at)
-
-    def query_all(self, **expressions: str) -> dict[str, tuple[Sample, ...]]:
-        with ThreadPoolExecutor(_THREADS) as threads:
-            answers = threads.map(self, expressions.values())
-            return dict(zip(expressions, answers, strict=True))
-
-
 def read_scrapes(ask: Asker) -> Scrapes:
     """Which agents the store scrapes or scraped, when it did so last, and how often it does.
 
@@ -82,11 +67,6 @@ def read_scrapes(ask: Asker) -> Scrapes:
         up=f"up and on (job) group by (job) (last_over_time({catalogue.BUILD_INFO}[{REMEMBERED}]))",
         stamp=stamp,
         scraped=f"timestamp({stamp})",
-        # By the store's clock: the host's own time stamp less what its clock was off by when it was heard; of an agent
-        # that was silent again before it was asked by how much, as the host has it.
-        last=f"last_over_time({stamp}[{REMEMBERED}]) - "
-        f"last_over_time(({stamp} - timestamp({stamp}))[{REMEMBERED}:{_STEP}]) "
-        f"or last_over_time({stamp}[{REMEMBERED}])",
         scrapes=f"count_over_time({stamp}[5m])",
         span=f"max_over_time({stamp}[5m]) - min_over_time({stamp}[5m])",
         started=catalogue.AGENT_START_TIME.name,
@@ -97,7 +77,7 @@ def read_scrapes(ask: Asker) -> Scrapes:
             "the store holds no series of railscope within the last hour: does it scrape the agents (port 9779)?"
         )
     stamps, scraped = _by_instance(found["stamp"]), _by_instance(found["scraped"])
-    last, count, span = _by_instance(found["last"]), _by_instance(found["scrapes"]), _by_instance(found["span"])
+    count, span = _by_instance(found["scrapes"]), _by_instance(found["span"])
     answered, started = _by_instance(found["up"]), _by_instance(found["started"])
     names = _names([*found["ever"], *found["up"]])
     # The stamps are the host's own: where its clock was set meanwhile, they may be a day apart.
@@ -117,6 +97,9 @@ def read_scrapes(ask: Asker) -> Scrapes:
         # Series of a failed scrape end at once; those that were pushed to the store stay for minutes.
         if one in scraped and answered.get(one, 1.0) and ask.at - scraped[one] <= max(10.0, 3 * intervals.get(one, 0.0))
     )
+    # Targets of the same scrape job that never answered may be agents too: they are down as well.
+    known = ever | {one for one, value in answered.items() if not value}
+    last = _last_heard(ask, known - fresh)
 
     def agent(one: str) -> Agent:
         up = one in fresh
@@ -131,8 +114,6 @@ def read_scrapes(ask: Asker) -> Scrapes:
             address=one,
         )
 
-    # Targets of the same scrape job that never answered may be agents too: they are down as well.
-    known = ever | {one for one, value in answered.items() if not value}
     return Scrapes(
         ask.at,
         tuple(agent(one) for one in sorted(known)),
@@ -141,6 +122,23 @@ def read_scrapes(ask: Asker) -> Scrapes:
         scraped,
         max((intervals[one] for one in fresh if one in intervals), default=None),
     )
+
+
+def _last_heard(ask: Asker, silent: Collection[str]) -> dict[str, float]:
+    """When hosts were heard for the last time that are silent, by the store's clock.
+
+    It is the host's own time stamp less what its clock was off by when it was heard; of an agent that was silent again
+    before it was asked by how much, as the host has it.
+    """
+    if not silent:
+        return {}
+    stamp = catalogue.SNAPSHOT_TIMESTAMP.where(match_any("instance", silent))
+    question = (
+        f"last_over_time({stamp}[{REMEMBERED}]) - "
+        f"last_over_time(({stamp} - timestamp({stamp}))[{REMEMBERED}:{_STEP}]) "
+        f"or last_over_time({stamp}[{REMEMBERED}])"
+    )
+    return _by_instance(ask.attempt(SILENT, lambda: ask(question)))
 
 
 def _by_instance(samples: Iterable[Sample]) -> dict[str, float]:

@@ -17,9 +17,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
+from railscope.agent.cluster.fleet.asker import Asker
 from railscope.agent.cluster.fleet.facts import SlowRank
 from railscope.agent.cluster.fleet.prometheus import Sample
-from railscope.agent.cluster.fleet.scrapes import Asker, Scrapes, match_any
+from railscope.agent.cluster.fleet.scrapes import Scrapes, match_any
 from railscope.agent.cluster.fleet.sequences import StoredRankKey, stored_rank_key
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.slowness import WAITED_RATIO, Slowness, Stretch, find_slowness, medians_of_others
@@ -29,6 +30,8 @@ _SCRAPES_OF_STRETCH: Final = 2.5
 """Two scrapes are in it, however they fall."""
 _LEAST_STRETCH_SECONDS: Final = 5.0
 LATELY_STRETCHES: Final = 4
+_MOST_COMPARED: Final = 256
+"""Communicators whose ranks are compared one by one, those first whose ranks are most unlike."""
 _MOST_COMMS: Final = 64
 """Of which the stretches are asked for, those first whose ranks wait most."""
 
@@ -49,11 +52,26 @@ def waited_for_expression(window: str, least: float = WAITED_RATIO, matchers: st
     )
 
 
-def slow_question(scrapes: Scrapes) -> str:
-    """The query for ranks that the others wait for of late."""
-    lately = promql_seconds(LATELY_STRETCHES * stretch_seconds_of(scrapes))
-    no_sequence = f"max by (cluster, comm) (delta({catalogue.COMM_SEQUENCE}[{lately}])) == 0"
-    return f"{waited_for_expression(lately)} unless on (cluster, comm) {no_sequence}"
+def uneven_question(scrapes: Scrapes) -> str:
+    """The query for communicators whose ranks spend unlike times in operations, as where some wait for others.
+
+    It takes a third of what it takes to compare all ranks of a fleet one by one.
+    """
+    spent = f"rate({catalogue.COMM_OPERATION_SECONDS.where(_NAMED)}[{_lately(scrapes)}])"
+    apart = f"max by (cluster, comm) ({spent}) - min by (cluster, comm) ({spent}) > {WAITED_RATIO:g}"
+    return f"topk({_MOST_COMPARED}, {apart} unless on (cluster, comm) {catalogue.COMM_STALLED} == 1)"
+
+
+def slow_question(scrapes: Scrapes, comms: Collection[str]) -> str:
+    """The query for ranks of these communicators that the others wait for of late."""
+    of = f"{match_any('comm', comms)},{_NAMED}"
+    lately = _lately(scrapes)
+    no_sequence = f"max by (cluster, comm) (delta({catalogue.COMM_SEQUENCE.where(of)}[{lately}])) == 0"
+    return f"{waited_for_expression(lately, matchers=of)} unless on (cluster, comm) {no_sequence}"
+
+
+def _lately(scrapes: Scrapes) -> str:
+    return promql_seconds(LATELY_STRETCHES * stretch_seconds_of(scrapes))
 
 
 def read_slow_ranks(
@@ -64,7 +82,7 @@ def read_slow_ranks(
     Args:
         ask: the store.
         scrapes: of the hosts.
-        lately: the answer to `slow_question`.
+        lately: the answer to `slow_question`, of communicators that `uneven_question` finds.
         awaited: ranks for which the others of their host wait, as hosts tell.
         window_seconds: how far back is looked.
 

@@ -12,9 +12,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from railscope.agent.cluster.fleet.asker import Asker
 from railscope.agent.cluster.fleet.facts import SlowRail
 from railscope.agent.cluster.fleet.prometheus import Sample, Series
-from railscope.agent.cluster.fleet.scrapes import Asker, Scrapes, match_any
+from railscope.agent.cluster.fleet.scrapes import Scrapes, match_any
 from railscope.agent.cluster.fleet.slow import LATELY_STRETCHES, promql_seconds, stretch_seconds_of
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.causes import Cause

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from railscope.agent.cluster.fleet.asker import Asker
 from railscope.agent.cluster.fleet.facts import BriefStall, Stall, StallHistory
 from railscope.agent.cluster.fleet.history import spans
 from railscope.agent.cluster.fleet.prometheus import Sample, Series
-from railscope.agent.cluster.fleet.scrapes import MOST_POINTS, Asker, Scrapes
+from railscope.agent.cluster.fleet.scrapes import MOST_POINTS, Scrapes
 from railscope.agent.cluster.fleet.sequences import StoredRankKey, stored_rank_key
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.causes import ONLY_WAITS, tier_of

@@ -69,3 +69,5 @@ class Verdict:
     """What limits every statement above, and what is odd elsewhere."""
     heard: bool = True
     """False: no host says anything at this moment, so that nothing being stalled is no answer."""
+    answered: bool = True
+    """False: the store left questions open, so that nothing being found is no answer."""

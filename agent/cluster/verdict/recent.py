@@ -161,7 +161,7 @@ def _recent(fleet: Fleet) -> list[StallHistory]:
 
 
 def _stalled_now(fleet: Fleet) -> set[str]:
-    return {rank.comm for rank in fleet.ranks if rank.stall}
+    return {rank.comm for rank in fleet.ranks if rank.stall} | {one.comm for one in fleet.reported}
 
 
 def _ended(history: StallHistory, fleet: Fleet) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from railscope.agent.cluster.fleet.facts import Agent, Fleet, Rail, Rank
+from railscope.agent.cluster.fleet.facts import Agent, Fleet, Rail, Rank, ReportedStall
 from railscope.agent.cluster.verdict.advice import Period, next_steps, past_steps
 from railscope.agent.cluster.verdict.culprits import (
     Culprit,
@@ -54,7 +54,7 @@ from railscope.agent.cluster.verdict.verdict import (
     is_idle,
     is_suspended,
 )
-from railscope.agent.facts.causes import OF_A_PROCESS, Cause, Tier, facts_of
+from railscope.agent.facts.causes import OF_A_PROCESS, Cause, Tier, facts_of, tier_of
 from railscope.agent.facts.host_calls import CONNECT
 
 _CLOCK_SECONDS: Final = 5.0
@@ -62,6 +62,7 @@ _CLOCK_SECONDS: Final = 5.0
 _SLOW_SCRAPE_SECONDS: Final = 30.0
 _MOST_LINES: Final = 4
 _MOST_HOSTS: Final = 16
+_OPEN: Final = "Cannot tell whether anything is wrong, as the store did not answer everything: "
 _WEAK: Final = " (weak evidence)"
 
 
@@ -84,32 +85,60 @@ def make_verdict(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet]
     silent = [agent for agent in fleet.agents if not agent.up]
     heard = len(silent) < len(fleet.agents) or not fleet.agents
     blind: tuple[str, ...] = ()
+    reported = [one for one in fleet.reported if comm in (None, one.comm)]
+    # What the store did not answer may be what is wrong.
+    fine, not_yet = ("No stall: ", "No stall yet: ") if not fleet.unanswered else (_OPEN, _OPEN)
     if findings:
         headline = findings[0].headline
         if len(findings) > 1:
             kind = "finding" if findings[-1].cause == FAILED_OVER else "root cause"
             more = f"{len(findings) - 1} more {kind}{'s' if len(findings) > 2 else ''} below"
             headline = f"{headline.removesuffix('.')} ({more})."
+    elif reported:
+        comms = {one.comm for one in reported}
+        which = f"communicator {reported[0].comm}" if len(comms) == 1 else f"{len(comms)} communicators"
+        headline = f"STALLED: hosts call {which} stalled; what is to blame could not be asked."
     elif writing:
-        headline = f"No stall: {writing.pop(0)}"
+        headline = f"{fine}{writing.pop(0)}"
     elif waits:
-        headline = f"No stall yet: {waits.pop(0)}."
+        headline = f"{not_yet}{waits.pop(0)}."
     elif not heard:
         headline = f"Unknown whether anything is stalled: none of {len(fleet.agents)} agents answers."
     else:
         if comm or fleet.communicators:
             many = f"any of {fleet.communicators} communicators" if fleet.communicators > 1 else "the only communicator"
-            headline = f"No stall: no host calls {f'communicator {comm}' if comm else many} stalled"
+            headline = f"{fine}no host calls {f'communicator {comm}' if comm else many} stalled"
         else:
             headline = "No agent observes a communicator"
             blind = ("if a job runs, `railscope doctor` on its host says why it is not seen",)
         headline += f"; {len(silent)} of {len(fleet.agents)} agents do not answer" if silent else ""
         headline += "."
     asked = _describe_state([rank for rank in fleet.ranks if rank.comm == comm]) if comm and not findings else ()
+    asked = tuple(_reports(reported)) if reported and not findings else asked
     shown = [name for one in ended for name in _comms(one.cause)]
     writing += [_waited_for_writers(one, fleet) for one in ended if _is_writing(one.cause)]
     notes = (*blind, *waits, *writing, *_notes(fleet), *describe_ended_stalls(fleet, shown))
-    return Verdict(fleet.at, bool(findings), headline, findings, asked, notes, heard)
+    notes = (*_open_questions(fleet), *notes)
+    problem = bool(findings or reported)
+    return Verdict(fleet.at, problem, headline, findings, asked, notes, heard, answered=not fleet.unanswered)
+
+
+def _reports(reported: Iterable[ReportedStall]) -> Iterable[str]:
+    """What hosts say themselves, those first that say most."""
+    those = sorted(reported, key=lambda one: (tier_of(one.stall.cause), one.comm))
+    for one in those[:_MOST_LINES]:
+        yield f"{one.host} says {one.stall.cause} of rank {one.rank} of {one.comm}"
+    if len(those) > _MOST_LINES:
+        yield f"{len(those) - _MOST_LINES} more ranks are called stalled"
+
+
+def _open_questions(fleet: Fleet) -> Iterable[str]:
+    """What is not known because the store did not answer."""
+    by_reason: defaultdict[str, list[str]] = defaultdict(list)
+    for what, why in fleet.unanswered:
+        by_reason[why].append(what)
+    for why, those in by_reason.items():
+        yield f"not known: {'; '.join(those)} ({why})"
 
 
 def _comms(cause: RootCause) -> tuple[str, ...]:
