@@ -141,4 +141,4 @@ def test_what_was_open_is_said_in_words_and_why() -> None:
 def test_of_a_whole_fleet_ranks_are_asked_one_by_one_only_where_communicators_stand_out() -> None:
     for_each_rank = [one for one in asked_of(healthy()) if "comm_enqueued" in one or "comm_operation" in one]
     assert for_each_rank
-    assert all(one.startswith(("max by", "count(", "topk(")) for one in for_each_rank)
+    assert all(one.startswith(("stddev by", "max by", "count(", "topk(")) for one in for_each_rank)
