@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -38,6 +40,14 @@ class Kernel:
             keys[at] = instance, op, size, (0, 0)
             values[at] = operations, duration_ns, 0
         self.histories.record(self.now_ns, keys, values, stalled)
+
+    def read_all(self, latest: dict[int, list[Any]]) -> None:
+        """A second of several communicators: operations, ms of each and whether it is stalled, by instance."""
+        for instance, (operations, each_ms, _) in latest.items():
+            sums = self._sums.setdefault((instance, Op.AllReduce, 20), [0, 0])
+            sums[0] += operations
+            sums[1] += int(operations * each_ms * MS)
+        self.read({instance for instance, (_, _, stalled) in latest.items() if stalled})
 
     def slow(self, *, stalled: bool = False) -> int | None:
         """The op that has become slower."""
@@ -184,7 +194,7 @@ def test_the_time_between_calls_stands_for_their_duration_only_where_nothing_els
     for second in range(30):
         calls += 32 if second < 20 else 8
         kernel.now_ns += SECOND_NS
-        kernel.histories.record_calls(kernel.now_ns, 7, calls, stalled=False)
+        kernel.histories.record_calls(kernel.now_ns, np.array([7]), np.array([calls]), ())
     history = kernel.histories.call_history_of(kernel.now_ns, 7)
     assert history is not None
     assert history.operations == 32 * 19
@@ -202,7 +212,7 @@ def test_when_operations_are_not_followed_any_more_calls_tell_that_they_are_slow
             kernel.second(each_ms=5)
         else:
             kernel.now_ns += SECOND_NS
-        kernel.histories.record_calls(kernel.now_ns, 7, calls, stalled=False)
+        kernel.histories.record_calls(kernel.now_ns, np.array([7]), np.array([calls]), ())
     found = kernel.histories.slowest(kernel.now_ns, 7, stalled=False, followed=False)
     assert found is not None
     assert found[0] is None
@@ -212,11 +222,11 @@ def test_when_operations_are_not_followed_any_more_calls_tell_that_they_are_slow
 def test_a_pause_between_calls_is_part_of_the_time_between_them() -> None:
     histories = Baselines()
     for second in range(1, 10):
-        histories.record_calls(second * SECOND_NS, 7, second * 10, stalled=False)
+        histories.record_calls(second * SECOND_NS, np.array([7]), np.array([second * 10]), ())
     for second in range(10, 70):
-        histories.record_calls(second * SECOND_NS, 7, 90, stalled=False)
+        histories.record_calls(second * SECOND_NS, np.array([7]), np.array([90]), ())
     for second in range(70, 80):
-        histories.record_calls(second * SECOND_NS, 7, 91 + 10 * (second - 70), stalled=False)
+        histories.record_calls(second * SECOND_NS, np.array([7]), np.array([91 + 10 * (second - 70)]), ())
     history = histories.call_history_of(80 * SECOND_NS, 7)
     assert history is not None
     assert history.longest_ns > 50 * SECOND_NS
@@ -245,3 +255,30 @@ def test_what_is_usual_lies_between_the_fastest_and_the_slowest_second(
     assert min(usual) * 0.999 - 1 <= history.mean_ns <= max(usual) * 1.001 + 1
     assert history.longest_ns <= max(usual) * 1.001 + 1
     assert history.operations <= sum(operations for operations, _, stalled in seconds if not stalled)
+
+
+Reading = tuple[int, int, float, bool]
+"""Instance, operations, ms of each, and whether it is stalled."""
+
+
+READINGS = st.lists(
+    st.tuples(st.integers(1, 4), st.integers(0, 9), st.sampled_from((2.0, 5.0, 20.0)), st.booleans()), max_size=4
+)
+
+
+@given(st.lists(READINGS, max_size=40))
+def test_what_is_known_of_one_communicator_does_not_depend_on_the_others_that_are_read_with_it(
+    seconds: list[list[Reading]],
+) -> None:
+    together, alone = Kernel(), {instance: Kernel() for instance in range(1, 5)}
+    for readings in seconds:
+        latest = {instance: reading for instance, *reading in readings}
+        for kernel, of_kernel in ((together, range(1, 5)), *((one, (at,)) for at, one in alone.items())):
+            kernel.read_all({at: latest[at] for at in of_kernel if at in latest})
+    for instance, kernel in alone.items():
+        found = [one.histories.history_of(one.now_ns, instance, Op.AllReduce, 20) for one in (together, kernel)]
+        assert found[0] == found[1]
+        slow = [one.histories.slowest(one.now_ns, instance, stalled=False) for one in (together, kernel)]
+        assert slow[0] == slow[1]
+        if slow[0] is not None:
+            assert instance in together.histories.maybe_slower()

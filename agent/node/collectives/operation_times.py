@@ -16,17 +16,21 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.snapshot import CompletedTotal, RankTimes
 from railscope.agent.model.bus_factor import bus_factor
+from railscope.agent.node.collectives.call_counts import sum_groups
 from railscope.agent.node.collectives.communicators import Communicator, format_label
+from railscope.agent.node.collectives.kind_slots import KindSlots, Slots
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op, op_name
 from railscope.probes.nccl.records.internals import UNKNOWN_SIZE
 
-_NOTHING: Final = (0, 0, 0)
-
-
+_SUMS: Final = ("operations", "duration_ns", "payload_bytes")
+"""Of HISTORY."""
 _WITH_A_FACTOR: Final = frozenset(op for op in Op if bus_factor(op, 2) is not None)
 
 
@@ -37,12 +41,32 @@ class _Sum:
     payload_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """Whose the rows of the kernel's table are: the same while rows and communicators are."""
+
+    slots: Slots
+    instances: tuple[int, ...]
+    communicators: tuple[Communicator | None, ...]
+    """By instance."""
+    rank: npt.NDArray[np.intp]
+    """Of each row, the place of its instance among `instances`."""
+    known: npt.NDArray[np.bool_]
+    """Whether it is known whose each row is."""
+    kinds: tuple[tuple[int, int, int], ...]
+    kind: npt.NDArray[np.intp]
+    """Of each row, the place of its op, size bucket and number of ranks among `kinds`; -1: it has no factor."""
+
+
 class OperationTimes:
     """Not thread-safe: the daemon's lock guards it."""
 
     def __init__(self) -> None:
-        self._last: dict[int, dict[tuple[int, int], tuple[int, int, int]]] = {}
-        """By instance, then op and size bucket: operations, ns and bytes, as the kernel last had them."""
+        self._slots = KindSlots()
+        self._last = np.zeros((0, len(_SUMS)), np.uint64)
+        """By slot: operations, ns and bytes, as the kernel last had them."""
+        self._rows: _Rows | None = None
+        """Of the last reading."""
         self._ranks: dict[int, tuple[str, str]] = {}
         """By instance: communicator and rank, as labels."""
         self._of_rank: defaultdict[int, _Sum] = defaultdict(_Sum)
@@ -54,29 +78,60 @@ class OperationTimes:
 
         What a communicator did is counted once it is known who it is: its rows stay in the kernel's table till then.
         """
-        for (instance, op, size, _), now in zip(keys.tolist(), values.tolist(), strict=True):
-            rows = self._last.setdefault(instance, {})
-            before = rows.get((op, size), _NOTHING)
-            if now == before:
-                continue
-            communicator = communicator_of(instance)
-            if communicator is None:
-                continue
-            if now[0] < before[0]:
-                before = _NOTHING  # the kernel has forgotten the row in between
-            rows[op, size] = now
-            if UNKNOWN in self._ranks.get(instance, (UNKNOWN,)):
+        slots = self._slots.of_keys(keys)
+        if self._slots.size > len(self._last):
+            more = max(self._slots.size - len(self._last), len(self._last))
+            self._last = np.concatenate((self._last, np.zeros((more, len(_SUMS)), np.uint64)))
+        now = np.stack([values[name] for name in _SUMS], axis=1)
+        changed = (now != self._last[slots]).any(axis=1)
+        if not changed.any():
+            return
+        rows = self._rows = self._rows_of(keys, slots, communicator_of)
+        at = np.flatnonzero(changed & rows.known)
+        now, before = now[at], self._last[slots[at]]
+        before[(now < before)[:, :2].any(axis=1)] = 0  # the kernel has forgotten the row in between
+        self._last[slots[at]] = now
+        self._add(rows, at, now - before)
+
+    def _rows_of(self, keys: Records, slots: Slots, communicator_of: Callable[[int], Communicator | None]) -> _Rows:
+        known = self._rows
+        if known is not None and known.slots is slots:
+            current = zip(known.instances, known.communicators, strict=True)
+            if all(communicator_of(instance) is communicator for instance, communicator in current):
+                return known
+        numbers = keys["instance"].tolist()
+        place = {instance: at for at, instance in enumerate(dict.fromkeys(numbers))}
+        communicators = tuple(map(communicator_of, place))
+        rank = np.array([place[instance] for instance in numbers], np.intp)
+        kinds: dict[tuple[int, int, int], int] = {}
+        kind = []
+        for op, size, at in zip(keys["op"].tolist(), keys["size_bucket"].tolist(), rank.tolist(), strict=True):
+            communicator = communicators[at]
+            nranks = communicator.nranks if communicator is not None else None
+            counts = nranks and op in _WITH_A_FACTOR and size != UNKNOWN_SIZE
+            kind.append(kinds.setdefault((op, size, nranks), len(kinds)) if nranks and counts else -1)
+        met = np.array([communicator is not None for communicator in communicators], bool)
+        return _Rows(slots, tuple(place), communicators, rank, met[rank], tuple(kinds), np.array(kind, np.intp))
+
+    def _add(self, rows: _Rows, at: npt.NDArray[np.intp], more: npt.NDArray[np.uint64]) -> None:
+        """Add what these rows have grown by."""
+        ranks, number = rows.rank[at], len(rows.instances)
+        operations, duration_ns = (sum_groups(ranks, number, more[:, column]) for column in range(2))
+        for place in np.flatnonzero(np.bincount(ranks, minlength=number)).tolist():
+            instance, communicator = rows.instances[place], rows.communicators[place]
+            if communicator is not None and UNKNOWN in self._ranks.get(instance, (UNKNOWN,)):
                 self._ranks[instance] = communicator.name, format_label(communicator.rank)
-            operations, duration_ns, payload_bytes = now[0] - before[0], now[1] - before[1], now[2] - before[2]
             rank = self._of_rank[instance]
-            rank.operations += operations
-            rank.duration_ns += duration_ns
-            nranks = communicator.nranks
-            if nranks and op in _WITH_A_FACTOR and size != UNKNOWN_SIZE:
-                node = self._of_node[op, size, nranks]
-                node.operations += operations
-                node.duration_ns += duration_ns
-                node.payload_bytes += payload_bytes
+            rank.operations += operations[place]
+            rank.duration_ns += duration_ns[place]
+        with_a_factor = np.flatnonzero(rows.kind[at] >= 0)
+        kinds, more, number = rows.kind[at][with_a_factor], more[with_a_factor], len(rows.kinds)
+        operations, duration_ns, payload_bytes = (sum_groups(kinds, number, column) for column in more.T)
+        for place in np.flatnonzero(np.bincount(kinds, minlength=number)).tolist():
+            node = self._of_node[rows.kinds[place]]
+            node.operations += operations[place]
+            node.duration_ns += duration_ns[place]
+            node.payload_bytes += payload_bytes[place]
 
     def by_rank(self) -> tuple[RankTimes, ...]:
         """Of every communicator that is not forgotten, ended ones included."""
@@ -110,6 +165,6 @@ class OperationTimes:
     def forget(self, instances: Iterable[int]) -> None:
         """Nobody can ask about these communicators any more; the node's sums stay."""
         for instance in instances:
-            self._last.pop(instance, None)
+            self._last[self._slots.forget(instance)] = 0
             self._ranks.pop(instance, None)
             self._of_rank.pop(instance, None)

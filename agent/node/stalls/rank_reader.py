@@ -202,23 +202,28 @@ class RankReader:
         unwell = set()
         met = self._communicators_of(events if only is None else only, instances, tgids)
         quiet_until_ns = now_ns + self.suspicion_ns
+        communicator_of, processes = self._known.communicator, {pid: self._known.process(pid) for pid in set(tgids)}
+        known: list[bool] = []
         # By column: a look at one field of one row of an array takes as long as the rest of the loop.
-        columns = (values["sequence"], values["last_ns"], values["first_ns"], keys["comm"], values["library"])
-        for instance, pid, enqueued, last_ns, first_ns, address, library in zip(
+        last_call_ns = np.where(values["last_ns"], values["last_ns"], values["first_ns"])
+        columns = (values["sequence"], last_call_ns, keys["comm"], values["library"])
+        for instance, pid, enqueued, last_ns, address, library in zip(
             instances, tgids, *(column.tolist() for column in columns), strict=True
         ):
-            communicator, process = self._known.communicator(instance), self._known.process(pid)
-            if communicator is None or communicator.ended_ns is not None or process is None or process.ended_ns:
+            communicator, process = communicator_of(instance), processes[pid]
+            if (
+                communicator is None
+                or communicator.ended_ns is not None
+                or process is None
+                or process.ended_ns
+                or communicator.nranks == 1
+            ):
+                known.append(False)
                 continue
-            if communicator.nranks == 1:
-                continue
-            row = _Row(communicator, process, enqueued, last_ns or first_ns, oldest.get(instance), address, library)
-            rows[instance] = row
-            if remember:
-                self._baselines.record_calls(now_ns, instance, enqueued, stalled=instance in unusual)
-                if now_ns - row.last_call_ns < _RECENT_CALL_NS and self._known.completed(instance) is None:
-                    self._inspector.remember_threads(process)
-            touched = communicator.name in met or instance in met
+            known.append(True)
+            operation = oldest.get(instance)
+            row = rows[instance] = _Row(communicator, process, enqueued, last_ns, operation, address, library)
+            touched = bool(met) and (communicator.name in met or instance in met)
             if (touched and self._may_be_at_work(now_ns, row)) or not self._is_well(now_ns, row):
                 unwell.add(instance)
             if only is not None and not touched:
@@ -227,6 +232,10 @@ class RankReader:
                 suspects.append(instance)
             elif (suspect_ns := row.since_ns + self.suspicion_ns) > now_ns:
                 quiet_until_ns = min(quiet_until_ns, suspect_ns)
+        if remember:
+            watched = np.array(known, bool)
+            self._baselines.record_calls(now_ns, values["instance"][watched], values["sequence"][watched], unusual)
+            self._remember_threads(now_ns, rows.values())
         if self._rows.keys() - rows.keys():
             # The kernel keeps what they did for half a second more.
             self.record_times()
@@ -238,7 +247,8 @@ class RankReader:
             self._baselines.forget(rows)
             followed = self._followed is not None
             slowest = {
-                one: self._baselines.slowest(now_ns, one, stalled=one in unusual, followed=followed) for one in rows
+                one: self._baselines.slowest(now_ns, one, stalled=one in unusual, followed=followed)
+                for one in rows.keys() & (self._baselines.maybe_slower() | unusual)
             }
             self._slow = {one: history for one, history in slowest.items() if history is not None}
         if events:
@@ -260,6 +270,17 @@ class RankReader:
         if restless or only is None:
             self.quiet_until_ns = None if restless else quiet_until_ns
         return found
+
+    def _remember_threads(self, now_ns: int, rows: Iterable[_Row]) -> None:
+        """Of processes that make calls just now, and of which calls are all that is seen."""
+        asked: set[int] = set()
+        for row in rows:
+            pid = row.communicator.tgid
+            if pid in asked or now_ns - row.last_call_ns >= _RECENT_CALL_NS:
+                continue
+            if self._known.completed(row.communicator.instance) is None:
+                self._inspector.remember_threads(row.process)
+                asked.add(pid)
 
     def _communicators_of(
         self, pids: Collection[int], instances: Sequence[int], tgids: Sequence[int]
