@@ -121,15 +121,21 @@ def _families(
 def _samples(draft: Draft, labels: PrintableLabels, pause: Callable[[], None]) -> tuple[Sample, ...]:
     """One under each label set."""
     found: list[Sample] = []
-    by_labels: dict[LabelValues, int | float] = {}
     coming = iter(draft.samples)
     while batch := list(islice(coming, _SAMPLES_PER_PAUSE)):
         found += batch
-        by_labels.update(batch)
+        pause()
+    label_sets = [values for values, _ in found]
+    if labels.were_shown(draft.metric.name, label_sets):
+        return tuple(found)
+    by_labels: dict[LabelValues, int | float] = {}
+    for start in range(0, len(found), _SAMPLES_PER_PAUSE):
+        by_labels.update(found[start : start + _SAMPLES_PER_PAUSE])
         pause()
     unprintable = labels.find_unprintable(draft.metric.name, by_labels)
     # Seldom do any meet: what follows would take as long for each sample as all of the above.
     if not unprintable and len(by_labels) == len(found):
+        labels.record_shown(draft.metric.name, label_sets)
         return tuple(found)
     by_labels.clear()
     for values, number in found:

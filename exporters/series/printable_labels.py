@@ -25,6 +25,19 @@ class PrintableLabels:
     def __init__(self) -> None:
         self._fine: dict[str, set[LabelValues]] = {}
         """By metric."""
+        self._shown: dict[str, list[LabelValues]] = {}
+        """By metric: all of them as they were shown last, where each could be shown as it is and came once."""
+
+    def were_shown(self, metric: str, label_sets: list[LabelValues]) -> bool:
+        """Whether these were the last label sets of a metric, and none needed a change: most often they are."""
+        return self._shown.get(metric) == label_sets
+
+    def record_shown(self, metric: str, label_sets: list[LabelValues]) -> None:
+        """Record all label sets of a metric, each of which can be shown as it is and comes once."""
+        if len(label_sets) <= MOST_REMEMBERED - sum(map(len, self._shown.values())):
+            self._shown[metric] = label_sets
+        else:
+            self._shown.pop(metric, None)
 
     def find_unprintable(self, metric: str, labels: Mapping[LabelValues, object]) -> Collection[LabelValues]:
         """Those of a metric's label sets that may not be shown as they are."""
@@ -43,6 +56,7 @@ class PrintableLabels:
         current = {family.metric.name: family for family in shown}
         for metric in self._fine.keys() - current.keys():
             del self._fine[metric]
+            self._shown.pop(metric, None)
         for metric, fine in self._fine.items():
             shown_now = current[metric].samples or current[metric].histograms
             if len(fine) > len(shown_now) + _FORGOTTEN_AT_ONCE:

@@ -103,14 +103,15 @@ class ProtobufRenderer:
         beginnings = self._scalars.get(family.metric.name)
         if beginnings is None or beginnings.labels != family.labels:
             beginnings = self._scalars[family.metric.name] = PrefixCache(family, beginning)
-        for start in range(0, len(family.samples), SERIES_PER_CHUNK):
+        in_order = beginnings.in_order(family.samples)
+        for start in range(0, len(in_order), SERIES_PER_CHUNK):
+            end = start + SERIES_PER_CHUNK
             yield b"".join(
                 [
-                    beginnings[values] + _double(value)
-                    for values, value in family.samples[start : start + SERIES_PER_CHUNK]
+                    begun + _double(value)
+                    for begun, (_, value) in zip(in_order[start:end], family.samples[start:end], strict=True)
                 ]
             )
-        beginnings.forget_all_but(family.samples)
 
     def _histogram_metrics(self, family: Family) -> Iterator[bytes]:
         labels = self._histograms.get(family.metric.name)

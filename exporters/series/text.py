@@ -124,12 +124,13 @@ class Renderer:
         prefixes = self._scalars.get(family.metric.name)
         if prefixes is None or prefixes.labels != family.labels:
             prefixes = self._scalars[family.metric.name] = PrefixCache(family, _prefix)
-        for start in range(0, len(family.samples), LINES_PER_CHUNK):
+        beginnings = prefixes.in_order(family.samples)
+        for start in range(0, len(beginnings), LINES_PER_CHUNK):
+            end = start + LINES_PER_CHUNK
             yield [
-                f"{prefixes[values]}{value if type(value) is int else _number(value)}\n"
-                for values, value in family.samples[start : start + LINES_PER_CHUNK]
+                f"{beginning}{value if type(value) is int else _number(value)}\n"
+                for beginning, (_, value) in zip(beginnings[start:end], family.samples[start:end], strict=True)
             ]
-        prefixes.forget_all_but(family.samples)
 
     def _histogram_lines(self, family: Family, format: Format) -> Iterator[list[str]]:
         series = self._histograms.get(family.metric.name)
@@ -202,7 +203,7 @@ def _bound(bound: float) -> str:
 
 def _number(value: int | float) -> str:
     """Integers (numpy's too) exactly, floats by the shortest text that reads back the same."""
-    if type(value) is float and math.isfinite(value):
+    if type(value) is float and value - value == 0:  # finite
         return repr(value)
     try:
         return str(operator.index(value))  # type: ignore[arg-type]

@@ -12,14 +12,18 @@ has made no call since are the same object.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
 
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.rank_identity import Labels, RankIdentity
 from railscope.agent.facts.snapshot import CommunicatorFacts, OpTotal
 from railscope.agent.facts.stall import LastCollectives
-from railscope.agent.node.collectives.call_counts import CallCount, CallCounts, CallKind
+from railscope.agent.node.collectives.call_counts import CallCount, CallCounts, CallKind, sum_groups
 from railscope.agent.node.collectives.communicators import Communicator, Communicators, format_label
 from railscope.agent.node.completion.completion import CommunicatorProgress
 from railscope.agent.node.targets.processes import ObservedProcess
@@ -63,8 +67,11 @@ class CommunicatorHistory:
         """By instance; what a process did namelessly by its identity."""
         self._told: defaultdict[str, set[LastCollectives[str]]] = defaultdict(set)
         """By communicator: what is told of the last collectives of those."""
-        self._ends: dict[int, _End] = {}
-        """By instance, those that have not been put away, as of the rows and the communicators of the last facts."""
+        self._ends: tuple[_End, ...] = ()
+        """Those that have not been put away, as of the rows and the communicators of the last facts."""
+        self._grouped = _Grouped(np.zeros(0, np.intp), [], [0])
+        self._counted: CallCounts | None = None
+        """What the rows said then; None: they were others."""
         self._of_kinds: tuple[CallKind, ...] | None = None
         self._of_changes = 0
         self._nameless: dict[int, ObservedProcess | None] = {}
@@ -152,22 +159,23 @@ class CommunicatorHistory:
         ends = self._living(communicators, counts.kinds, process_of)
         processes = {tgid: process_of(tgid) for tgid in {end.communicator.tgid for end in ends}}
         owners = {tgid: _owner(process, netns_of(process)) for tgid, process in processes.items()}
-        known, self._owners = self._owners, {}
-        calls, payload_bytes = counts.calls.tolist(), counts.payload_bytes.tolist()
+        before, self._owners = self._owners, {}
         for tgid, owner in owners.items():
-            before = known.get(tgid)
-            self._owners[tgid] = before if before == owner else owner
+            known = before.get(tgid)
+            self._owners[tgid] = known if known is not None and known == owner else owner
+        self._count(counts)
         found = [(one.communicator.first_ns, _of_ended(one, progress_of)) for one in self._ended.values()]
         for end in ends:
-            end.update(self._owners[end.communicator.tgid], calls, payload_bytes)
-            instance, alive = end.communicator.instance, end.communicator.ended_ns is None
+            communicator = end.communicator
+            instance, alive = communicator.instance, communicator.ended_ns is None
             facts = end.facts(
+                self._owners[communicator.tgid],
                 progress_of(instance),
                 position_of(instance, end.enqueued) if alive else None,
                 signature_of(instance) if alive else None,
                 now_ns,
             )
-            found.append((end.communicator.first_ns, facts))
+            found.append((communicator.first_ns, facts))
         found.sort(key=lambda entry: entry[0])
         return tuple(facts for _, facts in found)
 
@@ -176,14 +184,14 @@ class CommunicatorHistory:
         communicators: Communicators,
         kinds: tuple[CallKind, ...],
         process_of: Callable[[int], ObservedProcess | None],
-    ) -> Collection[_End]:
+    ) -> tuple[_End, ...]:
         """The ends that have not been put away, with their rows."""
         if (
             self._of_kinds is kinds
             and self._of_changes == communicators.changes
             and all(process_of(tgid) is process for tgid, process in self._nameless.items())
         ):
-            return self._ends.values()
+            return self._ends
         by_instance = {communicator.instance: communicator for communicator in communicators}
         rows: defaultdict[int, list[int]] = defaultdict(list)
         self._nameless = {}
@@ -196,15 +204,45 @@ class CommunicatorHistory:
                     process = self._nameless[kind.tgid] = process_of(kind.tgid)
                     by_instance[instance] = _nameless(kind.tgid, process.ended_ns if process else None)
             rows[instance].append(row)
-        before, self._ends = self._ends, {}
+        before = {end.communicator.instance: end for end in self._ends}
+        ends, groups, names, firsts = [], np.full(len(kinds), -1, np.intp), list[str](), [0]
         for instance, communicator in by_instance.items():
-            of_ops = tuple((row, kinds[row].op) for row in rows[instance])
             end = before.get(instance)
-            if end is None or end.communicator != communicator or end.rows != of_ops:
-                end = _End(communicator, of_ops)
-            self._ends[instance] = end
+            ends.append(end if end is not None and end.communicator == communicator else _End(communicator))
+            by_op: defaultdict[int, list[int]] = defaultdict(list)
+            for row in rows[instance]:
+                by_op[kinds[row].op].append(row)
+            for op in sorted(by_op):
+                groups[by_op[op]] = len(names)
+                names.append(op_name(op))
+            firsts.append(len(names))
+        groups[groups < 0] = len(names)
+        self._ends, self._grouped, self._counted = tuple(ends), _Grouped(groups, names, firsts), None
         self._of_kinds, self._of_changes = kinds, communicators.changes
-        return self._ends.values()
+        return self._ends
+
+    def _count(self, counts: CallCounts) -> None:
+        """Take over what the rows of each end say, where that has changed."""
+        before, self._counted = self._counted, counts
+        grouped = self._grouped
+        number = len(grouped.names) + 1
+        moved = np.full(number, before is None)
+        if before is not None:
+            moved[grouped.groups[(counts.calls != before.calls) | (counts.payload_bytes != before.payload_bytes)]] = (
+                True
+            )
+            if not moved.any():
+                return
+        calls, payload_bytes = (
+            sum_groups(grouped.groups, number, numbers) for numbers in (counts.calls, counts.payload_bytes)
+        )
+        changed = moved.tolist()
+        for end, (first, behind) in zip(self._ends, pairwise(grouped.firsts), strict=True):
+            if before is None or True in changed[first:behind]:
+                made = calls[first:behind]
+                end.count(
+                    tuple(map(OpTotal, grouped.names[first:behind], made, payload_bytes[first:behind])), sum(made)
+                )
 
 
 def _of_ended(ended: _Ended, progress_of: Callable[[int], CommunicatorProgress | None]) -> CommunicatorFacts:
@@ -242,49 +280,57 @@ def _owner(process: ObservedProcess | None, netns: str) -> _Owner:
     return _Owner(process.nccl_version, netns, process.job.labels(), process.tenant.label)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Grouped:
+    """The rows of the kernel's table by end and op."""
+
+    groups: npt.NDArray[np.intp]
+    """Of each row, the number of its group: those of one end follow one another, in the order of their ops.
+
+    Calls that came after their end was put away are the last group: they are added when their rows are.
+    """
+    names: list[str]
+    """Of each group, the op."""
+    firsts: list[int]
+    """Of each end, its first group; at the end, how many groups there are."""
+
+
 class _End:
     """One rank's end of a communicator that lives, or ended just now, and its facts as they were shown last."""
 
-    __slots__ = ("_counted", "_facts", "_identity", "_known", "_ops", "_owner", "communicator", "enqueued", "rows")
+    __slots__ = ("_facts", "_identity", "_known", "_ops", "_owner", "communicator", "enqueued")
 
-    def __init__(self, communicator: Communicator, rows: tuple[tuple[int, int], ...]) -> None:
-        """`rows`: which rows of the kernel's table are its own, each with its op."""
+    def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
-        self.rows = rows
         self.enqueued = 0
-        self._counted: tuple[int, ...] | None = None
         self._ops: tuple[OpTotal, ...] = ()
         self._owner: _Owner | None = None
         self._identity: RankIdentity | None = None
         self._known: tuple[CommunicatorProgress | None, int | None, int | None] = (None, None, None)
         self._facts: CommunicatorFacts | None = None
 
-    def update(self, owner: _Owner, calls: list[int], payload_bytes: list[int]) -> None:
+    def count(self, ops: tuple[OpTotal, ...], enqueued: int) -> None:
         """Take over what its rows say now."""
-        if owner is not self._owner:
-            self._owner, self._facts = owner, None
-            self._identity = _identity(self.communicator, owner)
-        counted = tuple([number for row, _ in self.rows for number in (calls[row], payload_bytes[row])])
-        if counted != self._counted:
-            ops = _ops()
-            for row, op in self.rows:
-                ops[op][0] += calls[row]
-                ops[op][1] += payload_bytes[row]
-            self._counted, self._facts = counted, None
-            self._ops, self.enqueued = _totals(ops), sum(calls[row] for row, _ in self.rows)
+        self._ops, self.enqueued, self._facts = ops, enqueued, None
 
     def facts(
-        self, progress: CommunicatorProgress | None, position: int | None, signature: int | None, now_ns: int
+        self,
+        owner: _Owner,
+        progress: CommunicatorProgress | None,
+        position: int | None,
+        signature: int | None,
+        now_ns: int,
     ) -> CommunicatorFacts:
         """What it has done; the same object while nothing of it changes."""
+        if self._identity is None or owner is not self._owner:
+            self._owner, self._facts = owner, None
+            self._identity = _identity(self.communicator, owner)
         known = progress, position, signature
         in_flight = progress is not None and progress.oldest_posted_ns is not None
         if self._facts is None or in_flight or known != self._known:
-            assert self._identity is not None
-            assert self._owner is not None
             self._known = known
             self._facts = _facts(
-                self.communicator, self._identity, self._owner.tenant, self._ops, progress, now_ns, position, signature
+                self.communicator, self._identity, owner.tenant, self._ops, progress, now_ns, position, signature
             )
         return self._facts
 

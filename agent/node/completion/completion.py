@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
-from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.snapshot import CommunicatorFacts, Histogram, LaunchTotal, NodeCompletion, OpHistogram
@@ -60,8 +59,7 @@ class InternalPrograms(LevelPrograms, Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class CommunicatorProgress:
+class CommunicatorProgress(NamedTuple):
     """How far one rank's end of a communicator has come."""
 
     completed: int
@@ -148,13 +146,16 @@ class Completion:
                     continue
                 if progress.replayed:
                     self.replaying.add(instance)
-                self._progress[instance] = CommunicatorProgress(
+                found = (
                     self._advance(instance, progress.completed_sequence),
                     progress.oldest_posted_ns,
                     progress.captured,
                     progress.replayed,
-                    followed=progress.posted_sequence,
+                    True,
+                    progress.posted_sequence,
                 )
+                if self._progress.get(instance) != found:
+                    self._progress[instance] = CommunicatorProgress(*found)
             if self._rail_bytes is not None:
                 self._rail_bytes.add_readings(self._programs.sent())
             if self._cuda is not None:
@@ -210,7 +211,7 @@ class Completion:
         followed = max(completed, empty.after(progress.followed) if empty is not None else progress.followed)
         if (completed, followed) == (progress.completed, progress.followed):
             return progress
-        return replace(progress, completed=completed, followed=followed)
+        return progress._replace(completed=completed, followed=followed)
 
     def _advance(self, instance: int, completed: int) -> int:
         """Calls known to be complete, with those behind them that NCCL discarded.

@@ -54,10 +54,11 @@ class Exemplars:
 
         `realtime_offset_ns`: the time of day less the monotonic one.
         """
+        wanted = set(self._last["instance"].tolist())
         named = {
             one.instance: (("comm", one.identity.comm), ("rank", one.identity.rank))
             for one in communicators
-            if one.identity.comm != UNKNOWN
+            if one.instance in wanted and one.identity.comm != UNKNOWN
         }
         by_name = {op_name(op): self._last[op * BUCKETS :][:BUCKETS] for op in Op}
         return tuple(

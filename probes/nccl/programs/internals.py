@@ -220,23 +220,25 @@ class Internals:
         # Thousands may be under way: the first launch of each communicator is found without looking at each of them.
         operations = operations[np.lexsort((operations["launch"], operations["instance"]))]
         instances, at = np.unique(operations["instance"], return_index=True)
-        oldest = dict(zip(instances.tolist(), operations[at], strict=True))
+        firsts = (operations[name][at].tolist() for name in ("before_sequence", "posted_ns", "op"))
+        oldest = dict(zip(instances.tolist(), zip(*firsts, strict=True), strict=True))
+        names = ("instance", "posted_sequence", "posted", "completed", "captured", "replayed", "elsewhere")
         progress = {}
-        for value in values:
-            instance = int(value["instance"])
-            first = oldest.get(instance)
-            sequence = int(value["posted_sequence"])
+        for instance, sequence, posted, completed, captured, replayed, elsewhere in zip(
+            *(values[name].tolist() for name in names), strict=True
+        ):
+            before_sequence, posted_ns, op = oldest.get(instance, (sequence, None, None))
             progress[instance] = Progress(
                 instance=instance,
-                completed_sequence=sequence if first is None else min(sequence, int(first["before_sequence"])),
+                completed_sequence=min(sequence, before_sequence),
                 posted_sequence=sequence,
-                oldest_posted_ns=None if first is None else int(first["posted_ns"]),
-                oldest_op=None if first is None else int(first["op"]),
-                posted=int(value["posted"]),
-                completed=int(value["completed"]),
-                captured=int(value["captured"]),
-                replayed=int(value["replayed"]),
-                elsewhere=bool(value["elsewhere"]),
+                oldest_posted_ns=posted_ns,
+                oldest_op=op,
+                posted=posted,
+                completed=completed,
+                captured=captured,
+                replayed=replayed,
+                elsewhere=bool(elsewhere),
             )
         return progress
 
