@@ -13,6 +13,7 @@ import gzip
 import json
 import os
 import select
+import statistics
 import subprocess
 import sys
 import time
@@ -26,12 +27,14 @@ from tests.bench.cpu_time import DISTURBED, Others
 from tests.bench.results import Bound, Line, figure, ratios
 from tests.bench.results import Target as Limit
 from tests.bench.target import BenchError, Built
+from tests.bench.tracker_cost import Load, processes, scrape_microseconds
 
 PART: Final = "exposition"
 USUAL_SERIES, MOST_SERIES = 20_000, 100_000
+LIVE_COMMUNICATORS: Final = 256
 _WINDOW_SECONDS: Final = 2.0
 _WARM_SCRAPES: Final = 2
-_HEADERS: Final = {
+HEADERS: Final = {
     "Accept": "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
     "text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
     "Accept-Encoding": "gzip",
@@ -75,6 +78,10 @@ def measure(_built: Built, rounds: int) -> list[Line]:
         BenchError: the two do not show the same number of series.
     """
     costs: dict[str, list[float]] = {"ours": [], "peers": [], "most": []}
+    live = []
+    with processes() as pids:
+        for _ in range(rounds):
+            live.append(statistics.median(scrape_microseconds(Load(pids, communicators=LIVE_COMMUNICATORS))))
     late: dict[str, list[float]] = {"alone": [], "ours": [], "peers": []}
     others: list[float] = []
     with ExitStack() as running:
@@ -101,7 +108,19 @@ def measure(_built: Built, rounds: int) -> list[Line]:
             for step in turns[:: 1 if turn % 2 == 0 else -1]:
                 step()
             others.append(taken.percent())
-        return lines_of(costs, late, others, usual.series, most.series)
+        return [*lines_of(costs, late, others, usual.series, most.series), live_line(live)]
+
+
+def live_line(microseconds: list[float]) -> Line:
+    """What a series costs where its value is read from the tables of a job's calls, and has moved; see tracker_cost."""
+    return figure(
+        PART,
+        f"a live scrape, {LIVE_COMMUNICATORS} communicators of 8 ranks on the host",
+        "µs CPU/series",
+        microseconds,
+        target=Limit(Bound.AT_MOST, 3),
+        note="gzip included, simulated tables; a whole agent's: crowd",
+    )
 
 
 def lines_of(
@@ -159,7 +178,7 @@ def serving(series: int, *arguments: str) -> Iterator[_Server]:
 
 def _scrape(connection: HTTPConnection) -> bytes:
     """The compressed answer."""
-    connection.request("GET", "/metrics", headers=_HEADERS)
+    connection.request("GET", "/metrics", headers=HEADERS)
     answer = connection.getresponse()
     body = answer.read()
     if answer.status != 200 or answer.headers["Content-Encoding"] != "gzip":

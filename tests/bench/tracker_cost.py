@@ -10,6 +10,7 @@ beside a real job of the testbed's library, whose calls are all that is seen of 
 from __future__ import annotations
 
 import gc
+import gzip
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,11 @@ from railscope.agent.node.daemon.observer import Observer
 from railscope.agent.node.inspection.inspection import InProcess
 from railscope.agent.node.sampling.state import DeviceTotals
 from railscope.agent.node.stalls.watchdog import EVALUATION_NS
+from railscope.exporters.series.budget import SeriesBudget
+from railscope.exporters.series.selection import Selection
+from railscope.exporters.series.text import Format
+from railscope.exporters.web.pages import Page, Pages
+from railscope.probes.clock import Clock
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.functions.internals import Level
@@ -76,6 +82,8 @@ _RANKS: Final = 16
 _DURATION_NS: Final = 1_000_000
 _LIVE_OPTIONS: Final = JobOptions(pattern="inference", seconds=6.0, bytes=1024, hold=True)
 _TARGET: Final = Limit(Bound.BELOW, 10)
+_METRICS: Final = "/metrics"
+_UNLIMITED: Final = 10**9
 
 
 def measure(_built: Built, rounds: int) -> list[Line]:
@@ -405,13 +413,9 @@ def _totals(name: str, port_bytes: int) -> DeviceTotals:
     return DeviceTotals(7, name, port_bytes, port_bytes, (), rates, rates, present=True)
 
 
-def followed_percent(load: Load, *, warm_seconds: int = _WARM_SECONDS, seconds: int = _SECONDS) -> float:
-    """CPU time of following a load, in hundredths of the (simulated) time that it lasts.
-
-    Raises:
-        BenchError: the load was not followed as it should be.
-    """
-    clock = _Clock()
+@contextmanager
+def following(load: Load, clock: Clock) -> Iterator[Observer]:
+    """The agent's observer on a load."""
     observer = Observer(
         Config(collectors=frozenset({"collective"})),
         NcclSources(
@@ -420,28 +424,75 @@ def followed_percent(load: Load, *, warm_seconds: int = _WARM_SECONDS, seconds: 
         clock,
         "bench",
     )
-    rails = _Rails()
-    taken_s = 0.0
     try:
         observer.read_lifecycle_events()
         # As the daemon does when it has started.
         gc.collect()
         gc.freeze()
-        for second in range(warm_seconds + seconds):
+        yield observer
+    finally:
+        gc.unfreeze()
+        observer.close()
+
+
+def scrape_microseconds(load: Load, *, scrapes: int = 6) -> list[float]:
+    """CPU time of each scrape, by series, gzip included: what a load's second has changed is read, shown and written.
+
+    Unlike a scrape of what was rendered before, all of it is: the tables are read, and most values have moved.
+    """
+    clock = _Clock()
+    found = []
+    with following(load, clock) as observer:
+        pages = Pages(
+            telemetry_path=_METRICS,
+            snapshot=observer.snapshot,
+            processes=lambda _: (),
+            healthy=lambda: (True, ""),
+            ready=lambda: (True, ""),
+            budget=SeriesBudget(_UNLIMITED),
+            selection=Selection(),
+        )
+        for _ in range(scrapes + 1):
+            _follow_second(observer, load, clock)
+            observer.update()
+            began_s = time.thread_time()
+            answer = pages.render(Page(_METRICS, Format.OPENMETRICS, gzip=True))
+            took_s = time.thread_time() - began_s
+            lines = gzip.decompress(answer.body).splitlines()
+            found.append(took_s * 1e6 / sum(not line.startswith(b"#") for line in lines))
+    return found[1:]
+
+
+def _follow_second(observer: Observer, load: Load, clock: _Clock) -> float:
+    """Follow a second of a load up to its tick; returns the CPU seconds that it took."""
+    load.look_at(clock.now_ns)
+    took_s = 0.0
+    for batch in load.second(clock.now_ns):
+        clock.now_ns += _DRAIN_NS
+        looks = clock.now_ns % EVALUATION_NS == 0
+        if looks:
             load.look_at(clock.now_ns)
-            batches = load.second(clock.now_ns)
-            took_s = 0.0
-            for batch in batches:
-                clock.now_ns += _DRAIN_NS
-                looks = clock.now_ns % EVALUATION_NS == 0
-                if looks:
-                    load.look_at(clock.now_ns)
-                began_s = time.thread_time()
-                observer.record_completions(batch.completions)
-                observer.record_calls(batch.calls)
-                if looks:
-                    observer.evaluate_stalls()
-                took_s += time.thread_time() - began_s
+        began_s = time.thread_time()
+        observer.record_completions(batch.completions)
+        observer.record_calls(batch.calls)
+        if looks:
+            observer.evaluate_stalls()
+        took_s += time.thread_time() - began_s
+    return took_s
+
+
+def followed_percent(load: Load, *, warm_seconds: int = _WARM_SECONDS, seconds: int = _SECONDS) -> float:
+    """CPU time of following a load, in hundredths of the (simulated) time that it lasts.
+
+    Raises:
+        BenchError: the load was not followed as it should be.
+    """
+    clock = _Clock()
+    rails = _Rails()
+    taken_s = 0.0
+    with following(load, clock) as observer:
+        for second in range(warm_seconds + seconds):
+            took_s = _follow_second(observer, load, clock)
             began_s = time.thread_time()
             observer.update()
             rails.tick(clock.now_ns)
@@ -455,9 +506,6 @@ def followed_percent(load: Load, *, warm_seconds: int = _WARM_SECONDS, seconds: 
         arrivals = observer.snapshot().collectives.times.arrivals
         if sum(one.last for one in arrivals) < _CALLS_PER_SECOND // _PROCESSES * seconds:
             raise BenchError("the load of the bench was not followed: nobody came last")
-    finally:
-        gc.unfreeze()
-        observer.close()
     return taken_s / seconds * 100
 
 

@@ -108,6 +108,11 @@ class AgentProcess:
             return self._log.read_text(errors="replace")
         return str(self.process.stderr.read()) if self.process.stderr else ""
 
+    @property
+    def port(self) -> int:
+        """Where it listens, on this host."""
+        return self._port
+
     def text(self) -> str:
         return self.page("/metrics")
 
