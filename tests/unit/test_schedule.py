@@ -74,7 +74,7 @@ def test_everything_but_a_scan_is_due_when_the_loop_begins() -> None:
 def test_what_is_due_at_about_one_moment_is_due_at_the_later_one() -> None:
     schedule = in_use()
     schedule.tick_begins(0)
-    schedule.stalls_evaluated(0, BRISK_NS - 20 * MS, None)
+    schedule.stalls_evaluated(0, 0, BRISK_NS - 20 * MS, None)
     schedule.drained(0, BRISK_NS - 100 * MS)
     plan = schedule.plan(drained_ns=0)
     assert plan.tick_ns == plan.look_ns == plan.drain_ns == BRISK_NS
@@ -83,7 +83,7 @@ def test_what_is_due_at_about_one_moment_is_due_at_the_later_one() -> None:
 def test_rings_are_read_before_a_look_however_long_they_could_wait() -> None:
     schedule = in_use()
     schedule.tick_begins(0)
-    schedule.stalls_evaluated(0, 300 * MS, None)
+    schedule.stalls_evaluated(0, 0, 300 * MS, None)
     schedule.drained(0, 900 * MS)
     assert schedule.plan(drained_ns=0).drain_ns == 300 * MS
 
@@ -91,7 +91,7 @@ def test_rings_are_read_before_a_look_however_long_they_could_wait() -> None:
 def test_a_look_that_has_time_goes_with_the_tick_before_it() -> None:
     schedule = in_use()
     schedule.tick_begins(0)
-    schedule.stalls_evaluated(0, 3 * BRISK_NS, None)
+    schedule.stalls_evaluated(0, 0, 3 * BRISK_NS, None)
     plan = schedule.plan(drained_ns=0)
     assert plan.look_ns == plan.tick_ns == BRISK_NS
 
@@ -129,7 +129,7 @@ def test_without_a_communicator_looks_and_ticks_are_seldom_and_come_at_once_with
     schedule = Schedule(0, scan_interval_ns=SCAN_NS)
     schedule.begin(0)
     schedule.tick_begins(0)
-    schedule.stalls_evaluated(0, EVALUATION_NS, None)
+    schedule.stalls_evaluated(0, 0, EVALUATION_NS, None)
     assert schedule.plan(0).tick_ns == schedule.plan(0).look_ns == UNUSED_NS
     schedule.set_in_use(5 * MS, used=True)
     plan = schedule.plan(0)
@@ -140,11 +140,22 @@ def test_looks_are_no_closer_than_is_of_use_to_whoever_waits() -> None:
     for shown, least_ns in ((True, EVALUATION_NS), (False, REST_NS)):
         schedule = in_use(shown=shown)
         schedule.tick_begins(0)
-        schedule.stalls_evaluated(0, 1, None)
+        schedule.stalls_evaluated(0, 0, 1, None)
         assert schedule._next_look_ns == least_ns
-        schedule.stalls_evaluated(0, 10 * REST_NS, None)
+        schedule.stalls_evaluated(0, 0, 10 * REST_NS, None)
         schedule.evaluate_soon(SECOND_NS)
         assert schedule._next_look_ns == SECOND_NS + least_ns
+
+
+@pytest.mark.parametrize(("spent_ms", "pause_ms"), [(0, 250), (6, 250), (10, 400), (60, 2400), (500, 3000)])
+def test_looks_take_a_fortieth_of_a_core_and_none_is_put_off_for_long(spent_ms: int, pause_ms: int) -> None:
+    schedule = in_use()
+    schedule.tick_begins(0)
+    schedule.stalls_evaluated(0, spent_ms * MS, 0, None)
+    assert schedule._next_look_ns == pause_ms * MS
+    assert schedule.plan(0).look_ns >= pause_ms * MS, "nor does it go with the tick before it"
+    schedule.evaluate_soon(MS)
+    assert schedule._next_look_ns == pause_ms * MS, "nor does news bring it forward"
 
 
 @pytest.mark.parametrize(
@@ -170,7 +181,7 @@ def test_whatever_is_due_the_loop_wakes_for_it(drain_ns: int, look_ns: int, now_
     schedule = in_use()
     schedule.tick_begins(0)
     schedule.drained(0, drain_ns)
-    schedule.stalls_evaluated(0, look_ns, None)
+    schedule.stalls_evaluated(0, 0, look_ns, None)
     plan = schedule.plan(min(drained_ns, drain_ns))
     assert plan.wake_ns <= min(plan.drain_ns, plan.look_ns, plan.tick_ns, plan.scan_ns)
     assert plan.tick_ns >= BRISK_NS, "a tick never comes early"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -63,12 +63,12 @@ class Communicator:
     """Seen from its first call on: its calls are numbered as those of other ranks are."""
     mark: str = ""
     """What tells it from those of another process that had its name first (agent/node/collectives/name_claims.py)."""
+    name: str = field(init=False, compare=False)
+    """Its hash as people have it, with the mark; asked for at each look at each of thousands."""
 
-    @property
-    def name(self) -> str:
-        if self.comm_hash is None:
-            return UNKNOWN
-        return f"{self.comm_hash:016x}~{self.mark}" if self.mark else f"{self.comm_hash:016x}"
+    def __post_init__(self) -> None:
+        name = UNKNOWN if self.comm_hash is None else f"{self.comm_hash:016x}"
+        object.__setattr__(self, "name", f"{name}~{self.mark}" if self.mark and self.comm_hash is not None else name)
 
     @property
     def gpu(self) -> str:

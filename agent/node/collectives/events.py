@@ -150,12 +150,9 @@ class StoredErrors:
         `rows` is the table of communicators (keys, values) as it was read a moment ago.
         """
         keys, values = rows
-        living = [
-            (int(key["tgid"]), int(key["comm"]), int(value["instance"]), int(value["library"]))
-            for key, value in zip(keys, values, strict=True)
-            if value["confirmed"] and not value["destroyed_ns"]
-        ]
-        living.sort()
+        lives = (values["confirmed"] != 0) & (values["destroyed_ns"] == 0)
+        columns = (keys["tgid"], keys["comm"], values["instance"], values["library"])
+        living = sorted(zip(*(column[lives].tolist() for column in columns), strict=True))
         if len(living) > _MOST_AT_ONCE:
             self._next %= len(living)
             living = (living[self._next :] + living[: self._next])[:_MOST_AT_ONCE]

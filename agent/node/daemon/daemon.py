@@ -19,6 +19,7 @@ import select
 import selectors
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -436,7 +437,10 @@ class Daemon:
         if now_ns >= plan.drain_ns:
             schedule.drained(now_ns, self._drain())
         if now_ns >= plan.look_ns:
-            schedule.stalls_evaluated(now_ns, self.observer.evaluate_stalls(), self.observer.unsettled)
+            began_ns = time.thread_time_ns()
+            pause_ns = self.observer.evaluate_stalls()
+            spent_ns = time.thread_time_ns() - began_ns
+            schedule.stalls_evaluated(now_ns, spent_ns, pause_ns, self.observer.unsettled)
         elif self._is_early_look_due(now_ns):
             schedule.drained(now_ns, self._drain())
             self.observer.look_early()

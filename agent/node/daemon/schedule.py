@@ -30,6 +30,11 @@ _SCAN_SHARE: Final = 100
 _SCAN_SHARE_UNHURRIED: Final = 500
 """A host with very many processes is scanned more rarely, so that scanning stays below 1 % of a core; below a fifth of
 that where mappings are heard of anyhow, and nobody waits for what a scan would mend."""
+_LOOK_SHARE: Final = 40
+"""Looks for stalls take so much of a core at most, one part in as many: where thousands of ranks of one process stand
+still, each look takes as long as hundreds of others."""
+LONGEST_LOOK_PAUSE_NS: Final = 3_000_000_000
+"""What else may stall does not wait longer for its look because of them."""
 BRISK_NS: Final = 1_000_000_000
 CALM_NS: Final = 4_000_000_000
 STEADY_NS: Final = 10_000_000_000
@@ -99,6 +104,8 @@ class Schedule:
         self._shown = shown
         self._scan_interval_ns = scan_interval_ns
         self._least_look_ns = EVALUATION_NS if shown else REST_NS
+        self._look_pause_ns = 0
+        """What the last look for stalls took keeps the next one off for so long."""
         self._pace = Pace(now_ns)
         self._calm = False
         self._looked_ns = self._ticked_ns = now_ns
@@ -135,7 +142,7 @@ class Schedule:
         tick_ns, look_ns = self._next_tick_ns, self._next_look_ns
         if abs(tick_ns - look_ns) <= _TOGETHER_NS:
             tick_ns = look_ns = max(tick_ns, look_ns)
-        elif self._looked_ns + EVALUATION_NS <= tick_ns < look_ns:
+        elif self._looked_ns + max(EVALUATION_NS, self._look_pause_ns) <= tick_ns < look_ns:
             look_ns = tick_ns
         drain_ns, others_ns = self._next_drain_ns, min(look_ns, tick_ns)
         if abs(drain_ns - others_ns) <= _SHIFT * (drain_ns - drained_ns):
@@ -146,10 +153,15 @@ class Schedule:
         """The rings were read, and may be left alone for so long."""
         self._next_drain_ns = now_ns + pause_ns
 
-    def stalls_evaluated(self, now_ns: int, pause_ns: int, unsettled: str | None) -> None:
-        """Stalls were evaluated, and need not be for `pause_ns`; `unsettled`: what changed, if anything."""
+    def stalls_evaluated(self, now_ns: int, spent_ns: int, pause_ns: int, unsettled: str | None) -> None:
+        """Stalls were evaluated in `spent_ns` of CPU time, and need not be for `pause_ns`.
+
+        `unsettled`: what changed, if anything.
+        """
         self._looked_ns = now_ns
-        self._next_look_ns = now_ns + (max(self._least_look_ns, pause_ns) if self.used else UNUSED_NS)
+        self._look_pause_ns = min(_LOOK_SHARE * spent_ns, LONGEST_LOOK_PAUSE_NS)
+        wait_ns = max(self._least_look_ns, self._look_pause_ns, pause_ns)
+        self._next_look_ns = now_ns + (wait_ns if self.used else UNUSED_NS)
         if unsettled is not None:
             self._pace.record_change(now_ns, unsettled)
 
@@ -197,7 +209,8 @@ class Schedule:
     def evaluate_soon(self, now_ns: int) -> None:
         """A communicator or process has come or gone, which the last look for stalls did not foresee."""
         self.record_change(now_ns, "a communicator or process started or ended")
-        self._next_look_ns = min(self._next_look_ns, now_ns + self._least_look_ns)
+        soon_ns = max(now_ns + self._least_look_ns, self._looked_ns + self._look_pause_ns)
+        self._next_look_ns = min(self._next_look_ns, soon_ns)
 
     def drain_now(self, now_ns: int, drained_ns: int) -> None:
         """A ring fills much faster than it did."""

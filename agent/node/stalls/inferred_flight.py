@@ -122,7 +122,11 @@ class InferredFlights:
         ):
             evaluation = _Evaluation(self._known, self._inspector, self._memory, tuple(every()), described)
             self._ask(now_ns, suspects, evaluation, afresh)
-        return [replace(rank, in_flight=self._seen[rank.instance].flight) for rank in suspects]
+        flights = [self._seen[rank.instance].flight for rank in suspects]
+        return [
+            rank if rank.in_flight is flight else replace(rank, in_flight=flight)
+            for rank, flight in zip(suspects, flights, strict=True)
+        ]
 
     def _ask(
         self, now_ns: int, suspects: Sequence[RankFacts], evaluation: _Evaluation, afresh: Collection[int]
