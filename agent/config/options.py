@@ -1,4 +1,4 @@
-"""The agent's configuration: every option, its default, its flag and its key in the configuration file.
+"""The agent's configuration: every option, its default, its flag and its key; the parser of all commands' flags.
 
 `OPTIONS` is the one list of them all: flags, keys, variables of the environment, help and checks come from it;
 agent/config/effective.py puts their values together.  Flags that other Prometheus exporters have carry the same names.

@@ -1,4 +1,4 @@
-"""The facts of a stall: what is in flight, its usual duration, the cause and whom it names."""
+"""The facts of a stall: what is in flight, its usual duration, the cause, whom it names, where ranks disagree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPUs and network ports of a machine with their places, from sysfs or from NCCL's description.
+"""The GPUs and network ports of a machine with their places, from sysfs or from a topology file of NCCL.
 
 GPUs are numbered as NVML numbers them: by PCI address, unless the description gives numbers.
 """

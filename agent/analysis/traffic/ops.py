@@ -1,4 +1,4 @@
-"""Which operations were called how often, in all and by communicator (paper A, section on operations).
+"""Which operations were called how often; which ranks a link of Send and Recv joins (paper A, section on operations).
 
 Every recorded rank's call counts: an AllReduce of eight recorded ranks is eight calls.  Payload is count × size of the
 data type with NCCL's meaning of count, so that of AllGather, ReduceScatter, AllToAll, Scatter and Gather is what one

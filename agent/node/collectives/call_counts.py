@@ -1,4 +1,4 @@
-"""Exact counts of calls and payload, from the kernel's table.
+"""Exact counts of calls and payload, from the kernel's table: the accounting, and its last reading.
 
 The BPF programs count by (process, communicator, op, data type, size bucket, peer).  Rows that no call adds to any
 more are taken out of the table, so that it stays small, and kept by who takes them

@@ -1,4 +1,4 @@
-"""The state of a sampler (sampler.py): its sources, their devices, their errors."""
+"""The state of a sampler (sampler.py): its sources, their devices, and their troubles in one line."""
 
 from __future__ import annotations
 
