@@ -123,15 +123,33 @@ class SlowRail(Fault):
 
 
 class FilteredRail(Fault):
-    """A packet filter drops what one host sends to the others of one rail; the link stays up.
+    """A packet filter drops what one host sends to the others of one rail, or some of it; the link stays up.
 
     The host's own filter does it or, with `in_switch`, one in the switch that no host can see.
     """
 
-    def __init__(self, fabric: Fabric, host: int, rail: int, *, in_switch: bool = False, least_bytes: int = 0) -> None:
-        """`least_bytes`: only packets of at least this length are dropped."""
+    def __init__(
+        self,
+        fabric: Fabric,
+        host: int,
+        rail: int,
+        *,
+        in_switch: bool = False,
+        least_bytes: int = 0,
+        per_thousand: int = 1000,
+    ) -> None:
+        """Choose the packets.
+
+        Args:
+            fabric, host, rail: whose.
+            in_switch: where they are dropped.
+            least_bytes: only packets of at least this length are.
+            per_thousand: so many of them, by chance.
+        """
         super().__init__()
-        drop = f"meta length >= {least_bytes} drop" if least_bytes else "drop"
+        length = f"meta length >= {least_bytes} " if least_bytes else ""
+        chance = f"numgen random mod 1000 < {per_thousand} " if per_thousand < 1000 else ""
+        drop = f"{length}{chance}drop"
         self._table = f"railscope_fault_{secrets.token_hex(3)}"
         if in_switch:
             self._namespace, self._family = fabric.switch, "netdev"

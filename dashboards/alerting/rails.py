@@ -79,7 +79,8 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         _slower_than_siblings(least),
         about="Bytes do not tell: in a ring all rails drop together with the slowest.  What tells is a queue or round "
         "trips that the siblings do not have, or that less is carried while bytes are under way, while the rail is not "
-        "full.  Where bytes are sent again it is said to lose packets.",
+        "full.  Where bytes are sent again it is said to lose packets, and too little is under way on it to compare "
+        "others with.",
         holds_for="1m",
         because="Bursts of checkpoints and data loading fill one rail's queue for some seconds.",
         summary=f"{_RAIL} is slower than its siblings",
@@ -207,7 +208,11 @@ def _slower_than_siblings(least: Thresholds) -> str:
                 (
                     {backlog}
                   > on (cluster, job, instance, netns) group_left ()
-                    {least.queue_to_siblings_ratio:g} * min by (cluster, job, instance, netns) ({backlog})
+                    {least.queue_to_siblings_ratio:g} * min by (cluster, job, instance, netns) (
+                        {backlog}
+                      unless on ({RAIL})
+                        {recorded.RETRANSMITTED} > {least.retransmitted_ratio:g}
+                    )
                 )
             )
           or on ({RAIL})

@@ -39,11 +39,22 @@ class RunningJob(Protocol):
         """
 
 
-def _await_probes(cluster: Cluster) -> None:
-    """A call that is entered before they come is not seen."""
+def _await_probes(cluster: Cluster, library: str) -> None:
+    """A call that is entered before they come is not seen.  On a library of an earlier job they linger.
+
+    Args:
+        cluster: whose agents attach them.
+        library: how the name of the job's library begins.
+    """
 
     def attached() -> bool:
-        return all(any(one.value for one in agent.samples("probe_attached")) for agent in cluster.agents)
+        return all(
+            any(
+                one.value and one.labels["program"] == "init" and Path(one.labels["library"]).name.startswith(library)
+                for one in agent.samples("probe_attached")
+            )
+            for agent in cluster.agents
+        )
 
     until(attached, "every host's agent has its probes on the library")
 
@@ -57,7 +68,7 @@ class _Workload:
         self._job.__enter__()
         if self._late:
             try:
-                _await_probes(self._cluster)
+                _await_probes(self._cluster, "librailscope-workload")
             except BaseException:
                 self._job.close()
                 raise
@@ -99,13 +110,14 @@ class _Nccl:
             slow=load.slow,
             skip=load.skip,
             destroy=load.destroy,
+            hold=load.hold,
         )
 
     def __enter__(self) -> Self:
         self._job.__enter__()
         try:
             if self._late:
-                _await_probes(self._cluster)
+                _await_probes(self._cluster, "libnccl")
                 self._job.initialise()
             else:
                 self._job.ready()

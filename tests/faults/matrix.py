@@ -134,7 +134,7 @@ def _paces(library: Library) -> tuple[Scenario, ...]:
         # What was said of a rail before is over when the next one becomes slow.
         *(fault(kind, library, 2, loads=(full,), rail=rail, line_mbit=LINE_MBIT, warm_seconds=30,
                 fault_seconds=PACE_SECONDS)
-          for kind, rail in ((Kind.AT_30_PERCENT, 1), (Kind.AT_60_PERCENT, 0))),
+          for kind, rail in ((Kind.AT_30_PERCENT, 1), (Kind.AT_60_PERCENT, 0), (Kind.LOSS, 1))),
         replace(even_pace("all rails at 60 %", library, full, 6 * LINE_MBIT // 10), warm_seconds=30),
     )  # fmt: skip
 
@@ -152,12 +152,15 @@ def _calls(library: Library) -> tuple[Scenario, ...]:
     twins = [control("slow init", library, loads=(Load(late_ms=_IN_TIME_MS),), warm_seconds=1, fault_seconds=4)]
     if library is Library.NCCL:
         split = Load(pattern="split-late", warm_up_ms=NEVER_MS)
+        differs = Load(size_bytes=1 << 14, pattern="disagree-operation", iterations=300, hold=True, late_ms=1)
         faults = [
             *faults[:1],  # the ranks of four hosts starve each other on a small machine: their proxies spin
             fault(Kind.NO_SPLIT, library, 2, loads=(split,)),
             fault(Kind.RECEIVES, library, 2, loads=(Load(pattern="receive-first"),)),
             # Ranks of the workload library whose calls fail are in no operation any more, and nobody tells of them.
             fault(Kind.KILL_HOST, library, 2, loads=(Load(ranks_per_host=2),)),
+            # The agents are there before the communicator: ranks that were seen late are not compared across hosts.
+            fault(Kind.DISAGREE, library, 2, loads=(differs,), warm_seconds=1, fault_seconds=30),
             fault(Kind.CIRCLE, library, 2, loads=(Load(pattern="sendrecv", skip=SkippedCall(1, 60, Instead.RECEIVE)),)),
         ]
         twins += [

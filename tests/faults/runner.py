@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from railscope.agent.facts.causes import Cause
 from railscope.testbed.faults import (
     Fault,
     FilteredRail,
@@ -48,6 +49,7 @@ from tests.faults.web import WebError
 from tests.nccl.job import JobError
 
 _FOREIGN_BYTES: Final = 256 << 20
+_LOST_PER_THOUSAND: Final = 20
 _LARGE_BYTES: Final = 1000
 _SETTLE_SECONDS: Final = 1.5
 """After the first right accusation: for those of the other hosts."""
@@ -249,9 +251,8 @@ def _alerts_on(scenario: Scenario) -> frozenset[str]:
         return frozenset()
     if expected.rail is None:
         return frozenset({f"RailscopeRankSlow of rank {expected.rank}"})
-    return frozenset(
-        {f"RailscopeRailSlowerThanSiblings of rail {expected.rail}", "RailscopeCollectiveStalled of rail unknown"}
-    )
+    name = "RailscopeRailLossy" if Cause.RAIL_LOSSY in expected.causes else "RailscopeRailSlowerThanSiblings"
+    return frozenset({f"{name} of rail {expected.rail}", "RailscopeCollectiveStalled of rail unknown"})
 
 
 def _alert_words(labels: Mapping[str, str]) -> str:
@@ -440,11 +441,13 @@ def _breaker(cluster: Cluster, scenario: Scenario, sick: RunningJob) -> Fault | 
             return FilteredRail(fabric, host, rail, in_switch=scenario.kind is Kind.FILTER_IN_SWITCH)
         case Kind.AT_30_PERCENT | Kind.AT_60_PERCENT:
             return SlowRail(fabric, host, rail, rate_mbit=MERELY_SLOW_MBIT[scenario.kind])
+        case Kind.LOSS:
+            return FilteredRail(fabric, host, rail, in_switch=True, per_thousand=_LOST_PER_THOUSAND)
         case Kind.LARGE_DROPPED:
             return FilteredRail(fabric, host, rail, in_switch=True, least_bytes=_LARGE_BYTES)
         case Kind.FOREIGN:
             return ForeignTraffic(fabric.hosts[0], fabric.hosts[host], rail, _FOREIGN_BYTES, rate_mbit=LINE_MBIT)
-        case Kind.SKIP | Kind.REPLACE | Kind.CIRCLE | Kind.SLOW_RANK | Kind.NOTHING:
+        case Kind.SKIP | Kind.REPLACE | Kind.CIRCLE | Kind.SLOW_RANK | Kind.DISAGREE | Kind.NOTHING:
             return None
         case Kind.NO_PEER | Kind.NO_SPLIT | Kind.RECEIVES:
             return None

@@ -56,6 +56,8 @@ class Kind(StrEnum):
     KILL_HOST = "all ranks of a host killed"
     CIRCLE = "both receive, and exchanged before"
     SLOW_RANK = "straggler"
+    DISAGREE = "another operation at the same place"
+    LOSS = "2 % of the packets lost in the switch"
     FOREIGN = "foreign traffic"
     NOTHING = "nothing"
 
@@ -64,15 +66,15 @@ CALL_KINDS: Final = frozenset({Kind.NO_PEER, Kind.NO_SPLIT, Kind.RECEIVES})
 """What happens as the job begins: ranks stay inside a call."""
 RAIL_KINDS: Final = frozenset(
     {Kind.LINK_DOWN, Kind.SLOW, Kind.SLOW_IN_SWITCH, Kind.FILTER, Kind.FILTER_IN_SWITCH, Kind.LARGE_DROPPED}
-    | {Kind.AT_30_PERCENT, Kind.AT_60_PERCENT}
+    | {Kind.AT_30_PERCENT, Kind.AT_60_PERCENT, Kind.LOSS}
 )
 MERELY_SLOW_MBIT: Final = {Kind.AT_30_PERCENT: 3 * LINE_MBIT // 10, Kind.AT_60_PERCENT: 6 * LINE_MBIT // 10}
 """Rate of a rail that is merely slow."""
-IN_SWITCH: Final = frozenset({Kind.SLOW_IN_SWITCH, Kind.FILTER_IN_SWITCH, Kind.LARGE_DROPPED})
+IN_SWITCH: Final = frozenset({Kind.SLOW_IN_SWITCH, Kind.FILTER_IN_SWITCH, Kind.LARGE_DROPPED, Kind.LOSS})
 """Both ends of the way see the same."""
-OF_NOBODY: Final = frozenset({Kind.RECEIVES, Kind.CIRCLE})
+OF_NOBODY: Final = frozenset({Kind.RECEIVES, Kind.CIRCLE, Kind.DISAGREE})
 """No rank is to blame more than another."""
-OF_THE_JOB: Final = frozenset({Kind.SKIP, Kind.REPLACE, Kind.CIRCLE, Kind.SLOW_RANK})
+OF_THE_JOB: Final = frozenset({Kind.SKIP, Kind.REPLACE, Kind.CIRCLE, Kind.SLOW_RANK, Kind.DISAGREE})
 """The job itself does it."""
 
 
@@ -90,6 +92,8 @@ class Load:
     iterations: int | None = None
     """None: until the scenario is over."""
     destroy: bool = True
+    hold: bool = False
+    """Ranks of the real NCCL stay after their last operation, as those of the workload library always do."""
     pause: Moments | None = None
     checkpoint: Moments | None = None
     checkpoint_by: Writer = Writer.SELF
@@ -221,6 +225,7 @@ _EXPECTED: Final = {
     Kind.CIRCLE: rank_fault("rank_behind", clears=False, verdict="deadlock"),
     # That all processes of a host end together is an end there; the other hosts' ranks wait.
     Kind.KILL_HOST: rank_fault("peer_left", "rank_behind", clears=False),
+    Kind.DISAGREE: rank_fault("rank_behind", clears=False, verdict="ranks_disagree"),
     Kind.REPLACE: rank_fault("process_gone", clears=False),
     Kind.FREEZE: rank_fault("process_frozen"),
     # Where TCP has no SACK, what arrives beyond a missing segment is forgotten at the next time-out.
@@ -228,6 +233,7 @@ _EXPECTED: Final = {
     Kind.LINK_DOWN: rank_fault("rail_down", within_seconds=_AT_ONCE_SECONDS),
     Kind.SLOW_RANK: replace(rank_fault("rank_slow"), pace=True),
     **dict.fromkeys((Kind.AT_30_PERCENT, Kind.AT_60_PERCENT), replace(rank_fault("rail_slow"), pace=True)),
+    Kind.LOSS: replace(rank_fault("rail_lossy"), pace=True),
     Kind.SLOW: rank_fault("rail_slow"),
     Kind.SLOW_IN_SWITCH: rank_fault("rail_slow", "rail_lossy"),
     Kind.FILTER: rank_fault("rail_filtered"),

@@ -17,16 +17,19 @@ from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.slowness import Slowness
 from tests.unit import fleets
 from tests.unit.canned_store import NOW, CannedStore, agent, bare, read
-from tests.unit.fleets import COMM, OTHER, Fleets
+from tests.unit.fleets import COMM, OTHER, Fleets, killed
 
 LENGTH = 5.0
 STRETCHES = 60
 USED = "rate(railscope_rail_tcp_sent_bytes_total)>1e+06"
 BACKLOG = "max_over_time(railscope_rail_queue_backlog_bytes)"
+DROPS = "increase(railscope_rail_queue_drops_total)"
+AGAIN = "increase(railscope_rail_tcp_retransmitted_bytes_total)"
+SENT_AGAIN_BYTES = 2_000_000
 PORT = {"instance": "host1:9779", "rail": "1", "device": "eth1"}
 
 
-def store(*stretches: int, pace: float | None = 0.6, again: float | None = None, backlog: float = 0.0) -> CannedStore:
+def store(*stretches: int, pace: float | None = 0.6, again: float | None = None, drops: float = 0.0) -> CannedStore:
     """A rail that is slow, or sends much again, in these stretches, and lately."""
     made = CannedStore()
     agent(made, "host1:9779")
@@ -38,7 +41,9 @@ def store(*stretches: int, pace: float | None = 0.6, again: float | None = None,
             made.say(bare(questions[name]), value, **PORT)
             points = tuple((moments[one], value) for one in stretches)
             made.evaluated[bare(questions[name])] = [Series(PORT, points)]
-    made.say(BACKLOG, backlog, **PORT)
+    made.say(BACKLOG, 200_000.0, **PORT)
+    made.say(DROPS, drops, **PORT)
+    made.say(AGAIN, SENT_AGAIN_BYTES, **PORT)
     return made
 
 
@@ -50,19 +55,26 @@ def test_a_rail_that_is_slow_in_most_stretches_is_named_with_how_much_and_since_
 
 
 @pytest.mark.parametrize(
-    ("pace", "again", "backlog", "cause"),
+    ("pace", "again", "drops", "cause"),
     [
-        (None, 0.02, 0.0, Cause.RAIL_LOSSY),
-        (0.7, 0.02, 0.0, Cause.RAIL_LOSSY),
-        (0.6, 0.02, 200_000.0, Cause.RAIL_SLOW),
-        (0.6, None, 0.0, Cause.RAIL_SLOW),
+        (None, 0.02, 0, Cause.RAIL_LOSSY),
+        (0.7, 0.02, 0, Cause.RAIL_LOSSY),
+        (0.7, 0.02, 3, Cause.RAIL_LOSSY),
+        (0.6, 0.02, 40, Cause.RAIL_SLOW),
+        (0.6, None, 0, Cause.RAIL_SLOW),
     ],
-    ids=["sends again", "sends again and is slow", "what its own full queue lost", "slow"],
+    ids=[
+        "sends again",
+        "sends again and is slow",
+        "more than its own queue dropped",
+        "its own queue dropped it",
+        "slow",
+    ],
 )
-def test_a_rail_that_sends_again_is_lossy_unless_its_own_queue_is_full(
-    pace: float | None, again: float | None, backlog: float, cause: Cause
+def test_a_rail_that_sends_again_is_lossy_unless_its_own_queue_dropped_it(
+    pace: float | None, again: float | None, drops: float, cause: Cause
 ) -> None:
-    (found,) = read(store(*range(STRETCHES), pace=pace, again=again, backlog=backlog)).slow_rails
+    (found,) = read(store(*range(STRETCHES), pace=pace, again=again, drops=drops)).slow_rails
     assert found.cause == cause
 
 
@@ -111,6 +123,12 @@ def test_what_a_stall_is_told_of_is_not_told_again() -> None:
     stalled = Fleets().communicator().all_say("rail_slow", rail="1", device="eth1")
     (finding,) = make_verdict(fleet(stalled, slow_rail(1))).findings
     assert finding.headline.startswith("STALLED")
+
+
+def test_a_job_that_was_killed_on_the_same_hosts_hides_no_rail() -> None:
+    made = killed(0, 2).communicator(OTHER, pids=900).working(OTHER)
+    (finding,) = make_verdict(fleet(made, slow_rail(1))).findings
+    assert finding.cause == "rail_slow"
 
 
 def test_of_one_communicator_the_rails_of_its_hosts_are_told() -> None:

@@ -8,6 +8,7 @@ again.  A rail that is filled by others is shared, and not slow.  The recording 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -29,7 +30,10 @@ _BUSY_RATIO: Final = 0.1
 """Of the time, summed over connections: a rail with bytes under way for less slows nobody down."""
 _FOREIGN_RATIO: Final = 0.2
 _BACKLOG_BYTES: Final = 65_536
-"""What was lost in this host's own, full queue makes a rail slow."""
+"""A queue that says more of a rail than its pace does."""
+_BYTES_A_DROP: Final = 262_144
+"""At most so many bytes are sent again for a packet that this host's own, full queue dropped: one that was not yet cut
+(64 KiB) and, without selective acknowledgements, what was under way behind it.  Such a rail is slow, not lossy."""
 _MORE_CONNECTIONS: Final = 1.25
 """Times those of the sibling with fewest: they share the rail, and each of them carries less."""
 _MOST_HOSTS: Final = 64
@@ -109,20 +113,17 @@ def read_slow_rails(
     Raises:
         PrometheusError: the store does not answer.
     """
-    paces = {_key(one): one.value for one in slow}
-    losses = {_key(one): one.value for one in lossy}
+    paces, losses = _by_rail(slow), _by_rail(lossy)
     instances = tuple(dict.fromkeys(key[0] for key in (*paces, *losses)))[:_MOST_HOSTS]
     if not instances:
         return ()
     seconds = stretch_seconds_of(scrapes)
     course = _course(ask, instances, window_seconds, seconds)
     lately = promql_seconds(LATELY_STRETCHES * seconds)
-    backlogs = {
-        _key(one): one.value
-        for one in ask(
-            f"max_over_time({catalogue.RAIL_QUEUE_BACKLOG_BYTES.where(match_any('instance', instances))}[{lately}])"
-        )
-    }
+    of = match_any("instance", instances)
+    backlogs = _by_rail(ask(f"max_over_time({catalogue.RAIL_QUEUE_BACKLOG_BYTES.where(of)}[{lately}])"))
+    dropped = _by_rail(ask(f"increase({catalogue.RAIL_QUEUE_DROPS.where(of)}[{lately}])"))
+    again = _by_rail(ask(f"increase({catalogue.RAIL_TCP_RETRANSMITTED_BYTES.where(of)}[{lately}])"))
     found = []
     for key in dict.fromkeys((*paces, *losses)):
         slowness = course.slowness(key, course.slow, seconds)
@@ -131,13 +132,14 @@ def read_slow_rails(
         if known is None:
             continue
         backlog = backlogs.get(key, 0.0)
+        dropped_here = dropped.get(key, 0.0) * _BYTES_A_DROP >= again.get(key, math.inf)
         found.append(
             SlowRail(
                 host=scrapes.names.get(key[0], "unknown"),
                 rail=key[1],
                 device=key[2],
                 netns=key[3],
-                cause=Cause.RAIL_SLOW if loses is None or backlog >= _BACKLOG_BYTES else Cause.RAIL_LOSSY,
+                cause=Cause.RAIL_SLOW if loses is None or dropped_here else Cause.RAIL_LOSSY,
                 slowness=known,
                 stretch_seconds=seconds,
                 pace_ratio=paces.get(key),
@@ -164,6 +166,10 @@ def _course(ask: Asker, instances: Collection[str], window_seconds: float, secon
         at(f"({pace_expression(length, matchers=of)}) < {PACE_RATIO:g}"),
         at(lossy_expression(length, of)),
     )
+
+
+def _by_rail(samples: Iterable[Sample]) -> dict[_RailKey, float]:
+    return {_key(one): one.value for one in samples}
 
 
 def _key(one: Sample | Series) -> _RailKey:

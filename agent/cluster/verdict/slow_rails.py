@@ -19,6 +19,7 @@ from railscope.agent.cluster.verdict.finding import Finding
 from railscope.agent.cluster.verdict.links import StalledCommunicator
 from railscope.agent.cluster.verdict.names import format_hosts, format_rail
 from railscope.agent.cluster.verdict.quantities import format_decimal_bytes, format_duration
+from railscope.agent.cluster.verdict.verdict import by_communicator, is_stalled
 from railscope.agent.facts.causes import facts_of
 
 _MOST_LINES: Final = 4
@@ -30,7 +31,9 @@ def slow_rail_findings(fleet: Fleet, told: Iterable[Finding], comm: str | None) 
     `told`: findings on stalls.  Rails that these blame are left out, and those of hosts with a rank that stalls now.
     """
     blamed = {(host, device) for one in told for host in one.hosts for device in one.devices}
-    stalled = {rank.host for rank in fleet.ranks if rank.stall}
+    stalled = {
+        rank.host for ranks in by_communicator(fleet).values() if is_stalled(ranks) for rank in ranks if rank.stall
+    }
     asked = {rank.host for rank in fleet.ranks if rank.comm == comm} if comm is not None else None
     planes: defaultdict[str, list[SlowRail]] = defaultdict(list)
     for one in fleet.slow_rails:

@@ -57,17 +57,11 @@ class RootCause:
 def find_root_causes(fleet: Fleet) -> tuple[RootCause, ...]:
     """Every stall of the fleet and every slow rank, root causes apart from what only waits; the clearest and widest
     first."""
-    by_comm: dict[str, list[Rank]] = defaultdict(list)
-    for rank in fleet.ranks:
-        by_comm[rank.comm].append(rank)
+    by_comm = by_communicator(fleet)
     rails_of: dict[str, list[Rail]] = defaultdict(list)
     for rail in fleet.rails:
         rails_of[rail.host].append(rail)
-    stalled = [
-        _judged(comm, ranks, rails_of, fleet.at)
-        for comm, ranks in sorted(by_comm.items())
-        if any(rank.stall for rank in ranks) and not (has_ended(ranks) or is_idle(ranks) or is_suspended(ranks))
-    ]
+    stalled = [_judged(comm, ranks, rails_of, fleet.at) for comm, ranks in sorted(by_comm.items()) if is_stalled(ranks)]
     stalled = _over_planes(stalled)
     held_up = [
         one
@@ -149,6 +143,19 @@ def _slow(
 def _strength_of(slow: Iterable[SlowRank]) -> str:
     """Calls are made ahead of GPUs: that a rank makes them last need not mean that GPUs wait."""
     return "weak" if all(one.stretch_seconds is None for one in slow) else "strong"
+
+
+def by_communicator(fleet: Fleet) -> dict[str, list[Rank]]:
+    """The ranks of each communicator."""
+    found: dict[str, list[Rank]] = defaultdict(list)
+    for rank in fleet.ranks:
+        found[rank.comm].append(rank)
+    return found
+
+
+def is_stalled(ranks: Sequence[Rank]) -> bool:
+    """Whether a host calls one of these ranks of a communicator stalled, and some rank can wait for it."""
+    return any(rank.stall for rank in ranks) and not (has_ended(ranks) or is_idle(ranks) or is_suspended(ranks))
 
 
 def has_ended(ranks: Sequence[Rank]) -> bool:
