@@ -366,6 +366,12 @@ def _gpus() -> list[AnyPanel]:
             query(catalogue.GPU_NVLINK_SPEED.where(HOST), _GPU),
             query(catalogue.NVLINK_SPEED.where(HOST), _LINK),
         ),
+        timeseries(
+            "NVLinks up of each GPU",
+            "Number of each GPU's NVLinks that are active or asleep.",
+            "short",
+            query(catalogue.GPU_NVLINKS_UP.where(HOST), _GPU),
+        ),
         states(
             "NVLinks up",
             "Whether each NVLink is active or asleep.",

@@ -268,6 +268,7 @@ def _agent(parsed: Any) -> int:
     from railscope.agent.node.daemon.reload import Reloader
     from railscope.agent.node.daemon.warm_up import await_first_readings
     from railscope.exporters.series.families import make_families
+    from railscope.exporters.series.lean import LEAN, LeanSeries
     from railscope.exporters.series.selection import Selection
     from railscope.exporters.series.text import Format, Renderer, write_textfile
     from railscope.probes.clock import SystemClock
@@ -298,7 +299,10 @@ def _agent(parsed: Any) -> int:
             daemon.observer.update()
             snapshot = daemon.observer.snapshot()
             selection = Selection(config.series_detail)
-            exposition = Renderer().render(make_families(snapshot, selection=selection), Format.PROMETHEUS)
+            families = make_families(snapshot, selection=selection)
+            if config.series_profile == LEAN:
+                families = LeanSeries().select(families, snapshot)
+            exposition = Renderer().render(families, Format.PROMETHEUS)
             if config.textfile is None:
                 sys.stdout.buffer.write(exposition)
             else:

@@ -106,6 +106,8 @@ class Config:
     probe_enqueue_time: str = "auto"
     probe_sample_every: int = 16
     series_limit: int = 20_000
+    series_profile: str = "full"
+    """What a scrape shows that does not choose: one of railscope.exporters.series.lean.PROFILES."""
     series_detail: tuple[str, ...] = ()
     """What is shown beyond the usual, of railscope.exporters.series.selection.DETAILS, or all."""
     series_peers: int = 0
@@ -221,6 +223,9 @@ OPTIONS: Final = (
           "64KiB", "messages up to this size may use a single rail"),
     _integer("series_limit", "--limit.series", "limits.series", whole_number(100, 10_000_000), "20000",
              "most exported series; communicators of the user with the most are dropped first and counted"),
+    _text("series_profile", "--series.profile", "series.profile", one_of("full", "lean"), "full|lean", "full",
+          "which series a scrape shows: all (full), or only what alerts, rules and 'railscope diagnose' need (lean: "
+          "the setting for more than 200 nodes); a scrape of /metrics?profile=full or ?profile=lean chooses itself"),
     _list("series_detail", "--series.detail", "series.detail",
           one_of("counters", "nvlinks", "devices", "buckets", "all"), "NAME", "none",
           "export more series: every counter of every rail, including those at 0 (counters); speed, utilization and "
@@ -299,7 +304,8 @@ ENVIRONMENT_KEYS: Final = {
 
 RELOADABLE: Final = frozenset(
     {
-        *("probes.scan_interval", "probes.level", "probes.budget", "limits.series", "series.detail"),
+        *("probes.scan_interval", "probes.level", "probes.budget", "limits.series", "series.profile"),
+        "series.detail",
         *("stalls.after", "stalls.factor", "stalls.floor", "recordings.max_bytes", "logging.level", "logging.format"),
     }
 )

@@ -563,6 +563,11 @@ NVLINK_ERRORS: Final = _counter(
     "Errors of this NVLink, as counted by the GPU; link is all if the GPU reports only their sum. Absent while 0, "
     "unless --series.detail=nvlinks.",
 )
+GPU_NVLINKS_UP: Final = _gauge(
+    "gpu_nvlinks_up",
+    "gpu",
+    "Number of the GPU's NVLinks that are up. Links that do not tell are left out.",
+)
 GPU_NVLINK_SPEED: Final = _gauge(
     "gpu_nvlink_speed_bytes_per_second",
     "gpu",

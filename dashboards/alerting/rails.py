@@ -15,6 +15,10 @@ from railscope.dashboards.alerting.thresholds import Thresholds
 HOST: Final = "cluster, job, instance"
 RAIL: Final = f"{HOST}, netns, rail, device"
 _RAIL: Final = "Rail {{ $labels.rail }} ({{ $labels.device }}) of {{ $labels.instance }}"
+_PORT: Final = f"{RAIL}, port"
+_COUNTER: Final = (
+    "{{ if $labels.counter }}{{ $labels.counter }}{{ else }}a counter with severity {{ $labels.severity }}{{ end }}"
+)
 _HOSTS_OF_PLANE: Final = (
     f"{{{{ range $at, $one := printf \"{catalogue.RAIL_UP}{{cluster='%s',rail='%s'}} == 0\" "
     '$labels.cluster $labels.rail | query | sortByLabel "instance" }}{{ if lt $at 8 }}{{ if $at }}, {{ end }}'
@@ -132,18 +136,22 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         Severity.WARNING,
         promql(
             f"""
-            increase({_counters("page")}[5m]) > 0
+            (
+                increase({_counters("page")}[5m]) > 0
+              or on ({_PORT})
+                increase({_sums("page")}[5m]) > 0
+            )
             unless on (cluster, rail)
             max_over_time({recorded.RAILS_DOWN}[5m]) >= {least.plane_hosts:g}
             """
         ),
         about="Counters with severity page: a link that went down, transport retries exceeded, drops on a lossless "
         "priority.  The increase is the event, and the five minutes of the range keep it visible.  What a switch did "
-        "to a whole plane is told by RailscopeRailPlaneDown.",
+        "to a whole plane is told by RailscopeRailPlaneDown.  A counter that appears has no 0 before it; the sum has.",
         holds_for="30s",
         because="By then a rail or a plane that is down is told, and stands for its counters.",
-        summary=f"{{{{ $labels.counter }}}} of {_RAIL[0].lower()}{_RAIL[1:]} increased",
-        description="{{ $labels.counter }} of rail {{ $labels.rail }} ({{ $labels.device }}) increased by "
+        summary=f"{_COUNTER} of {_RAIL[0].lower()}{_RAIL[1:]} increased",
+        description=_COUNTER + " of rail {{ $labels.rail }} ({{ $labels.device }}) increased by "
         '{{ printf "%.0f" $value }} within five minutes; any increase matters.',
         page="RailErrors",
     )
@@ -167,12 +175,23 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         Group.RAILS,
         "RailscopeRailCounterRises",
         Severity.WARNING,
-        f"rate({_counters('warn')}[15m]) > {least.rail_warnings_per_second:g}",
-        about="Counters with severity warn: packets that were lost, came twice or damaged.  A few of them happen.",
+        promql(
+            f"""
+            rate({_counters("warn")}[15m]) > {least.rail_warnings_per_second:g}
+            or
+            (
+                rate({_sums("warn")}[15m]) > {least.rail_warnings_per_second:g}
+              unless on ({_PORT})
+                {_counters("warn")}
+            )
+            """
+        ),
+        about="Counters with severity warn: packets that were lost, came twice or damaged.  A few of them happen.  "
+        "Profile lean shows their sum alone.",
         holds_for="15m",
         because="Only a rate that lasts matters: a burst is over by then.",
-        summary=f"{{{{ $labels.counter }}}} of {_RAIL[0].lower()}{_RAIL[1:]} keeps rising",
-        description="{{ $labels.counter }} of rail {{ $labels.rail }} ({{ $labels.device }}) rises by "
+        summary=f"{_COUNTER} of {_RAIL[0].lower()}{_RAIL[1:]} keeps rising",
+        description=_COUNTER + " of rail {{ $labels.rail }} ({{ $labels.device }}) rises by "
         "{{ $value | humanize }} a second, for half an hour now: packets are lost or damaged there, and bandwidth with "
         "them.",
         page="RailErrors",
@@ -194,6 +213,10 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
 
 def _counters(severity: str) -> str:
     return catalogue.RAIL_COUNTER.where(f'severity="{severity}"')
+
+
+def _sums(severity: str) -> str:
+    return catalogue.RAIL_COUNTER_BY_SEVERITY.where(f'severity="{severity}"')
 
 
 def _slower_than_siblings(least: Thresholds) -> str:

@@ -62,6 +62,11 @@ def _of_all_links(links: tuple[NvlinkFacts, ...], selection: Selection) -> Itera
     by_gpu: defaultdict[str, list[NvlinkFacts]] = defaultdict(list)
     for link in links:
         by_gpu[link.gpu].append(link)
+    up: defaultdict[str, int] = defaultdict(int)
+    for link in links:
+        if link.up is not None:
+            up[link.gpu] += link.up
+    yield Draft(catalogue.GPU_NVLINKS_UP, (((gpu,), count) for gpu, count in up.items()))
     speeds: defaultdict[str, int] = defaultdict(int)
     for link in links:
         if link.speed_bytes_per_second is not None:

@@ -100,7 +100,7 @@ class AgentClient:
         Raises:
             ClientError: it cannot be reached, refuses, or is no agent.
         """
-        metrics = self._page(self._metrics_path)
+        metrics = self._page(f"{self._metrics_path}?profile=full")
         if metrics is None:
             raise ClientError(
                 f"{self.display_name} has nothing at {self._metrics_path} (HTTP 404): add the agent's "

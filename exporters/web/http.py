@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.exporters.series.budget import SeriesBudget
+from railscope.exporters.series.lean import FULL
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.web.event_loop import EventLoop
 from railscope.exporters.web.listen import ServerError, bound_socket, parse_listen_address
@@ -53,6 +54,7 @@ class MetricsServer:
         ready: Check,
         budget: SeriesBudget | None = None,
         selection: Selection | None = None,
+        profile: Callable[[], str] = lambda: FULL,
         web: WebConfigFile | None = None,
         kept: ShownTotals | None = None,
     ) -> None:
@@ -69,6 +71,7 @@ class MetricsServer:
             ready=ready,
             budget=budget or SeriesBudget(),
             selection=selection or Selection(),
+            profile=profile,
             kept=kept,
         )
         self._address = parse_listen_address(settings.listen_address)

@@ -52,6 +52,11 @@ class Request:
         return path or "/"
 
     @property
+    def query(self) -> str:
+        """What stands behind the target's question mark, as it came; empty: nothing."""
+        return self.target.partition("?")[2]
+
+    @property
     def has_body(self) -> bool:
         """Whether a body follows, which must not be taken for the next request."""
         return self.headers.get("content-length", "0") != "0" or "transfer-encoding" in self.headers

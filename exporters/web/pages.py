@@ -38,6 +38,7 @@ from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.earlier import EarlierTotals
 from railscope.exporters.series.families import make_families
 from railscope.exporters.series.family import Family
+from railscope.exporters.series.lean import FULL, LEAN, PROFILES, LeanSeries
 from railscope.exporters.series.printable_labels import PrintableLabels
 from railscope.exporters.series.protobuf import Protobuf, ProtobufRenderer
 from railscope.exporters.series.selection import Selection
@@ -211,6 +212,8 @@ class Page:
     """Of metrics; None: a page of JSON."""
     gzip: bool = False
     """The client takes gzip."""
+    profile: str = FULL
+    """Of metrics: which series are shown, of exporters.series.lean.PROFILES."""
 
 
 class ShownTotals(Protocol):
@@ -235,25 +238,30 @@ class Pages:
         ready: Check,
         budget: SeriesBudget,
         selection: Selection,
+        profile: Callable[[], str] = lambda: FULL,
         kept: ShownTotals | None = None,
     ) -> None:
-        """`kept`: what earlier agents counted, and where totals are saved before they are shown; None: nowhere."""
+        """`profile`: of scrapes that do not choose one.  `kept`: what earlier agents counted, and where totals are
+        saved before they are shown; None: nowhere."""
         self._telemetry_path = telemetry_path
         self._snapshot = snapshot
         self._processes = processes
         self._checks = {HEALTH_PATH: healthy, READY_PATH: ready}
         self._budget = budget
         self._selection = selection
+        self._profile = profile
+        self._lean = LeanSeries()
         self._kept = kept
         self._printable = PrintableLabels()
         self._text = Renderer()
         self._protobuf = ProtobufRenderer()
         self._scrape = threading.Lock()
 
-    def page(self, path: str, *, accept: str = "", accept_encoding: str = "") -> Page | None:
-        """Which rendered page is at `path` (without query); None: none, `answer` has what is there."""
+    def page(self, path: str, query: str = "", *, accept: str = "", accept_encoding: str = "") -> Page | None:
+        """Which rendered page is at `path`; None: none, `answer` has what is there."""
         if path == self._telemetry_path:
-            return Page(path, metrics_format(accept), accepts_gzip(accept_encoding))
+            chosen = next((one for one in PROFILES if f"profile={one}" in query.split("&")), None)
+            return Page(path, metrics_format(accept), accepts_gzip(accept_encoding), chosen or self._profile())
         return Page(path) if path in (STALLS_PATH, COMMUNICATORS_PATH) else None
 
     def answer(self, path: str) -> Answer:
@@ -270,7 +278,7 @@ class Pages:
     def render(self, page: Page) -> Answer:
         """Render a page of now; takes a snapshot.  What the snapshot raises goes through to the caller."""
         if page.format is not None:
-            return self._metrics(page.format, gzip=page.gzip)
+            return self._metrics(page.format, gzip=page.gzip, profile=page.profile)
         if page.path == STALLS_PATH:
             snapshot = self._snapshot_alone()
             stalled = {stall.owner.identity for stall in snapshot.stalls.current if stall.owner is not None}
@@ -291,9 +299,9 @@ class Pages:
         processes = self._processes(wanted) if wanted is None or wanted else ()
         return Answer(HTTPStatus.OK, render(snapshot, processes), "application/json")
 
-    def _metrics(self, format: Format | Protobuf, *, gzip: bool) -> Answer:
+    def _metrics(self, format: Format | Protobuf, *, gzip: bool, profile: str) -> Answer:
         with self._scrape:
-            pieces = self._pieces(self._snapshot(), format)
+            pieces = self._pieces(self._snapshot(), format, profile)
         size = sum(map(len, pieces))
         headers = [("Vary", "Accept, Accept-Encoding")]
         if size > _GZIP_ABOVE_BYTES and gzip:
@@ -303,13 +311,15 @@ class Pages:
             pieces = [*map(packer.compress, pieces), packer.flush()]
         return Answer(HTTPStatus.OK, b"".join(pieces), format.content_type, tuple(headers))
 
-    def _pieces(self, snapshot: Snapshot, format: Format | Protobuf) -> list[bytes]:
+    def _pieces(self, snapshot: Snapshot, format: Format | Protobuf, profile: str) -> list[bytes]:
         """The exposition of a snapshot."""
         pieces = []
         pause = _Pauses()
         # All of it in one block: a collector that comes back while the families live walks them all at once.
         with _without_collector():
             shown = self._families(snapshot, self._budget, pause)
+            if profile == LEAN:
+                shown = self._lean.select(shown, snapshot)
             chunks = self._text.chunks(shown, format) if isinstance(format, Format) else self._protobuf.chunks(shown)
             for piece in chunks:
                 pieces.append(piece)
@@ -338,7 +348,10 @@ class Pages:
         links = "".join(
             f'<li><a href="{html.escape(path)}">{html.escape(path)}</a> {meaning}</li>\n'
             for path, meaning in (
-                (self._telemetry_path, "metrics for Prometheus"),
+                (
+                    self._telemetry_path,
+                    "metrics for Prometheus, all (?profile=full) or few (?profile=lean)",
+                ),
                 (STALLS_PATH, "stalled collectives with their causes, as JSON"),
                 (COMMUNICATORS_PATH, "which operations each rank's communicator called, as JSON"),
                 (HEALTH_PATH, "whether the agent works (liveness)"),

@@ -97,7 +97,7 @@ class Replies:
             allowed = (("Allow", "GET, HEAD"),)
             return _reply(request, one_line_answer(HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD", allowed))
         accept, accept_encoding = request.headers.get("accept", ""), request.headers.get("accept-encoding", "")
-        page = self._pages.page(request.path, accept=accept, accept_encoding=accept_encoding)
+        page = self._pages.page(request.path, request.query, accept=accept, accept_encoding=accept_encoding)
         return _reply(request, self._pages.answer(request.path) if page is None else page)
 
     def _refused(self, request: Request) -> Reply:

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from railscope.exporters.series.lean import FULL, PROFILES
 from tests.fleet.measure import Measured, measure, table, write_json
 from tests.fleet.simulation import Fault
 
@@ -21,12 +22,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fleet", description=__doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=[8, 32, 128, 512], metavar="N")
     parser.add_argument("--faults", nargs="+", choices=[str(one) for one in Fault], default=[str(one) for one in Fault])
+    parser.add_argument("--profile", choices=PROFILES, default=FULL, help="of what the agents show")
     parser.add_argument("--json", type=Path, default=Path("fleet-results.json"), metavar="PATH")
     options = parser.parse_args()
     measured: list[Measured] = []
     for nodes in options.nodes:
         with tempfile.TemporaryDirectory(prefix="railscope-fleet-") as folder:
-            for one in measure(nodes, [Fault(name) for name in options.faults], Path(folder)):
+            for one in measure(nodes, [Fault(name) for name in options.faults], Path(folder), options.profile):
                 measured.append(one)
                 write_json(options.json, measured)
                 print(table(measured).splitlines()[-1], flush=True)

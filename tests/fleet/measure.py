@@ -120,12 +120,12 @@ class _Stack:
             return json.load(answer)["data"]
 
 
-def measure(nodes: int, faults: Sequence[Fault], folder: Path) -> Iterator[Measured]:
+def measure(nodes: int, faults: Sequence[Fault], folder: Path, profile: str) -> Iterator[Measured]:
     """Let these faults happen one after the other, each to a fleet that was well for a while."""
     with ExitStack() as stack:
         pagers = _Pagers()
         stack.enter_context(serving(pagers))
-        servers = stack.enter_context(_servers(nodes, folder, pagers.server_address[1]))
+        servers = stack.enter_context(_servers(nodes, folder, pagers.server_address[1], profile))
         until(lambda: servers.query("count(railscope_build_info)") == [nodes], "a scrape of every node", 120)
         time.sleep(_WARM_SECONDS)
         for fault in faults:
@@ -168,7 +168,7 @@ def _measure(servers: _Stack, fault: Fault, pagers: _Pagers) -> Measured:
 
 
 @contextmanager
-def _servers(nodes: int, folder: Path, pager_port: int) -> Iterator[_Stack]:
+def _servers(nodes: int, folder: Path, pager_port: int, profile: str) -> Iterator[_Stack]:
     node_port, alertmanager_port, prometheus_port = free_port(), free_port(), free_port()
     routes = (DEPLOY / "alertmanager/alertmanager.yml").read_text().replace(":9780/", f":{pager_port}/")
     (folder / "alertmanager.yml").write_text(routes)
@@ -189,7 +189,7 @@ def _servers(nodes: int, folder: Path, pager_port: int) -> Iterator[_Stack]:
         f"  - job_name: railscope\n    file_sd_configs:\n      - files: [{folder}/targets.json]\n"
         f"  - job_name: prometheus\n    static_configs:\n      - targets: ['127.0.0.1:{prometheus_port}']\n"
     )
-    node_server = [sys.executable, "-m", "tests.fleet.node_server", str(node_port), str(nodes)]
+    node_server = [sys.executable, "-m", "tests.fleet.node_server", str(node_port), str(nodes), profile]
     alertmanager = [
         tool("prometheus-alertmanager", "prometheus-alertmanager"),
         f"--config.file={folder / 'alertmanager.yml'}",

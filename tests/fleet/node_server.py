@@ -1,6 +1,7 @@
 """Serves a simulated fleet: /node/NUMBER is one node's metrics, /break/FAULT breaks it.
 
-`python -m tests.fleet.node_server PORT NODES` is a process of its own: what it costs is no matter of who measures.
+`python -m tests.fleet.node_server PORT NODES PROFILE` is a process of its own: what it costs is no matter of who
+measures.
 """
 
 from __future__ import annotations
@@ -42,4 +43,4 @@ class _Server(ThreadingHTTPServer):
 
 
 if __name__ == "__main__":
-    _Server(int(sys.argv[1]), Fleet(int(sys.argv[2]), time.time() - _RAN_BEFORE_SECONDS)).serve_forever()
+    _Server(int(sys.argv[1]), Fleet(int(sys.argv[2]), time.time() - _RAN_BEFORE_SECONDS, sys.argv[3])).serve_forever()

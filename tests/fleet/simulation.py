@@ -29,6 +29,7 @@ from railscope.agent.facts.snapshot import (
 from railscope.agent.facts.stall import Diagnosis, Stall
 from railscope.dashboards.typical_node import GPUS, typical_node
 from railscope.exporters.series.families import make_families
+from railscope.exporters.series.lean import FULL, LEAN, LeanSeries
 from railscope.exporters.series.text import Format, Renderer
 
 FIRST_PID: Final = 4000
@@ -125,8 +126,14 @@ class _End:
 class Fleet:
     """Nodes 0, 1, …; `text` is what one of them exposes at a moment."""
 
-    def __init__(self, nodes: int, began: float) -> None:
-        """`began`: when the jobs did, seconds since the Unix epoch."""
+    def __init__(self, nodes: int, began: float, profile: str = FULL) -> None:
+        """Nodes whose agents are well.
+
+        Args:
+            nodes: how many.
+            began: when the jobs did, seconds since the Unix epoch.
+            profile: of what the agents show.
+        """
         self.nodes, self._began = nodes, began
         self.jobs = tuple(_share_out(nodes))
         self._job_of = {job.first + at: job for job in self.jobs for at in range(job.nodes)}
@@ -137,6 +144,9 @@ class Fleet:
         typical = typical_node(0)
         self._rails = tuple(replace(rail, counters=(), queue=None, tcp=None, ledger=None) for rail in typical.rails)
         self._typical = replace(typical, rails=self._rails)
+        self._lean = {node: LeanSeries() for node in range(nodes)} if profile == LEAN else None
+        if self._lean is not None:
+            self._rails = typical.rails
         self._still = Renderer().render(
             (family for family in make_families(typical_node(0)) if family.metric not in _MOVING), Format.PROMETHEUS
         )
@@ -185,6 +195,8 @@ class Fleet:
             stalls=NodeStalls(lengths=tuple(stalls)),
             health=replace(self._typical.health, started_realtime_ns=int(self._began * 1e9)),
         )
+        if self._lean is not None:
+            return Renderer().render(self._lean[node].select(make_families(snapshot), snapshot), Format.PROMETHEUS)
         moving = (family for family in make_families(snapshot) if family.metric in _MOVING)
         return self._still + Renderer().render(moving, Format.PROMETHEUS)
 

@@ -24,6 +24,7 @@ OTHER = Config(
     level="counts",
     budget_ratio=0.5,
     series_limit=700,
+    series_profile="lean",
     series_detail=("counters",),
     stall_after_ns=7_000_000_000,
     stall_factor=3.0,

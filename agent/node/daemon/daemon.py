@@ -260,6 +260,7 @@ class Daemon:
             ready=self._is_ready,
             budget=self._budget,
             selection=self._selection,
+            profile=lambda: self._config.series_profile,
             web=web,
             kept=self._kept,
         )

@@ -1,0 +1,105 @@
+"""A simulated fleet's last minutes as blocks of a real Prometheus: all of it is there at once, nothing is waited for.
+
+promtool makes the blocks (create-blocks-from openmetrics), of what agents would have shown at each scrape; the server
+then scrapes nothing, so that what a question costs is its own.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tests.faults.cluster import RAILSCOPE
+from tests.fleet.simulation import Fault, Fleet
+from tests.stack.prometheus import answering, free_port, running, tool
+
+END: Final = 1_795_003_400.0
+"""When the last scrape was, seconds since the Unix epoch: well within a block of two hours."""
+_SCRAPE_SECONDS: Final = 15.0
+_LENGTH_SECONDS: Final = 360.0
+_FAULT_SECONDS: Final = 90.0
+_RAN_BEFORE_SECONDS: Final = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A server that holds a fleet's last minutes."""
+
+    url: str
+    pid: int
+
+    def cpu_seconds(self) -> float:
+        """User and system time of the server so far: proc(5)."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / 100
+
+    def diagnose(self) -> dict[str, Any]:
+        """What `railscope diagnose --json` says at the end."""
+        command = [str(RAILSCOPE), "diagnose", "--prometheus", self.url, "--time", f"{END:.3f}", "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.stdout, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+
+@contextmanager
+def past(folder: Path, fleet: Fleet, fault: Fault) -> Iterator[Past]:
+    """Serve the last minutes of a fleet, in which the fault was there for the last one and a half."""
+    folder.mkdir(parents=True)
+    text, blocks, config = folder / "past.txt", folder / "blocks", folder / "prometheus.yml"
+    with text.open("wb") as out:
+        for line in _scrapes(fleet, fault):
+            out.write(line)
+    made = [tool("promtool"), "tsdb", "create-blocks-from", "openmetrics", str(text), str(blocks)]
+    subprocess.run(made, check=True, stdout=sys.stderr, timeout=600)
+    text.unlink()
+    config.write_text("global: {scrape_interval: 15s}\n")
+    port = free_port()
+    command = [
+        tool("prometheus"),
+        f"--config.file={config}",
+        f"--storage.tsdb.path={blocks}",
+        "--storage.tsdb.retention.time=100y",
+        f"--web.listen-address=127.0.0.1:{port}",
+    ]
+    with running(command, folder / "prometheus.log") as process:
+        yield Past(answering(f"http://127.0.0.1:{port}", "Prometheus"), process.pid)
+
+
+def began() -> float:
+    """When the jobs of such a fleet began, seconds since the Unix epoch."""
+    return END - _RAN_BEFORE_SECONDS
+
+
+def _scrapes(fleet: Fleet, fault: Fault) -> Iterator[bytes]:
+    """Every sample, in OpenMetrics: hosts are scraped one after the other within each interval."""
+    prefixes: dict[tuple[int, bytes], bytes] = {}
+    broken = False
+    for number in range(int(_LENGTH_SECONDS / _SCRAPE_SECONDS), -1, -1):
+        until = END - number * _SCRAPE_SECONDS
+        if not broken and until >= END - _FAULT_SECONDS:
+            fleet.break_by(fault, END - _FAULT_SECONDS)
+            broken = True
+        for node in range(fleet.nodes):
+            at = until - _SCRAPE_SECONDS * (1 - (node + 1) / fleet.nodes)
+            target = b'instance="node%04d:9779",job="railscope"' % node
+            end = b" %.3f\n" % at
+            answers = node not in fleet.silent
+            yield b"up{%s} %d%s" % (target, answers, end)
+            for line in fleet.text(node, at).splitlines() if answers else ():
+                if line.startswith(b"#"):
+                    continue
+                series, _, value = line.rpartition(b" ")
+                prefix = prefixes.get((node, series))
+                if prefix is None:
+                    name, brace, labels = series.partition(b"{")
+                    labels = (b"," + labels.replace(b',job="', b',exported_job="')) if brace else b"}"
+                    prefix = prefixes[node, series] = name + b"{" + target + labels + b" "
+                yield prefix + value + end
+    yield b"# EOF\n"
