@@ -143,10 +143,10 @@ def _cost() -> list[AnyPanel]:
         ),
         timeseries(
             "Memory of the agents",
-            "Memory of each agent's own process.",
+            "Memory of each agent's own process: the hundred largest.",
             "bytes",
-            query(f"process_resident_memory_bytes{{{HOST}}} {_AGENTS}", "{{instance}} resident"),
-            query(f"process_virtual_memory_bytes{{{HOST}}} {_AGENTS}", "{{instance}} virtual"),
+            query(f"topk(100, process_resident_memory_bytes{{{HOST}}} {_AGENTS})", "{{instance}} resident"),
+            query(f"topk(100, process_virtual_memory_bytes{{{HOST}}} {_AGENTS})", "{{instance}} virtual"),
         ),
         timeseries(
             "File descriptors of the agents",
@@ -188,10 +188,10 @@ def _losses() -> list[AnyPanel]:
     return [
         timeseries(
             "Events lost",
-            "Events that railscope itself lost, by reason; counts and bytes stay exact.",
+            "Events that railscope itself lost, by reason: the hundred with the most; counts and bytes stay exact.",
             "cps",
             query(
-                f"sum by (instance, reason) (rate({catalogue.EVENTS_LOST.where(HOST)}[$__rate_interval]))",
+                f"topk(100, sum by (instance, reason) (rate({catalogue.EVENTS_LOST.where(HOST)}[$__rate_interval])))",
                 "{{instance}} {{reason}}",
             ),
         ),
@@ -216,11 +216,11 @@ def _losses() -> list[AnyPanel]:
         ),
         timeseries(
             "Reads missed",
-            "Scheduled reads of collectors that were skipped because the reader was late.",
+            "Scheduled reads of collectors that were skipped because the reader was late: the twenty with the most.",
             "cps",
             query(
-                f"sum by (instance, collector) (rate({catalogue.COLLECTOR_READS_MISSED.where(HOST)}"
-                "[$__rate_interval]))",
+                f"topk(20, sum by (instance, collector) (rate({catalogue.COLLECTOR_READS_MISSED.where(HOST)}"
+                "[$__rate_interval])))",
                 "{{instance}} {{collector}}",
             ),
         ),
@@ -250,8 +250,8 @@ def _observed() -> list[AnyPanel]:
     return [
         states(
             "Sources",
-            "Whether each collector's last run succeeded.",
-            query(catalogue.COLLECTOR_SUCCESS.where(HOST), "{{instance}} {{collector}}"),
+            "Whether each collector's last run succeeded: a hundred, first those that failed.",
+            query(f"bottomk(100, {catalogue.COLLECTOR_SUCCESS.where(HOST)})", "{{instance}} {{collector}}"),
             words=FINE_OR_FAILED,
         ),
         timeseries(

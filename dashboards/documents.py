@@ -56,6 +56,8 @@ class Panel:
     unit: str
     place: Place
     queries: tuple[PanelQuery, ...]
+    least_step: str
+    """Between two points, as `1m`; empty: as the range has it."""
     links: tuple[str, ...]
 
 
@@ -66,6 +68,9 @@ class Variable:
     name: str
     kind: str
     query: str
+    everything: str | None = None
+    """What stands for all values together where that may be chosen, and is at first: a regular expression, or empty
+    where it is the values themselves; None: it is the first value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +147,7 @@ def _panel(content: dict[str, Any]) -> Panel:
             PanelQuery(one["expr"], one.get("legendFormat", ""), bool(one.get("instant")))
             for one in content.get("targets", ())
         ),
+        least_step=content.get("interval", ""),
         links=tuple(
             link["url"]
             for override in config.get("overrides", ())
@@ -154,4 +160,9 @@ def _panel(content: dict[str, Any]) -> Panel:
 
 def _variable(content: dict[str, Any]) -> Variable:
     query = content.get("query", "")
-    return Variable(content["name"], content["type"], query if isinstance(query, str) else query.get("query", ""))
+    return Variable(
+        content["name"],
+        content["type"],
+        query if isinstance(query, str) else query.get("query", ""),
+        (content.get("allValue") or "") if content.get("includeAll") else None,
+    )

@@ -30,7 +30,7 @@ def dashboard() -> Dashboard:
     return page.page(
         page.FLEET,
         "All hosts: stalls, silent hosts, traffic of jobs, and the worst rails.",
-        [variables.job(), variables.communicator(of_job=True), variables.host()],
+        [variables.job(), variables.communicator_of_job(), variables.host()],
         [
             Section("Now", _now()),
             Section("Stalls", _stalls()),
@@ -68,7 +68,7 @@ def _now() -> list[AnyPanel]:
             "Communicators",
             "Communicators of the chosen jobs, each counted once however many ranks it has.",
             "short",
-            f'count(count by (comm) ({catalogue.COMM_INFO}{{exported_job=~"$job",comm=~"$comm"}}))',
+            f'count(count by (comm) ({recorded.RANKS_OF_JOB}{{exported_job=~"$job",comm=~"$comm"}}))',
         ),
         stat(
             "Processes",
@@ -87,7 +87,7 @@ def _stalls() -> list[AnyPanel]:
             "strength weak: the stall is inferred, no probe saw the operation itself.  A click on a communicator "
             "opens its Stall dashboard.",
             "comm rank cause strength blamed_rank rail device netns instance",
-            f"{ranks_of_job(catalogue.COMM_STALL_INFO.where(HOST))}",
+            f"topk(500, {ranks_of_job(catalogue.COMM_STALL_INFO.where(HOST))})",
             links={"comm": page.TO_COMMUNICATOR, "instance": page.TO_HOST},
             width=24,
         ),

@@ -18,6 +18,8 @@ from railscope.dashboards.variables import HOST, hosts_of_job, ranks_of_job
 
 _ON_HOSTS = "  This panel covers whole hosts: jobs that share a host are added up."
 _RANK = "{{comm}} rank {{rank}}"
+_STEP = "1m"
+"""A histogram of a job's hosts has thousands of series: an hour of them in steps of a scrape would take seconds."""
 _INFO = f'{catalogue.COMM_INFO}{{exported_job=~"$job",comm=~"$comm",{HOST}}}'
 
 
@@ -42,13 +44,13 @@ def dashboard() -> Dashboard:
     return page.page(
         page.JOB,
         "One job: its communicators, payload and sizes of its NCCL calls, durations, and late ranks.",
-        [variables.job(), variables.communicator(of_job=True), variables.host()],
+        [variables.job(everything=False), variables.communicator_of_job(), variables.host_of_job()],
         [
             Section("Job", _job()),
-            Section("Operations", _operations()),
-            Section("Sizes and times", _sizes()),
-            Section("Traffic", _traffic()),
-            Section("Stragglers", _stragglers()),
+            Section("Operations", [one.interval(_STEP) for one in _operations()]),
+            Section("Sizes and times", [one.interval(_STEP) for one in _sizes()]),
+            Section("Traffic", [one.interval(_STEP) for one in _traffic()]),
+            Section("Stragglers", [one.interval(_STEP) for one in _stragglers()]),
         ],
     )
 
@@ -57,7 +59,12 @@ def _job() -> list[AnyPanel]:
     return [
         stat("Communicators", "Communicators of the job.", "short", f"count(count by (comm) ({_INFO}))"),
         stat("Processes", "Processes of the job.", "short", f"count(count by (instance, pid) ({_INFO}))"),
-        stat("Hosts", "Hosts on which the job runs.", "short", f"count(count by (instance) ({_INFO}))"),
+        stat(
+            "Hosts",
+            "Hosts on which the job runs.",
+            "short",
+            f'count(count by (instance) ({recorded.PROCESSES_OF_JOB}{{exported_job=~"$job",{HOST}}}))',
+        ),
         stat(
             "Stalled ranks",
             "Ranks of the job whose host reports a stalled operation.",
@@ -82,9 +89,10 @@ def _job() -> list[AnyPanel]:
         ),
         table(
             "Communicators",
-            "Every rank of every communicator, with its process.  A click on a communicator opens its Stall dashboard.",
+            "Every rank of every communicator, with its process, of large jobs 500.  A click on a communicator opens "
+            "its Stall dashboard.",
             "comm rank nranks gpu exported_job user nccl_version pid identity_source instance",
-            f"{_INFO}",
+            f"topk(500, {_INFO})",
             links={"comm": page.TO_COMMUNICATOR, "instance": page.TO_HOST},
             width=24,
         ),
@@ -140,9 +148,9 @@ def _operations() -> list[AnyPanel]:
         timeseries(
             "Operations under way",
             "Mean number of a rank's operations in flight. 1: one is always in flight; more: they overlap; near 0: "
-            "the rank hardly waits for the network.",
+            "the rank hardly waits for the network. The twenty ranks with the most.",
             "short",
-            query(f"sum by (comm, rank) ({_of_ranks(catalogue.COMM_OPERATION_SECONDS.name)})", _RANK),
+            query(f"topk(20, {_of_ranks(catalogue.COMM_OPERATION_SECONDS.name)})", _RANK),
         ),
         timeseries(
             "Algorithms",
@@ -286,9 +294,10 @@ def _stragglers() -> list[AnyPanel]:
         ),
         timeseries(
             "Operations",
-            "Operations that each rank enqueued. Ranks of one communicator advance together.",
+            "Operations that ranks of a communicator enqueued, on average; ranks of one communicator advance together. "
+            "The twenty communicators with the most.",
             "ops",
-            query(_of_ranks(catalogue.COMM_ENQUEUED.name), _RANK),
+            query(f"topk(20, avg by (comm) ({_of_ranks(catalogue.COMM_ENQUEUED.name)}))", "{{comm}}"),
         ),
         timeseries(
             "Age of the oldest operation in flight",

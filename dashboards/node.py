@@ -42,7 +42,7 @@ def dashboard() -> Dashboard:
     return page.page(
         page.NODE,
         "One host: traffic of its rails by origin, bursts, queues, TCP, errors, GPUs and NVLinks.",
-        [variables.host(), variables.rail()],
+        [variables.host(everything=False), variables.rail()],
         [
             Section("Rails", _rails()),
             Section("Where bytes come from", _origins()),

@@ -24,12 +24,18 @@ from railscope.dashboards.variables import COMM, hosts_of_communicator
 _RANK = "rank {{rank}}"
 """A rank is on one host; a longer legend would be cut off."""
 _RAIL = "{{device}} {{instance}} {{netns}}"
-_CHOSEN = '{instance=~"$host",rail=~"$rail"}'
+_MEAN = 'stat="mean"'
+_CHOSEN = 'instance=~"$host",rail=~"$rail"'
 
 
 def _of_rails(metric: str) -> str:
     """The metric on the rails of hosts with a rank of the communicator."""
-    return hosts_of_communicator(f"{metric}{_CHOSEN}")
+    return hosts_of_communicator(f"{metric}{{{_CHOSEN}}}")
+
+
+def _of_rails_with(metric: str, matchers: str) -> str:
+    """Those of its series that the matchers select."""
+    return hosts_of_communicator(f"{metric}{{{matchers},{_CHOSEN}}}")
 
 
 def dashboard() -> Dashboard:
@@ -38,7 +44,7 @@ def dashboard() -> Dashboard:
         page.STALL,
         "One stalled communicator: each host's finding, ranks that are behind, and its rails.  For a verdict with "
         "evidence run: railscope diagnose --prometheus URL --comm HASH",
-        [variables.communicator(of_job=False), variables.host(), variables.rail()],
+        [variables.communicator(), variables.host(), variables.rail()],
         [
             Section("What is wrong", _summary()),
             Section("Rank by rank", _ranks()),
@@ -87,7 +93,7 @@ def _summary() -> list[AnyPanel]:
             "Rails down",
             "Rails without a link on the hosts of this communicator.",
             "short",
-            f"count({hosts_of_communicator(f'{catalogue.RAIL_UP}{_CHOSEN} == 0')}) or vector(0)",
+            f"count({hosts_of_communicator(f'{catalogue.RAIL_UP}{{{_CHOSEN}}} == 0')}) or vector(0)",
             thresholds=NEVER_FINE,
             whole=True,
         ),
@@ -216,39 +222,39 @@ def _ranks() -> list[AnyPanel]:
             "Operations behind",
             "Operations by which each rank is behind the most advanced one. A rank above 0 keeps the others waiting.",
             "short",
-            query(recorded.OPERATIONS_BEHIND.where(COMM), _RANK),
+            query(f"topk(100, {recorded.OPERATIONS_BEHIND.where(COMM)})", _RANK),
             whole=True,
         ),
         timeseries(
             "Age of the oldest operation in flight",
             "Grows by one second per second while a rank waits; 0 on a rank that did not enter the operation.",
             "s",
-            query(catalogue.COMM_INFLIGHT_SECONDS.where(COMM), _RANK),
+            query(f"topk(100, {catalogue.COMM_INFLIGHT_SECONDS.where(COMM)})", _RANK),
         ),
         timeseries(
             "Operations entered",
             "Operations that each rank enqueued per second: 0 once the stall began.",
             "ops",
-            query(f"rate({catalogue.COMM_ENQUEUED.where(COMM)}[$__rate_interval])", _RANK),
+            query(f"bottomk(100, rate({catalogue.COMM_ENQUEUED.where(COMM)}[$__rate_interval]))", _RANK),
         ),
         timeseries(
             "Operations not complete",
             "Operations that each rank entered and that are not known to be complete.",
             "short",
-            query(f"{catalogue.COMM_ENQUEUED.where(COMM)} - {catalogue.COMM_COMPLETED.where(COMM)}", _RANK),
+            query(f"topk(100, {catalogue.COMM_ENQUEUED.where(COMM)} - {catalogue.COMM_COMPLETED.where(COMM)})", _RANK),
             whole=True,
         ),
         timeseries(
             "How long operations took before",
             "Mean duration from hand-over to completion. The rank that waits least arrives last.",
             "s",
-            query(recorded.OPERATION_SECONDS.where(COMM), _RANK),
+            query(f"bottomk(100, {recorded.OPERATION_SECONDS.where(COMM)})", _RANK),
         ),
         table(
             "Ranks",
-            "Where each rank runs.",
+            "Where each rank runs, of the largest communicators 500.",
             "comm rank nranks instance gpu pid exported_job user identity_source",
-            catalogue.COMM_INFO.where(COMM),
+            f"topk(500, {catalogue.COMM_INFO.where(COMM)})",
             links={"instance": page.TO_HOST, "job": page.TO_JOB},
             width=24,
         ),
@@ -259,55 +265,52 @@ def _rails() -> list[AnyPanel]:
     return [
         states(
             "Links",
-            "Whether the rails of this communicator's hosts are up.",
-            query(_of_rails(catalogue.RAIL_UP.name), _RAIL),
+            "Whether the rails of this communicator's hosts are up: a hundred, first those that are down.",
+            query(f"bottomk(100, {_of_rails(catalogue.RAIL_UP.name)})", _RAIL),
             words=UP_OR_DOWN,
         ),
         timeseries(
             "Sent",
-            "Port bytes sent. In a ring, all rails drop together with the slowest one.",
+            "Port bytes sent: the hundred rails that send least. In a ring, all drop together with the slowest one.",
             "Bps",
-            query(_of_rails(recorded.TRANSMIT_RATE.name), _RAIL),
+            query(f"bottomk(100, {_of_rails(recorded.TRANSMIT_RATE.name)})", _RAIL),
         ),
         timeseries(
             "Waiting to be sent",
             "Bytes in each rail's qdisc. A slow rail has a backlog while its siblings have none.",
             "bytes",
-            query(_of_rails(catalogue.RAIL_QUEUE_BACKLOG_BYTES.name), _RAIL),
+            query(f"topk(100, {_of_rails(catalogue.RAIL_QUEUE_BACKLOG_BYTES.name)})", _RAIL),
         ),
         timeseries(
             "Round trips",
             "Mean smoothed TCP round-trip time of the sending connections.",
             "s",
-            query(
-                hosts_of_communicator(
-                    f'{catalogue.RAIL_TCP_ROUND_TRIP}{{stat="mean",instance=~"$host",rail=~"$rail"}}'
-                ),
-                _RAIL,
-            ),
+            query(f"topk(100, {_of_rails_with(catalogue.RAIL_TCP_ROUND_TRIP.name, _MEAN)})", _RAIL),
         ),
         timeseries(
             "Sent again",
             "Share of TCP payload that observed connections retransmitted.",
             "percentunit",
-            query(_of_rails(recorded.RETRANSMITTED.name), _RAIL),
+            query(f"topk(100, {_of_rails(recorded.RETRANSMITTED.name)})", _RAIL),
         ),
         timeseries(
             "Under way",
             "TCP segments not acknowledged yet. They stay while nothing arrives.",
             "short",
-            query(_of_rails(catalogue.RAIL_TCP_UNACKNOWLEDGED.name), _RAIL),
+            query(f"topk(100, {_of_rails(catalogue.RAIL_TCP_UNACKNOWLEDGED.name)})", _RAIL),
             whole=True,
         ),
         timeseries(
             "Errors with severity page",
-            "Increase of counters with severity page.",
+            "Increase of counters with severity page: the twenty that rose most.",
             "short",
             query(
-                hosts_of_communicator(
+                "topk(20, "
+                + hosts_of_communicator(
                     f'increase({catalogue.RAIL_COUNTER}{{severity="page",instance=~"$host",rail=~"$rail"}}'
                     "[$__rate_interval])"
-                ),
+                )
+                + ")",
                 _RAIL + " {{counter}}",
             ),
             thresholds=NEVER_FINE,
@@ -316,7 +319,7 @@ def _rails() -> list[AnyPanel]:
             "How full",
             "Port bytes sent / line rate.",
             "percentunit",
-            query(_of_rails(recorded.TRANSMIT_UTILIZATION.name), _RAIL),
+            query(f"topk(100, {_of_rails(recorded.TRANSMIT_UTILIZATION.name)})", _RAIL),
             largest=1,
         ),
     ]

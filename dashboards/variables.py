@@ -1,9 +1,12 @@
 """The variables of the dashboards, and the selectors that use them.
 
 `datasource` is a variable too, so that one set of dashboards serves any number of Prometheus servers.  Prometheus keeps
-the label `job` for the scrape and calls the series' own `exported_job`: a training job is found through
-`railscope_comm_info`, which alone has that label, and other series are joined to it.  The joins are by `and`, which
-asks for no uniqueness: a rank that is not known may stand for several processes.
+the label `job` for the scrape and calls the series' own `exported_job`, which `railscope_comm_info` alone has, on every
+rank.  Other series are joined to what is recorded of it, by host and by communicator (dashboards/recorded.py): it is a
+hundredth as many.  The joins are by `and`, which asks for no uniqueness: a host may have several jobs.
+
+A dashboard of one thing (job, host, communicator) opens with one and offers no "All": thousands of lines show nothing,
+and take a server a minute of CPU time.
 """
 
 from __future__ import annotations
@@ -19,25 +22,27 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 
 from railscope.agent.facts import catalogue
+from railscope.dashboards import recorded
 
 DATASOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
 
+_ALL: Final = VariableOption(text=["All"], value=["$__all"])
 HOST: Final = 'instance=~"$host"'
 RAIL: Final = 'instance=~"$host",rail=~"$rail"'
 COMM: Final = 'comm=~"$comm"'
-_INFO_OF_JOB: Final = catalogue.COMM_INFO.where('exported_job=~"$job",comm=~"$comm"')
-_INFO_OF_JOBS: Final = catalogue.COMM_INFO.where('exported_job=~"$job"')
+_RANKS_OF_JOB: Final = recorded.RANKS_OF_JOB.where('exported_job=~"$job",comm=~"$comm"')
+_HOSTS_OF_JOB: Final = recorded.PROCESSES_OF_JOB.where('exported_job=~"$job"')
 _INFO_OF_COMM: Final = catalogue.COMM_INFO.where(COMM)
 
 
 def ranks_of_job(expression: str) -> str:
     """Of series that have comm and rank: those of the chosen jobs' ranks."""
-    return f"{expression} and on (job, instance, comm, rank) {_INFO_OF_JOB}"
+    return f"{expression} and on (comm) {_RANKS_OF_JOB}"
 
 
 def hosts_of_job(expression: str) -> str:
     """Of series that belong to a host as a whole: those of hosts on which a chosen job runs."""
-    return f"{expression} and on (job, instance) {_INFO_OF_JOBS}"
+    return f"{expression} and on (job, instance) {_HOSTS_OF_JOB}"
 
 
 def hosts_of_communicator(expression: str) -> str:
@@ -55,8 +60,9 @@ def datasource() -> DatasourceVariable:
     )
 
 
-def _choice(name: str, label: str, description: str, query: str) -> QueryVariable:
-    return (
+def _choice(name: str, label: str, description: str, query: str, *, everything: bool) -> QueryVariable:
+    """`everything`: whether all may be chosen at once, and are at first; else it is the first one."""
+    made = (
         QueryVariable(name)
         .label(label)
         .description(description)
@@ -65,41 +71,65 @@ def _choice(name: str, label: str, description: str, query: str) -> QueryVariabl
         .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(VariableSort.NATURAL_ASC)
         .multi(True)
-        .include_all(True)
-        # Also for what has no value: hosts without a job.
-        .all_value(".*")
-        .current(VariableOption(text=["All"], value=["$__all"]))
     )
+    if not everything:
+        return made
+    # Also for what has no value: hosts without a job.
+    return made.include_all(True).all_value(".*").current(_ALL)
 
 
-def job() -> QueryVariable:
+def job(*, everything: bool = True) -> QueryVariable:
     """The variable of a dashboard that chooses jobs."""
     return _choice(
         "job",
         "Job",
         "Job identifier of the batch system.",
-        f"label_values({catalogue.COMM_INFO}, exported_job)",
+        f"label_values({recorded.PROCESSES_OF_JOB}, exported_job)",
+        everything=everything,
     )
 
 
-def communicator(*, of_job: bool) -> QueryVariable:
-    """The variable of a dashboard that chooses communicators."""
-    chosen = '{exported_job=~"$job"}' if of_job else ""
-    return _choice(
-        "comm",
-        "Communicator",
-        "NCCL's commHash of the communicator.",
-        f"label_values({catalogue.COMM_INFO}{chosen}, comm)",
-    )
+def communicator_of_job() -> QueryVariable:
+    """The variable of a dashboard that chooses communicators of the chosen jobs."""
+    chosen = recorded.RANKS_OF_JOB.where('exported_job=~"$job"')
+    return _communicator(f"label_values({chosen}, comm)", everything=True)
 
 
-def host() -> QueryVariable:
+def communicator() -> QueryVariable:
+    """The variable of a dashboard that chooses a communicator of any job."""
+    return _communicator(f"label_values({recorded.RANKS_OF_JOB}, comm)", everything=False)
+
+
+def _communicator(query: str, *, everything: bool) -> QueryVariable:
+    about = "NCCL's commHash of the communicator."
+    return _choice("comm", "Communicator", about, query, everything=everything)
+
+
+def host(*, everything: bool = True) -> QueryVariable:
     """The variable of a dashboard that chooses hosts."""
     return _choice(
-        "host", "Host", "Prometheus' instance label of the agent.", f"label_values({catalogue.BUILD_INFO}, instance)"
+        "host",
+        "Host",
+        "Prometheus' instance label of the agent.",
+        f"label_values({catalogue.BUILD_INFO}, instance)",
+        everything=everything,
     )
+
+
+def host_of_job() -> QueryVariable:
+    """The variable of a dashboard that chooses hosts of the chosen jobs; "All" is these, by name."""
+    chosen = recorded.PROCESSES_OF_JOB.where('exported_job=~"$job"')
+    made = _choice(
+        "host",
+        "Host",
+        "Prometheus' instance label of the agent.",
+        f"label_values({chosen}, instance)",
+        everything=False,
+    )
+    return made.include_all(True).current(_ALL)
 
 
 def rail() -> QueryVariable:
     """The variable of a dashboard that chooses rails."""
-    return _choice("rail", "Rail", "Rail number.", f"label_values({catalogue.RAIL_INFO.where(HOST)}, rail)")
+    query = f"label_values({catalogue.RAIL_INFO.where(HOST)}, rail)"
+    return _choice("rail", "Rail", "Rail number.", query, everything=True)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from railscope.dashboards import rules_files
 from tests.faults.cluster import RAILSCOPE
 from tests.fleet.simulation import Fault, Fleet
 from tests.stack.prometheus import answering, free_port, running, tool
@@ -22,7 +22,6 @@ from tests.stack.prometheus import answering, free_port, running, tool
 END: Final = 1_795_003_400.0
 """When the last scrape was, seconds since the Unix epoch: well within a block of two hours."""
 _SCRAPE_SECONDS: Final = 15.0
-_LENGTH_SECONDS: Final = 360.0
 _FAULT_SECONDS: Final = 90.0
 _RAN_BEFORE_SECONDS: Final = 1800.0
 
@@ -49,16 +48,50 @@ class Past:
 
 
 @contextmanager
-def past(folder: Path, fleet: Fleet, fault: Fault) -> Iterator[Past]:
-    """Serve the last minutes of a fleet, in which the fault was there for the last one and a half."""
+def past(
+    folder: Path, fleet: Fleet, fault: Fault, *, seconds: float = 360.0, passes_of_rules: int = 0
+) -> Iterator[Past]:
+    """Serve the last minutes of a fleet, in which the fault was there for the last one and a half.
+
+    Args:
+        folder: is made, and takes the blocks.
+        fleet: began at `began()`.
+        fault: what is broken.
+        seconds: for how long hosts were scraped.
+        passes_of_rules: how often the shipped rules are evaluated over the last two intervals: once for those that ask
+            what hosts show, once more for those that ask what others record.
+    """
     folder.mkdir(parents=True)
-    text, blocks, config = folder / "past.txt", folder / "blocks", folder / "prometheus.yml"
+    text, blocks = folder / "past.txt", folder / "blocks"
     with text.open("wb") as out:
-        for line in _scrapes(fleet, fault):
+        for line in _scrapes(fleet, fault, seconds):
             out.write(line)
-    made = [tool("promtool"), "tsdb", "create-blocks-from", "openmetrics", str(text), str(blocks)]
-    subprocess.run(made, check=True, stdout=sys.stderr, timeout=600)
+    _make_blocks("openmetrics", str(text), str(blocks))
     text.unlink()
+    for _ in range(passes_of_rules):
+        with _served(folder, blocks) as server:
+            when = [
+                f"--start={END - _SCRAPE_SECONDS:.0f}",
+                f"--end={END:.0f}",
+                f"--eval-interval={_SCRAPE_SECONDS:.0f}s",
+            ]
+            rules = str(rules_files.SHIPPED / rules_files.RECORDING)
+            _make_blocks("rules", f"--url={server.url}", *when, f"--output-dir={folder / 'recorded'}", rules)
+        for block in (folder / "recorded").iterdir():
+            block.rename(blocks / block.name)
+    with _served(folder, blocks) as server:
+        yield server
+
+
+def _make_blocks(source: str, *arguments: str) -> None:
+    command = [tool("promtool"), "tsdb", "create-blocks-from", source, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@contextmanager
+def _served(folder: Path, blocks: Path) -> Iterator[Past]:
+    config = folder / "prometheus.yml"
     config.write_text("global: {scrape_interval: 15s}\n")
     port = free_port()
     command = [
@@ -77,11 +110,11 @@ def began() -> float:
     return END - _RAN_BEFORE_SECONDS
 
 
-def _scrapes(fleet: Fleet, fault: Fault) -> Iterator[bytes]:
+def _scrapes(fleet: Fleet, fault: Fault, seconds: float) -> Iterator[bytes]:
     """Every sample, in OpenMetrics: hosts are scraped one after the other within each interval."""
     prefixes: dict[tuple[int, bytes], bytes] = {}
     broken = False
-    for number in range(int(_LENGTH_SECONDS / _SCRAPE_SECONDS), -1, -1):
+    for number in range(int(seconds / _SCRAPE_SECONDS), -1, -1):
         until = END - number * _SCRAPE_SECONDS
         if not broken and until >= END - _FAULT_SECONDS:
             fleet.break_by(fault, END - _FAULT_SECONDS)
