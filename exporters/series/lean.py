@@ -72,6 +72,10 @@ def _down(_: LabelValues, value: int | float) -> bool:
     return not value
 
 
+def _counted(_: LabelValues, value: int | float) -> bool:
+    return bool(value)
+
+
 def _is_page(labels: LabelValues, value: int | float) -> bool:
     return bool(value) and labels[4] == "page"
 
@@ -101,6 +105,7 @@ SOME: Final[dict[Metric, Keeps]] = {
     catalogue.PROBE_ATTACHED: _down,
     catalogue.NVLINK_UP: _down,
     catalogue.RAIL_COUNTER: _is_page,
+    catalogue.RAIL_QUEUE_DROPS: _counted,
     catalogue.RAIL_TCP_BUSY_SECONDS: _is_unlimited,
     catalogue.RAIL_TCP_CONNECTIONS: _is_sending,
     catalogue.GPU_NVLINK_ERRORS: _is_broken,
