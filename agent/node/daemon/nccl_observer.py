@@ -304,6 +304,11 @@ class NcclObserver:
         mappers = {mapper.pid for library in self._libraries.libraries for mapper in library.mappers}
         self._pids_remark.say(pids_without_nccl(self._config.procfs, self._config.pids, mappers))
 
+    def judge_arrival(self) -> None:
+        """Choose the level to begin with, once the processes that were found had time to call."""
+        if self._control is not None:
+            self._troubles.say(self._control.judge_arrival(), more=True)
+
     def _end_the_silent(self, now_ns: int) -> None:
         """End processes whose exit no descriptor reported: there may be too many processes for a descriptor each.
 
