@@ -86,6 +86,8 @@ class _Stat:
 
     state: str
     kernel_thread: bool
+    cpu_ticks: int
+    """That it has taken."""
     threads: int
     start_time_ticks: int
     address_space_bytes: int
@@ -234,7 +236,8 @@ class Survey:
     living: frozenset[ProcessIdentity]
     """All with an address space of their own: no kernel thread, no zombie."""
     due: tuple[ProcessIdentity, ...]
-    """Those whose mappings may have changed, in order of their pids."""
+    """Those whose mappings may have changed, the ones first that have taken most CPU time: a job's ranks before the
+    hundreds of processes that map the same libraries and do nothing with them."""
 
 
 @dataclass(slots=True)
@@ -259,7 +262,7 @@ class AddressSpaces:
     def survey(self) -> Survey:
         """Ask the kernel about all processes."""
         remembered: dict[ProcessIdentity, _Remembered] = {}
-        due = []
+        due: list[tuple[int, ProcessIdentity]] = []
         for pid in process_ids(self._procfs):
             facts = _stat(self._procfs, pid)
             if facts is None or facts.kernel_thread or facts.address_space_bytes == 0:
@@ -274,10 +277,11 @@ class AddressSpaces:
                 before.scans += 1
                 remembered[identity] = before
                 continue
-            due.append(identity)
+            due.append((facts.cpu_ticks, identity))
             remembered[identity] = _Remembered(facts.address_space_bytes, 1)
         self._remembered = remembered
-        return Survey(frozenset(remembered), tuple(due))
+        due.sort(key=lambda one: -one[0])
+        return Survey(frozenset(remembered), tuple(identity for _, identity in due))
 
     def again(self, identity: ProcessIdentity) -> None:
         """This one could not be looked at: it is due at the next survey."""
@@ -384,6 +388,7 @@ def _stat(procfs: Path, pid: int, file: str = "stat") -> _Stat | None:
         return _Stat(
             state=fields[0].decode("ascii", "replace"),
             kernel_thread=bool(int(fields[6]) & _PF_KTHREAD),
+            cpu_ticks=int(fields[11]) + int(fields[12]),
             threads=int(fields[17]),
             start_time_ticks=int(fields[19]),
             address_space_bytes=int(fields[20]),

@@ -69,11 +69,30 @@ class SimulatedProcfs:
         state: str = "S",
         threads: int = 1,
         stack: int = 0x7FFD00000000,
+        ticks: tuple[int, int] = (0, 0),
         maps: bytes = MAPS,
     ) -> None:
+        """`ticks`: in user mode and in the kernel."""
         folder = self.root / str(pid)
         folder.mkdir(exist_ok=True)
-        fields = [state, "1", "1", "1", "0", "-1", str(flags), *["0"] * 10, str(threads), "0", str(start), str(size)]
+        user, system = map(str, ticks)
+        fields = [
+            state,
+            "1",
+            "1",
+            "1",
+            "0",
+            "-1",
+            str(flags),
+            *["0"] * 4,
+            user,
+            system,
+            *["0"] * 4,
+            str(threads),
+            "0",
+            str(start),
+            str(size),
+        ]
         fields += [*["0"] * 4, str(stack)]
         (folder / "stat").write_text(f"{pid} ({comm}) {' '.join(fields)} 0 0\n")
         (folder / "maps").write_bytes(maps)
@@ -348,6 +367,13 @@ def test_a_survey_passes_over_kernel_threads(procfs: SimulatedProcfs) -> None:
     survey = AddressSpaces(procfs.root).survey()
     assert due(survey) == [7, 8]
     assert {identity.pid for identity in survey.living} == {7, 8}
+
+
+def test_the_processes_that_have_worked_most_are_looked_at_first(procfs: SimulatedProcfs) -> None:
+    """A job's ranks, and then the hundreds that map the same library and rest."""
+    for pid, ticks in ((5, (0, 0)), (6, (10, 5)), (7, (3, 900)), (8, (0, 0)), (9, (500, 1))):
+        procfs.add(pid, ticks=ticks)
+    assert due(AddressSpaces(procfs.root).survey()) == [7, 9, 6, 5, 8]
 
 
 def test_an_unchanged_process_is_not_due_until_its_turn_or_until_it_is_asked_for(procfs: SimulatedProcfs) -> None:

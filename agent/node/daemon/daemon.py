@@ -77,6 +77,10 @@ QUESTIONS: Final = (
 """Modules whose questions inspection processes answer."""
 _FIRST_INSPECTIONS_NS: Final = 3_000_000_000
 """How long the agent waits at its start for what processes map; what is not known by then comes later."""
+_FIRST_PROBED_NS: Final = 400_000_000
+"""The same where a library is probed already: nearly always it is the one that all map, and its probes are in all."""
+_FIRST_PATIENCE_SECONDS: Final = 0.5
+"""How long a scan waits for answers about one user's processes, who may have a thousand; the others come meanwhile."""
 _FIRST_CALLS_NS: Final = 200_000_000
 """A job that does not call within this time of its probes, as the agent comes, is not slowed by more of them."""
 _TROUBLE_SECONDS: Final = 0.2
@@ -142,7 +146,9 @@ class Daemon:
         self.recordings = Recordings(clock, store, self.freeze, self._wake, settle_ns)
         # Begins aside, while the programs are loaded.
         self._inspection: Inspection = (
-            InspectionProcesses(QUESTIONS) if "collective" in config.collectors else InProcess()
+            InspectionProcesses(QUESTIONS, tenants_patience_seconds=_FIRST_PATIENCE_SECONDS)
+            if "collective" in config.collectors
+            else InProcess()
         )
         self._kept = self._open_totals(version) if serve else None
         self._verdicts: VerdictSocket | None = None
@@ -369,8 +375,12 @@ class Daemon:
 
     def _await_first_inspections(self) -> None:
         """Wait until it is known what the running processes map, unless one of them makes that take long."""
-        until_ns = self._clock.monotonic_ns() + _FIRST_INSPECTIONS_NS
-        while self.observer.awaits_inspections and (left_ns := until_ns - self._clock.monotonic_ns()) > 0:
+        began_ns = self._clock.monotonic_ns()
+        while self.observer.awaits_inspections:
+            most_ns = _FIRST_PROBED_NS if self.observer.attached()[0] else _FIRST_INSPECTIONS_NS
+            left_ns = began_ns + most_ns - self._clock.monotonic_ns()
+            if left_ns <= 0:
+                break
             select.select([self.observer.inspection_fd], [], [], left_ns / 1e9)
             self.observer.take_inspections()
 

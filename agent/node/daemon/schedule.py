@@ -30,7 +30,7 @@ _SCAN_SHARE: Final = 100
 _SCAN_SHARE_UNHURRIED: Final = 500
 """A host with very many processes is scanned more rarely, so that scanning stays below 1 % of a core; below a fifth of
 that where mappings are heard of anyhow, and nobody waits for what a scan would mend."""
-_LOOK_SHARE: Final = 40
+_LOOK_SHARE: Final = 50
 """Looks for stalls take so much of a core at most, one part in as many: where thousands of ranks of one process stand
 still, each look takes as long as hundreds of others."""
 LONGEST_LOOK_PAUSE_NS: Final = 3_000_000_000
