@@ -24,6 +24,7 @@ FINE, PROBLEM, COULD_NOT_RUN = 0, 1, 2
 _OF_EXTRA: Final = frozenset({"grafana_foundation_sdk", "grafana_client", "niquests", "promql_parser"})
 COMMITTED: Final = Path(__file__).parent / "json"
 _TOKEN: Final = "GRAFANA_TOKEN"
+_AT_LEAST_NONE: Final = option_type(whole_number(0, 10_000))
 _AT_LEAST_ONE: Final = option_type(whole_number(1, 10**18 - 1))
 
 
@@ -78,10 +79,11 @@ def add_dashboards_arguments(parser: ArgumentParser) -> None:
     publish.set_defaults(act=_publish, parser=publish)
     cost = actions.add_parser(
         "cost",
-        help="what a fleet's series cost in Prometheus",
+        help="what a fleet costs a Prometheus: series, disk, memory, CPU time",
         description="Series, samples and disk space for fleets of several sizes, in Prometheus and in a long-term "
-        "store that keeps a subset.  The node is a typical one (8 GPUs with 18 NVLinks each, 8 RoCE rails, 64 "
-        "communicators), or one of yours: curl http://NODE:9779/metrics > FILE.",
+        "store that keeps a subset; memory and CPU time of a Prometheus, and of a VictoriaMetrics with vmalert, that "
+        "hold everything and evaluate the shipped rules.  The node is a typical one (8 GPUs with 18 NVLinks each, 8 "
+        "RoCE rails, 64 communicators), or one of yours: curl http://NODE:9779/metrics > FILE.",
         epilog="example: railscope dashboards cost --gpus 512 2048 --scrape-interval 5s --exposition FILE",
     )
     _add_cost_arguments(cost)
@@ -119,6 +121,12 @@ def _add_cost_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--retention", type=option_type(parse_duration), default=15 * 86_400.0, metavar="15d", help="default: 15d"
+    )
+    parser.add_argument(
+        "--restarts", type=_AT_LEAST_NONE, default=4, metavar="N", help="how often a day jobs start anew (default: 4)"
+    )
+    parser.add_argument(
+        "--profile", choices=("full", "lean"), default="full", help="of the typical node (--series.profile)"
     )
     parser.add_argument("--exposition", type=Path, metavar="FILE", help="/metrics of one of your nodes, as a file")
     parser.add_argument(
@@ -216,7 +224,7 @@ def _cost(parsed: argparse.Namespace, out: TextIO) -> int:
         if parsed.exposition is None:
             from railscope.dashboards.typical_node import typical_node
 
-            node = cost.count_series(typical_node())
+            node = cost.count_series(typical_node(), parsed.profile)
         else:
             described = str(parsed.exposition)
             node = cost.count_exposition_series(parsed.exposition.read_text())
@@ -225,7 +233,7 @@ def _cost(parsed: argparse.Namespace, out: TextIO) -> int:
         return _cannot(f"{parsed.exposition}: cannot be read: {why}")
     except cost.NotAnExpositionError as error:
         return _cannot(f"{parsed.exposition}: {error}")
-    costs = cost.estimate_costs(node, parsed.gpus, parsed.gpus_per_node, parsed.scrape_interval)
+    costs = cost.estimate_costs(node, parsed.gpus, parsed.gpus_per_node, parsed.scrape_interval, parsed.restarts)
     if parsed.json:
         print(cost.as_json(node, costs, parsed.scrape_interval), file=out)
         return FINE

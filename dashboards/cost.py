@@ -1,8 +1,9 @@
-"""Estimates what railscope costs a Prometheus: series, samples and disk for a fleet, from one node's series.
+"""Estimates what railscope costs a Prometheus: series, samples, disk, memory and CPU time, from one node's series.
 
 The node is dashboards/typical_node.py's, or a real one whose exposition is given.  What a sample takes on disk was
 measured: `python -m tests.stack.block_size` scrapes real agents beside a real job with Prometheus 2.42 and reads the
-block it writes.  Everything else is arithmetic on these.
+block it writes.  What servers take of memory and CPU time is dashboards/server_cost.py's.  Everything else is
+arithmetic on these.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from typing import Final
 
 from railscope.agent.config.file import ConfigError
 from railscope.agent.facts import catalogue
+from railscope.agent.facts.catalogue import METRICS
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.dashboards import recorded
+from railscope.dashboards.server_cost import SERVERS, ServerCost, estimate_server_cost
 from railscope.exporters.series.families import make_families
+from railscope.exporters.series.lean import FULL, LEAN, LeanSeries
 
 BYTES_PER_SAMPLE: Final = 3.1
 """Of a block's chunks: 120,261 samples of two agents beside a busy job.  Where more stands still it is less."""
@@ -92,6 +96,18 @@ class Node:
         return sum(self.families.values())
 
     @property
+    def ranks(self) -> int:
+        """Ends of communicators."""
+        return self.families.get(catalogue.COMM_ENQUEUED.name, 0)
+
+    @property
+    def of_communicators(self) -> int:
+        """Series that end with their communicators, recorded ones included: a job that starts anew has others."""
+        named = {metric.name for metric in METRICS if metric.labels[:1] == ("comm",)}
+        recorded_of = sum(self.families.get(metric, 0) for metric in RECORDED_LIKE.values() if metric in named)
+        return sum(count for name, count in self.families.items() if name in named) + recorded_of
+
+    @property
     def recorded(self) -> int:
         """Series that the rules make of them."""
         return sum(self.families.get(metric, 0) for metric in RECORDED_LIKE.values())
@@ -109,14 +125,21 @@ class Cost:
     bytes_per_day: float
     kept_series: int
     """In a store for long, filled by the shipped remote write."""
+    kept_samples_per_second: float
+    """That remote write sends."""
     kept_bytes_per_year: float
+    new_series_per_day: int
+    """That come in place of others where jobs start anew."""
+    servers: tuple[ServerCost, ...]
+    """What it takes of each server that may hold all series."""
 
 
-def count_series(snapshot: Snapshot) -> Node:
-    """Count a snapshot's series, as Prometheus would store them."""
+def count_series(snapshot: Snapshot, profile: str = FULL) -> Node:
+    """Count a snapshot's series, as Prometheus would store them; in profile lean while no process stands."""
     found: Counter[str] = Counter()
     kept = 0
-    for family in make_families(snapshot):
+    families = make_families(snapshot)
+    for family in LeanSeries().select(families, snapshot) if profile == LEAN else families:
         name = family.metric.name
         found[name] += family.series()
         if name in KEPT:
@@ -153,8 +176,8 @@ def count_exposition_series(text: str) -> Node:
     return Node(found, kept)
 
 
-def estimate_cost(node: Node, gpus: int, gpus_per_node: int, interval_seconds: float) -> Cost:
-    """What a fleet of such nodes costs Prometheus.
+def estimate_cost(node: Node, gpus: int, gpus_per_node: int, interval_seconds: float, restarts_per_day: float) -> Cost:
+    """What a fleet of such nodes costs Prometheus; `restarts_per_day`: how often each node's job starts anew.
 
     Raises:
         ConfigError: there is no such fleet.
@@ -164,20 +187,36 @@ def estimate_cost(node: Node, gpus: int, gpus_per_node: int, interval_seconds: f
     nodes = math.ceil(gpus / gpus_per_node)
     series = nodes * (node.series + len(OF_A_SCRAPE) + node.recorded)
     kept = nodes * (node.kept + len(KEPT.intersection(OF_A_SCRAPE)) + node.recorded)
+    new_per_day = round(nodes * node.of_communicators * restarts_per_day)
+    index_per_day = new_per_day * INDEX_BYTES_PER_SERIES
     return Cost(
         gpus=gpus,
         nodes=nodes,
         series=series,
         samples_per_second=series / interval_seconds,
-        bytes_per_day=_bytes_per_day(series, interval_seconds),
+        bytes_per_day=_bytes_per_day(series, interval_seconds) + index_per_day,
         kept_series=kept,
+        kept_samples_per_second=kept / interval_seconds,
         kept_bytes_per_year=_bytes_per_day(kept, interval_seconds) * DAYS_OF_A_YEAR,
+        new_series_per_day=new_per_day,
+        servers=tuple(
+            estimate_server_cost(
+                server,
+                series=series,
+                samples_per_second=nodes * (node.series + len(OF_A_SCRAPE)) / interval_seconds,
+                ranks=nodes * node.ranks,
+                new_series_per_day=new_per_day,
+            )
+            for server in SERVERS
+        ),
     )
 
 
-def estimate_costs(node: Node, gpus: Iterable[int], gpus_per_node: int, interval_seconds: float) -> list[Cost]:
+def estimate_costs(
+    node: Node, gpus: Iterable[int], gpus_per_node: int, interval_seconds: float, restarts_per_day: float
+) -> list[Cost]:
     """What several fleets cost Prometheus."""
-    return [estimate_cost(node, one, gpus_per_node, interval_seconds) for one in gpus]
+    return [estimate_cost(node, one, gpus_per_node, interval_seconds, restarts_per_day) for one in gpus]
 
 
 def _bytes_per_day(series: int, interval_seconds: float) -> float:
@@ -199,13 +238,41 @@ def as_text(node: Node, described: str, costs: Sequence[Cost], interval_seconds:
         )
         for one in costs
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    table = "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    table = _aligned(rows)
     return (
         f"{described}: {node.series:,} series; rules record {node.recorded:,} more.  Scraped every "
         f"{interval_seconds:g} s,\n{BYTES_PER_SAMPLE:g} bytes a sample (measured).  Kept: what "
-        "deploy/prometheus/remote-write.yml lets through.\n\n" + table
+        "deploy/prometheus/remote-write.yml lets through.\n\n" + table + f"\n\n{_servers_as_text(node, costs)}"
     )
+
+
+def _servers_as_text(node: Node, costs: Sequence[Cost]) -> str:
+    rows = [("GPUs", *(cell for one in SERVERS for cell in (one.name, "cores", "of them rules")))]
+    rows += [
+        (
+            f"{cost.gpus:,}",
+            *(
+                cell
+                for one in cost.servers
+                for cell in (format_bytes(one.resident_bytes), _cores(one.cores), _cores(one.rule_cores))
+            ),
+        )
+        for cost in costs
+    ]
+    return (
+        "Memory and CPU time of a server that holds all of it, reckoned from 8 to 128 simulated nodes\n"
+        f"(measured); a job that starts anew makes {node.of_communicators:,} series of a node anew.\n\n"
+        + _aligned(rows)
+    )
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+def _cores(cores: float) -> str:
+    return f"{cores:.2f}" if cores < 10 else f"{cores:.0f}"
 
 
 def render_families(node: Node, most: int) -> str:

@@ -15,6 +15,7 @@ from railscope.agent.cli import main as cli
 from railscope.agent.facts.catalogue import METRICS
 from railscope.agent.node.rails.ethernet_rules import statistic_use
 from railscope.dashboards import cost, typical_node
+from railscope.dashboards.server_cost import SERVERS, estimate_server_cost
 from railscope.exporters.series.families import make_families
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.series.text import Format, Renderer
@@ -107,7 +108,7 @@ def test_something_else_is_no_exposition(text: str) -> None:
 
 
 def test_a_fleet_costs_what_its_nodes_do() -> None:
-    one, many = cost.estimate_costs(NODE, [8, 1001], 8, 15.0)
+    one, many = cost.estimate_costs(NODE, [8, 1001], 8, 15.0, 0)
     assert one.nodes == 1
     assert one.series == NODE.series + NODE.recorded + len(cost.OF_A_SCRAPE)
     assert one.samples_per_second == one.series / 15
@@ -115,6 +116,41 @@ def test_a_fleet_costs_what_its_nodes_do() -> None:
     assert many.nodes == 126
     assert many.series == 126 * one.series
     assert many.kept_series == 126 * one.kept_series < many.series
+
+
+def test_what_servers_take_grows_as_it_was_measured_to() -> None:
+    for server in SERVERS:
+        one = estimate_server_cost(server, series=1e6, samples_per_second=1e5, ranks=8_192, new_series_per_day=0)
+        two = estimate_server_cost(server, series=2e6, samples_per_second=2e5, ranks=16_384, new_series_per_day=0)
+        assert two.resident_bytes - one.resident_bytes == pytest.approx(1e6 * server.bytes_per_series)
+        assert two.scrape_cores / one.scrape_cores == pytest.approx(2**server.scrapes.exponent)
+        assert two.rule_cores / one.rule_cores == pytest.approx(2**server.rules.exponent)
+        assert one.rule_seconds == 15 * one.rule_cores
+        assert one.cores == one.scrape_cores + one.rule_cores
+
+
+def test_series_that_jobs_leave_behind_stay_in_memory_for_a_while() -> None:
+    few, many = (cost.estimate_cost(NODE, 8, 8, 15.0, restarts).servers[0] for restarts in (0, 24))
+    hours = SERVERS[0].remembered_seconds / 3600
+    left = NODE.of_communicators * hours * SERVERS[0].bytes_per_series
+    assert many.resident_bytes - few.resident_bytes == pytest.approx(left)
+    assert cost.estimate_cost(NODE, 8, 8, 15.0, 24).new_series_per_day == 24 * NODE.of_communicators
+    assert NODE.ranks == 64
+    assert NODE.of_communicators > 8 * NODE.ranks
+
+
+def test_a_lean_node_costs_a_fraction() -> None:
+    lean = cost.count_series(typical_node.typical_node(), "lean")
+    assert lean.series < NODE.series / 5
+    assert lean.ranks == NODE.ranks
+    full, few = (cost.estimate_cost(one, 8_000, 8, 15.0, 4).servers[0] for one in (NODE, lean))
+    assert few.resident_bytes < full.resident_bytes / 3
+    assert few.rule_cores == full.rule_cores
+
+
+def test_a_node_without_ranks_takes_no_time_of_rules() -> None:
+    found = estimate_server_cost(SERVERS[0], series=10, samples_per_second=1, ranks=0, new_series_per_day=0)
+    assert found.rule_cores == 0
 
 
 Sample = tuple[str, Mapping[str, str]]
