@@ -154,6 +154,22 @@ class Links:
             raise
         self._descriptors += made
 
+    def attach_calls(
+        self, kind: AttachKind, entry_fd: int, return_fd: int, path: str, points: Sequence[ProbePoint], *, pid: int = 0
+    ) -> None:
+        """Attach one program to the entry and one to the return of the functions at these points; see `attach`.
+
+        Raises:
+            KernelRefusal: nothing of these links stays attached.
+        """
+        try:
+            # Returns first: an entry without its return would leave a call under way behind.
+            self.attach(kind, return_fd, path, points, pid=pid, on_return=True)
+            self.attach(kind, entry_fd, path, points, pid=pid)
+        except KernelRefusal:
+            self.close()
+            raise
+
     def close(self) -> None:
         """Detach; returns when no probe is left."""
         descriptors, self._descriptors = self._descriptors, []

@@ -14,7 +14,7 @@ import numpy as np
 
 from railscope.probes.libraries.elf import Elf
 from railscope.probes.loading import libbpf
-from railscope.probes.loading.bpf_syscall import KernelRefusal, possible_cpus
+from railscope.probes.loading.bpf_syscall import possible_cpus
 from railscope.probes.loading.links import AttachKind, Links, ProbePoint
 from railscope.probes.loading.maps import Map
 from railscope.probes.nccl.functions.entry_points import END_FUNCTIONS
@@ -65,13 +65,7 @@ class Errors:
             KernelRefusal: nothing of this call stays attached.
         """
         links = Links(self._pids)
-        try:
-            # Return probes first: an entry without its return would leave a call under way behind.
-            links.attach(self._attach_kind, self._return, path, points, pid=pid, on_return=True)
-            links.attach(self._attach_kind, self._entry, path, points, pid=pid)
-        except KernelRefusal:
-            links.close()
-            raise
+        links.attach_calls(self._attach_kind, self._entry, self._return, path, points, pid=pid)
         return links
 
     def stats(self) -> Mapping[ErrorStat, int]:
