@@ -88,7 +88,8 @@ def run(cluster: Cluster, scenario: Scenario, *, moment_seconds: float = 0.0) ->
         if scenario.expected.writer is not None or scenario.expected.pace:
             # From here on with rules: to other scenarios they are no matter.
             cluster.prometheus.stop()
-            cluster.prometheus.start(cluster.fabric.hosts, _quick_rules(cluster.folder))
+            holding_seconds = 12 if scenario.expected.pace else 2
+            cluster.prometheus.start(cluster.fabric.hosts, _quick_rules(cluster.folder, holding_seconds))
             hosts = len(cluster.agents)
             until(lambda: len(cluster.prometheus.query("railscope_build_info")) == hosts, "a scrape of every host")
         jobs = [stack.enter_context(job(cluster, scenario.library, load)) for load in scenario.loads]
@@ -260,14 +261,14 @@ def _alert_words(labels: Mapping[str, str]) -> str:
     return f"{labels['alertname']} of {about}"
 
 
-def _quick_rules(folder: Path) -> list[Path]:
+def _quick_rules(folder: Path, holding_seconds: int) -> list[Path]:
     """The rules that are shipped, but for how long a condition must hold and is looked back: scrapes are a second
     apart."""
     quick = []
     for file in sorted(_RULES.glob("*.yml")):
         quick.append(folder / file.name)
-        lasting = re.sub(r"\bfor: \w+", "for: 2s", file.read_text())
-        quick[-1].write_text(lasting.replace("[5m]", "[30s]"))
+        text = re.sub(r"\bfor: \w+", f"for: {holding_seconds}s", file.read_text())
+        quick[-1].write_text(text.replace("[5m]", "[30s]").replace("[1m]", "[10s]"))
     return quick
 
 

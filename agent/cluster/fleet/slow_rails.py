@@ -126,9 +126,7 @@ def read_slow_rails(
     again = _by_rail(ask(f"increase({catalogue.RAIL_TCP_RETRANSMITTED_BYTES.where(of)}[{lately}])"))
     found = []
     for key in dict.fromkeys((*paces, *losses)):
-        slowness = course.slowness(key, course.slow, seconds)
-        loses = course.slowness(key, course.lossy, seconds)
-        known = slowness or loses
+        known = course.slowness(key, course.slow, seconds) or course.slowness(key, course.lossy, seconds)
         if known is None:
             continue
         backlog = backlogs.get(key, 0.0)
@@ -139,7 +137,7 @@ def read_slow_rails(
                 rail=key[1],
                 device=key[2],
                 netns=key[3],
-                cause=Cause.RAIL_SLOW if loses is None or dropped_here else Cause.RAIL_LOSSY,
+                cause=Cause.RAIL_SLOW if key not in losses or dropped_here else Cause.RAIL_LOSSY,
                 slowness=known,
                 stretch_seconds=seconds,
                 pace_ratio=paces.get(key),
