@@ -635,9 +635,11 @@ LIMIT_REACHED: Final = _counter(
     "What a user lost at a limit of their own, never at the expense of others. communicators and aggregates: calls "
     "without detail, which the node's totals still count; host_calls: calls that make or end communicators and are not "
     "followed; driver_threads and driver_processes: calls of CUDA's driver, and processes that make them, that are not "
-    "followed; libraries: NCCL libraries that are not observed; inspection: questions about the user's files and "
-    "processes that were not answered in time; series: series of the user's ranks left out of expositions, added up "
-    "over expositions; recordings: stalls without a flight recording. Absent until a limit is reached.",
+    "followed; call_shapes: communicators whose ranks are not compared; connections, operations, parts, histories, "
+    "sent_bytes, launches and cuda_*: network operations, bytes and CUDA events that are not followed; *_events: "
+    "events that are lost; libraries: NCCL libraries that are not observed; inspection: questions about the user's "
+    "files and processes that were not answered in time; series: series of the user's ranks left out of expositions, "
+    "added up over expositions; recordings: stalls without a flight recording. Absent until a limit is reached.",
 )
 RECORDINGS: Final = _counter(
     "recordings",

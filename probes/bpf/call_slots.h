@@ -8,6 +8,8 @@
  * reader maps, and a record takes one atomic operation on a line that stays where it is; the record itself is written
  * by stores that nothing waits for.  probes/rings/slots.py reads them.
  *
+ * A ring that is read in time takes whoever comes; its last quarter is shared out (crowds.h).
+ *
  * Several writers may share a ring: processors, where there are more of them than rings, and a thread that is preempted
  * in here.  So slots are reserved one by one, and each is finished by a stamp of its own.  A record that finds its ring
  * full is lost and counted; an unread one is never written over.
@@ -45,6 +47,11 @@ struct {
 	__uint(max_entries, 4096);
 } call_wakeups SEC(".maps");
 
+/* Whether a caller may have one of the `free` slots that a crowded ring still has (crowds.h). */
+#ifndef MAY_CROWD
+#define MAY_CROWD(tgid, ring, taken, free) ((void)(tgid), (void)(taken), 1)
+#endif
+
 #define RESERVE_ATTEMPTS 8 /* each but the last lost to another writer of the same ring */
 #define WAKEUPS_BITS 5 /* woken anew after each 32nd part of a ring, until the reader comes */
 
@@ -63,13 +70,19 @@ static __noinline int wake_reader(void)
  * A slot to write a call into, and the stamp that finishes it; 0: there is no room.  The reader is to come before half
  * of a ring waits, unless calls suddenly come much faster than before: then it is woken.
  */
-static __always_inline struct call_slot *reserve_call_slot(__u64 *stamp)
+static __always_inline struct call_slot *reserve_call_slot(__u32 tgid, __u64 *stamp)
 {
 	__u32 at = bpf_get_smp_processor_id() & call_ring_mask;
 	struct call_ring *ring = bpf_map_lookup_elem(&call_rings, &at);
 	__u64 slots = 1ULL << call_slot_bits;
+	__u64 taken;
+	__s64 free;
 
 	if (!ring)
+		return 0;
+	taken = *(volatile __u64 *)&ring->taken;
+	free = slots - (*(volatile __u64 *)&ring->reserved - taken);
+	if (free > 0 && free <= (__s64)(slots / 4) && !MAY_CROWD(tgid, at, taken, free))
 		return 0;
 #pragma unroll
 	for (int attempt = 0; attempt < RESERVE_ATTEMPTS; attempt++) {

@@ -44,18 +44,11 @@ struct {
 } layouts SEC(".maps");
 
 /* Communicators coming and going: few, never crowded out by calls, and the reader is woken for each. */
+#define LIFECYCLE_RING_BYTES (1024 * 1024)
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 512 * 1024);
+	__uint(max_entries, LIFECYCLE_RING_BYTES);
 } lifecycle_events SEC(".maps");
-
-/* Numbers communicators. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u32);
-} instance_counter SEC(".maps");
 
 /* A field that this library has not stays as it is; returns whether one that it has could not be read. */
 static __noinline int read_field(__s32 *field, __u64 comm, __u32 offset)
@@ -134,6 +127,32 @@ static __noinline int read_identity(struct communicator *communicator, __u64 com
 	return 1;
 }
 
+/* A record of the calling process, all zero but for whose it is; 0: it is lost. */
+static __always_inline struct lifecycle_event *new_lifecycle_event(struct thread *thread)
+{
+	__u64 place = PLACE_TAKEN | NOBODY;
+	struct lifecycle_event *event;
+
+	if (!ALL_INLINED)
+		place = take_place((__u32)bpf_get_current_uid_gid(), thread->tgid, SHARED_LIFECYCLE_EVENTS,
+				   RING_RECORDS(LIFECYCLE_RING_BYTES, lifecycle_event));
+	if (!place)
+		goto lost;
+	event = bpf_ringbuf_reserve(&lifecycle_events, sizeof(*event), 0);
+	if (!event) {
+		if (!ALL_INLINED)
+			return_place((__u32)place, thread->tgid, SHARED_LIFECYCLE_EVENTS);
+		goto lost;
+	}
+	__builtin_memset(event, 0, sizeof(*event));
+	event->owner.uid = (__u32)place;
+	event->owner.tgid = thread->tgid;
+	return event;
+lost:
+	count(STAT_LIFECYCLE_RING_FULL);
+	return 0;
+}
+
 /* Tell the reader that a communicator came, was confirmed or went. */
 static __noinline int write_lifecycle(struct communicator *communicator, __u64 comm, __u32 kind,
 				      struct thread *thread)
@@ -142,12 +161,9 @@ static __noinline int write_lifecycle(struct communicator *communicator, __u64 c
 
 	if (!communicator || !thread)
 		return 0;
-	event = bpf_ringbuf_reserve(&lifecycle_events, sizeof(*event), 0);
-	if (!event) {
-		count(STAT_LIFECYCLE_RING_FULL);
+	event = new_lifecycle_event(thread);
+	if (!event)
 		return 0;
-	}
-	__builtin_memset(event, 0, sizeof(*event));
 	event->time_ns = bpf_ktime_get_ns();
 	event->comm = comm;
 	event->tgid = thread->tgid;
@@ -163,14 +179,6 @@ static __noinline int write_lifecycle(struct communicator *communicator, __u64 c
 	return 0;
 }
 
-static __always_inline __u32 next_instance(void)
-{
-	__u32 zero = 0;
-	__u32 *counter = bpf_map_lookup_elem(&instance_counter, &zero);
-
-	return counter ? __sync_fetch_and_add(counter, 1) + 1 : 0;
-}
-
 static __always_inline struct communicator_slot *slot_of(__u64 comm, __u32 tgid)
 {
 	__u32 at = (comm ^ (__u64)tgid << 32) * HASH_FACTOR >> (64 - COMMUNICATOR_SLOT_BITS);
@@ -178,12 +186,11 @@ static __always_inline struct communicator_slot *slot_of(__u64 comm, __u32 tgid)
 	return bpf_map_lookup_elem(&communicator_slots, &at);
 }
 
-/* Give a new communicator its places, if nobody has them.  Its slot is not found there before it is settled. */
-static __always_inline void claim_places(struct communicator_key *key, __u32 instance)
+/* Give a new communicator its slot, if nobody has it.  It is not found there before it is settled. */
+static __always_inline void claim_slot(struct communicator_key *key, __u32 instance)
 {
 	struct communicator_slot *slot = slot_of(key->comm, key->tgid);
 
-	claim_shapes(instance);
 	if (!slot || __sync_val_compare_and_swap(&slot->instance, 0, instance))
 		return;
 	slot->comm = 0;
@@ -192,12 +199,11 @@ static __always_inline void claim_places(struct communicator_key *key, __u32 ins
 	slot->last_ns = 0;
 }
 
-/* Take a communicator that ends out of its places; its entry keeps the numbers. */
-static __always_inline void leave_places(struct communicator_key *key, struct communicator *communicator)
+/* Take a communicator that ends out of its slot; its entry keeps the numbers. */
+static __always_inline void leave_slot(struct communicator_key *key, struct communicator *communicator)
 {
 	struct communicator_slot *slot = slot_of(key->comm, key->tgid);
 
-	leave_shapes(communicator->instance);
 	if (!slot || slot->instance != communicator->instance)
 		return;
 	slot->comm = 0;
@@ -206,11 +212,40 @@ static __always_inline void leave_places(struct communicator_key *key, struct co
 	__sync_val_compare_and_swap(&slot->instance, communicator->instance, 0);
 }
 
-/* Make the entry of a communicator that was not known.  `made`: no other thread was faster. */
-static __noinline struct communicator *add_communicator(struct communicator_key *key, __u32 library, __u32 *made)
+/* Take a communicator that ends out of its slot and its place. */
+static __always_inline void leave_places(struct communicator_key *key, struct communicator *communicator)
+{
+	leave_shapes(communicator->instance);
+	leave_slot(key, communicator);
+}
+
+/* Write the entry of a new communicator; returns whether no other thread was faster. */
+static __noinline int write_communicator(struct communicator_key *key, __u32 library, __u32 uid, __u32 instance)
 {
 	struct communicator fresh = {};
 	struct communicator *found;
+
+	if (!key)
+		return 0;
+	fresh.uid = uid;
+	fresh.first_ns = bpf_ktime_get_ns();
+	fresh.instance = instance;
+	fresh.library = library;
+	fresh.identity.rank = -1;
+	fresh.identity.nranks = -1;
+	claim_slot(key, fresh.instance);
+	bpf_map_update_elem(&communicators, key, &fresh, BPF_NOEXIST);
+	found = bpf_map_lookup_elem(&communicators, key);
+	if (found && found->instance == instance)
+		return 1;
+	leave_slot(key, &fresh);
+	return 0;
+}
+
+/* Make the entry of a communicator that was not known.  `made`: no other thread was faster. */
+static __noinline struct communicator *add_communicator(struct communicator_key *key, __u32 library, __u32 *made)
+{
+	__u32 instance;
 	__u64 place;
 
 	if (!key || !made)
@@ -218,21 +253,13 @@ static __noinline struct communicator *add_communicator(struct communicator_key 
 	place = take_place((__u32)bpf_get_current_uid_gid(), key->tgid, SHARED_COMMUNICATORS, communicator_entries);
 	if (!place)
 		return 0;
-	fresh.uid = (__u32)place;
-	fresh.first_ns = bpf_ktime_get_ns();
-	fresh.instance = next_instance();
-	fresh.library = library;
-	fresh.identity.rank = -1;
-	fresh.identity.nranks = -1;
-	claim_places(key, fresh.instance);
-	bpf_map_update_elem(&communicators, key, &fresh, BPF_NOEXIST);
-	found = bpf_map_lookup_elem(&communicators, key);
-	*made = found && found->instance == fresh.instance;
+	instance = new_instance(key->tgid);
+	*made = write_communicator(key, library, (__u32)place, instance);
 	if (!*made) {
-		leave_places(key, &fresh);
-		return_place(fresh.uid, key->tgid, SHARED_COMMUNICATORS);
+		leave_shapes(instance);
+		return_place((__u32)place, key->tgid, SHARED_COMMUNICATORS);
 	}
-	return found;
+	return bpf_map_lookup_elem(&communicators, key);
 }
 
 #define IDENTITY_ATTEMPTS 200
@@ -265,8 +292,8 @@ static __noinline int renew_communicator(struct communicator_key *key, struct co
 	communicator->empty_first = 0;
 	communicator->empty_last = 0;
 	communicator->first_ns = bpf_ktime_get_ns();
-	instance = next_instance();
-	claim_places(key, instance);
+	instance = new_instance(key->tgid);
+	claim_slot(key, instance);
 	__sync_val_compare_and_swap(&communicator->destroyed_ns, RENEWING, 0);
 	__sync_val_compare_and_swap(&communicator->instance, communicator->instance, instance);
 	communicator->attempts = 0;

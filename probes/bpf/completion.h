@@ -68,15 +68,16 @@ static __always_inline __u64 started_ns(struct proxy_communicator *proxy, __u64 
 }
 
 /*
- * How to submit a record to a ring that is read by polling: its reader comes before half of the ring waits, unless
- * records suddenly come much faster than before, and then it is woken.  The ring is looked at for every 16th record.
+ * How to submit a record to a ring that is read by polling: its reader comes before a quarter of the ring waits, unless
+ * records suddenly come much faster than before, and then it is woken.  A process alone may fill a third.  The ring is
+ * looked at for every 16th record.
  */
 #define RECORDS_BETWEEN_LOOKS 16
 
 static __always_inline __u64 completion_events_flag(__u64 number)
 {
 	if (number % RECORDS_BETWEEN_LOOKS == 0 && bpf_ringbuf_query(&completion_events, BPF_RB_AVAIL_DATA) >
-							   bpf_ringbuf_query(&completion_events, BPF_RB_RING_SIZE) / 2)
+							   COMPLETION_RING_BYTES / 4)
 		return BPF_RB_FORCE_WAKEUP;
 	return BPF_RB_NO_WAKEUP;
 }
@@ -88,7 +89,7 @@ static __noinline int complete(struct operation *operation, __u32 tgid)
 	struct communicator *communicator;
 	struct completion_event *event;
 	__u64 now = bpf_ktime_get_ns();
-	__u64 duration_ns, started;
+	__u64 duration_ns, started, place;
 
 	if (!operation)
 		return 0;
@@ -103,19 +104,25 @@ static __noinline int complete(struct operation *operation, __u32 tgid)
 	}
 	duration_ns = now > started ? now - started : 0;
 	add_duration(operation->op & (OP_COUNT - 1), duration_ns);
-	remember(operation, duration_ns);
+	remember(operation, duration_ns, tgid);
 	communicator = bpf_map_lookup_elem(&communicators, &key);
 	if (communicator && communicator->instance == operation->instance && communicator->confirmed)
 		add_bandwidth(operation->op & (OP_COUNT - 1), operation->payload_bytes, communicator->identity.nranks,
 			      duration_ns);
 	if (!write_events)
 		return 0;
-	event = bpf_ringbuf_reserve(&completion_events, sizeof(*event), 0);
+	place = take_place((__u32)bpf_get_current_uid_gid(), tgid, SHARED_COMPLETION_EVENTS,
+			   RING_RECORDS(COMPLETION_RING_BYTES, completion_event));
+	event = place ? bpf_ringbuf_reserve(&completion_events, sizeof(*event), 0) : 0;
 	if (!event) {
+		if (place)
+			return_place((__u32)place, tgid, SHARED_COMPLETION_EVENTS);
 		count_internal(INTERNAL_RING_FULL);
 		return 0;
 	}
 	__builtin_memset(event, 0, sizeof(*event));
+	event->owner.uid = (__u32)place;
+	event->owner.tgid = tgid;
 	event->time_ns = now;
 	event->posted_ns = operation->posted_ns;
 	event->comm = operation->comm;
@@ -145,6 +152,7 @@ int proxy_stop(struct registers *ctx)
 	struct connection *connection;
 	struct operation *operation;
 	struct thread thread;
+	struct owner owner;
 	__u64 arguments = SECOND_ARGUMENT(ctx);
 	__u64 part = FIRST_ARGUMENT(ctx) & 0xff;
 
@@ -180,8 +188,9 @@ int proxy_stop(struct registers *ctx)
 		}
 		operation_key.group = posted->instance;
 		operation_key.operation = POINT_TO_POINT | posted->launch;
+		owner = posted->owner;
 		if (__sync_fetch_and_sub(&posted->posted, 1) == 1)
-			bpf_map_delete_elem(&parts, &part_key);
+			drop_shared(&parts, &part_key, &owner, SHARED_PARTS);
 	}
 	operation = bpf_map_lookup_elem(&operations, &operation_key);
 	if (!operation) {
@@ -191,8 +200,9 @@ int proxy_stop(struct registers *ctx)
 	connection->last_ns = bpf_ktime_get_ns();
 	__sync_fetch_and_add(&connection->completed, 1);
 	if (__sync_fetch_and_sub(&operation->remaining, 1) == 1) {
+		owner = operation->owner;
 		complete(operation, thread.tgid);
-		bpf_map_delete_elem(&operations, &operation_key);
+		drop_shared(&operations, &operation_key, &owner, SHARED_OPERATIONS);
 	}
 	return 0;
 }

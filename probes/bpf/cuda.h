@@ -53,6 +53,7 @@ VERIFIED_ONCE int prove_communicator(struct cuda_behind *behind, __u32 tgid)
 	walk.after = completed;
 	walk.last = behind->launched;
 	walk.number = behind->number;
+	walk.range = known->range;
 	walk.now = bpf_ktime_get_ns();
 	known->completed_ns = walk.now;
 	bpf_loop(begin_cuda_walk(&walk), complete_call, &walk, 0);
@@ -68,6 +69,7 @@ VERIFIED_ONCE int prove(const struct cuda_handle_key *handle, __u64 generation)
 	struct cuda_stream *stream;
 	struct cuda_behind behind;
 	__u64 launches;
+	struct owner owner;
 	__u32 number;
 	int i, proved = 0;
 
@@ -80,6 +82,7 @@ VERIFIED_ONCE int prove(const struct cuda_handle_key *handle, __u64 generation)
 		return 0;
 	launches = mark->launches;
 	number = mark->number;
+	owner = mark->owner;
 	stream_key.stream = mark->stream;
 	for (i = 0; i < CUDA_BEHIND; i++) {
 		behind = mark->behind[i];
@@ -95,15 +98,32 @@ VERIFIED_ONCE int prove(const struct cuda_handle_key *handle, __u64 generation)
 		stream->proved = launches;
 	if (proved)
 		count_cuda(CUDA_STAT_PROOFS);
-	bpf_map_delete_elem(&cuda_marks, &key);
+	drop_shared(&cuda_marks, &key, &owner, SHARED_CUDA_MARKS);
 	return 0;
 }
 
 static __noinline int drop_mark(struct cuda_handle_key *key)
 {
 	/* A look-up takes no lock; most handles have no mark. */
-	if (key && bpf_map_lookup_elem(&cuda_marks, key))
-		bpf_map_delete_elem(&cuda_marks, key);
+	struct cuda_stream *mark = key ? bpf_map_lookup_elem(&cuda_marks, key) : 0;
+	struct owner owner;
+
+	if (!mark)
+		return 0;
+	owner = mark->owner;
+	drop_shared(&cuda_marks, key, &owner, SHARED_CUDA_MARKS);
+	return 0;
+}
+
+static __noinline int drop_stream(struct cuda_stream_key *key)
+{
+	struct cuda_stream *stream = key ? bpf_map_lookup_elem(&cuda_streams, key) : 0;
+	struct owner owner;
+
+	if (!stream)
+		return 0;
+	owner = stream->owner;
+	drop_shared(&cuda_streams, key, &owner, SHARED_CUDA_STREAMS);
 	return 0;
 }
 
@@ -112,6 +132,7 @@ static __noinline __u64 make_mark(struct cuda_handle_key *key, struct cuda_strea
 {
 	struct cuda_stream *stream;
 	struct cuda_stream *mark;
+	struct owner owner = {};
 
 	if (!key || !stream_key)
 		return 0;
@@ -120,7 +141,10 @@ static __noinline __u64 make_mark(struct cuda_handle_key *key, struct cuda_strea
 		drop_mark(key);
 		return 0;
 	}
-	if (bpf_map_update_elem(&cuda_marks, key, stream, BPF_ANY)) {
+	mark = bpf_map_lookup_elem(&cuda_marks, key);
+	if (mark)
+		owner = mark->owner;
+	if (put_shared(&cuda_marks, key, stream, &owner, mark != 0, key->tgid, SHARED_CUDA_MARKS, CUDA_MARKS)) {
 		count_cuda(CUDA_STAT_FULL);
 		drop_mark(key);
 		return 0;
@@ -128,6 +152,7 @@ static __noinline __u64 make_mark(struct cuda_handle_key *key, struct cuda_strea
 	mark = bpf_map_lookup_elem(&cuda_marks, key);
 	if (!mark)
 		return 0;
+	mark->owner = owner;
 	mark->generation = next_cuda_number();
 	return mark->generation;
 }
@@ -176,8 +201,7 @@ static __always_inline int enter_cuda(struct registers *ctx, __u64 cookie)
 		break;
 	case CUDA_DROP_STREAM:
 		stream.stream = key.handle;
-		if (bpf_map_lookup_elem(&cuda_streams, &stream))
-			bpf_map_delete_elem(&cuda_streams, &stream);
+		drop_stream(&stream);
 		break;
 	}
 	if (!call.generation)

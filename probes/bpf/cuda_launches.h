@@ -8,26 +8,36 @@
 #include "completion.h"
 #include "cuda_structs.h"
 
+#define CUDA_COMMUNICATORS 16384
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 16384);
+	__uint(max_entries, CUDA_COMMUNICATORS);
 	__type(key, struct communicator_key);
 	__type(value, struct cuda_communicator);
 } cuda_communicators SEC(".maps");
 
-/* Each communicator has a range of its own, as long as no more are there than ranges. */
+/* A communicator has a range of its own: they are shared out as the places of shapes.h are. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1 << (CUDA_COMMUNICATOR_BITS + CUDA_CALL_BITS));
+	__uint(max_entries, 1 << (CUDA_RANGE_BITS + CUDA_CALL_BITS));
 	__type(key, __u32);
 	__type(value, struct cuda_call);
 } cuda_calls SEC(".maps");
 
+#define CUDA_STREAMS 8192
+/* The number of the communicator that has the range; 0: free.  The reader frees it with the communicator. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1 << CUDA_RANGE_BITS);
+	__type(key, __u32);
+	__type(value, __u32);
+} cuda_ranges SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 8192);
+	__uint(max_entries, CUDA_STREAMS);
 	__type(key, struct cuda_stream_key);
 	__type(value, struct cuda_stream);
 } cuda_streams SEC(".maps");
@@ -41,21 +51,23 @@ struct {
 } cuda_fresh_stream SEC(".maps");
 
 /* Events that stand behind something. */
+#define CUDA_MARKS 32768
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 32768);
+	__uint(max_entries, CUDA_MARKS);
 	__type(key, struct cuda_handle_key);
 	__type(value, struct cuda_stream);
 } cuda_marks SEC(".maps");
 
 /* Processes that launched something: CUDA's functions of all others are none of our business. */
+#define CUDA_PROCESSES 4096
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 4096);
+	__uint(max_entries, CUDA_PROCESSES);
 	__type(key, __u32);
-	__type(value, __u8);
+	__type(value, struct owner);
 } cuda_processes SEC(".maps");
 
 /* Calls of CUDA's functions whose return matters, by thread. */
@@ -116,12 +128,32 @@ static __always_inline __u64 next_cuda_number(void)
 	return counter ? __sync_fetch_and_add(counter, 1) + 1 : 0;
 }
 
-static __always_inline struct cuda_call *cuda_call_of(__u32 number, __u64 call)
+static __always_inline struct cuda_call *cuda_call_of(__u32 range, __u64 call)
 {
-	__u32 at = (number & ((1 << CUDA_COMMUNICATOR_BITS) - 1)) << CUDA_CALL_BITS |
+	__u32 at = ((range - 1) & ((1 << CUDA_RANGE_BITS) - 1)) << CUDA_CALL_BITS |
 		   ((__u32)call & ((1 << CUDA_CALL_BITS) - 1));
 
-	return bpf_map_lookup_elem(&cuda_calls, &at);
+	return range ? bpf_map_lookup_elem(&cuda_calls, &at) : 0;
+}
+
+/* A free range for a new communicator of the calling process, as cuda_communicator has it. */
+static __noinline __u32 claim_range(__u32 tgid, __u32 number)
+{
+	__u64 place = take_place((__u32)bpf_get_current_uid_gid(), tgid, SHARED_CUDA_RANGES, 1 << CUDA_RANGE_BITS);
+	__u32 *owner;
+	__u32 at;
+
+	if (!place)
+		return 0;
+#pragma unroll /* in older kernels no loop may go back from a call */
+	for (int i = 0; i < PLACE_ATTEMPTS; i++) {
+		at = bpf_get_prandom_u32() & ((1 << CUDA_RANGE_BITS) - 1);
+		owner = bpf_map_lookup_elem(&cuda_ranges, &at);
+		if (owner && !*owner && !__sync_val_compare_and_swap(owner, 0, number))
+			return at + 1;
+	}
+	return_place((__u32)place, tgid, SHARED_CUDA_RANGES);
+	return 0;
 }
 
 static __always_inline __u64 cuda_call_owner(__u32 number, __u64 call)
@@ -149,10 +181,13 @@ static __noinline struct cuda_communicator *cuda_communicator_of(struct communic
 	if (!known) {
 		struct cuda_communicator fresh = {.instance = instance, .number = next_cuda_number()};
 
-		bpf_map_update_elem(&cuda_communicators, key, &fresh, BPF_NOEXIST);
+		put_shared(&cuda_communicators, key, &fresh, &fresh.owner, 0, key->tgid, SHARED_CUDA_COMMUNICATORS,
+			   CUDA_COMMUNICATORS);
 		known = bpf_map_lookup_elem(&cuda_communicators, key);
 		if (!known)
 			count_cuda(CUDA_STAT_FULL);
+		else if (known->number == fresh.number)
+			known->range = claim_range(key->tgid, fresh.number);
 		return known;
 	}
 	if (known->instance && known->instance != instance) {
@@ -198,7 +233,7 @@ int cuda_note(struct registers *ctx)
 		communicator->several_streams = 1;
 	communicator->stream = both[1];
 	number = __sync_fetch_and_add(&communicator->noted, 1) + 1;
-	call = cuda_call_of(communicator->number, number);
+	call = cuda_call_of(communicator->range, number);
 	if (!call)
 		return 0;
 	call->owner = 0;
@@ -260,7 +295,7 @@ struct cuda_walk {
 	__u64 last;
 	__u64 now;
 	__u32 number;
-	__u32 reserved;
+	__u32 range;
 };
 
 static __always_inline __u32 begin_cuda_walk(struct cuda_walk *walk)
@@ -278,7 +313,7 @@ static __always_inline __u32 begin_cuda_walk(struct cuda_walk *walk)
 static long void_call(__u64 at, struct cuda_walk *walk)
 {
 	__u64 number = walk->after + at + 1;
-	struct cuda_call *call = cuda_call_of(walk->number, number);
+	struct cuda_call *call = cuda_call_of(walk->range, number);
 
 	if (call && call->owner == cuda_call_owner(walk->number, number))
 		call->time_and_op = 0;
@@ -289,13 +324,15 @@ static long complete_call(__u64 at, struct cuda_walk *walk)
 {
 	__u64 number = walk->after + at + 1;
 	__u64 owner = cuda_call_owner(walk->number, number);
-	struct cuda_call *call = cuda_call_of(walk->number, number);
+	struct cuda_call *call = cuda_call_of(walk->range, number);
 	struct distribution *duration;
 	__u64 enqueued_ns, elapsed_ns;
 	__u32 op;
 
-	if (!call)
-		return 1;
+	if (!call) {
+		count_cuda(CUDA_STAT_FORGOTTEN);
+		return 0;
+	}
 	enqueued_ns = call->time_and_op;
 	/* Two threads may find the same events complete: a call counts for the first. */
 	if (__sync_val_compare_and_swap(&call->owner, owner, 0) != owner) {
@@ -316,8 +353,8 @@ static __noinline struct cuda_stream *cuda_stream_of(struct cuda_stream_key *key
 {
 	struct cuda_stream *known;
 	struct cuda_stream *fresh;
-	__u32 zero = 0;
-	__u8 one = 1;
+	struct owner owner = {};
+	__u32 tgid, zero = 0;
 	int added;
 
 	if (!key)
@@ -325,17 +362,21 @@ static __noinline struct cuda_stream *cuda_stream_of(struct cuda_stream_key *key
 	known = bpf_map_lookup_elem(&cuda_streams, key);
 	if (known)
 		return known;
-	bpf_map_update_elem(&cuda_processes, &key->tgid, &one, BPF_ANY);
+	tgid = key->tgid;
+	if (!bpf_map_lookup_elem(&cuda_processes, &tgid))
+		put_shared(&cuda_processes, &tgid, &owner, &owner, 0, tgid, SHARED_CUDA_PROCESSES, CUDA_PROCESSES);
 	fresh = bpf_map_lookup_elem(&cuda_fresh_stream, &zero);
-	added = fresh && !bpf_map_update_elem(&cuda_streams, key, fresh, BPF_NOEXIST);
+	added = fresh && !put_shared(&cuda_streams, key, fresh, &owner, 0, tgid, SHARED_CUDA_STREAMS, CUDA_STREAMS);
 	known = bpf_map_lookup_elem(&cuda_streams, key);
 	if (!known) {
 		count_cuda(CUDA_STAT_FULL);
 		return 0;
 	}
 	known->stream = key->stream;
-	if (added)
+	if (added) {
+		known->owner = owner;
 		known->number = next_cuda_number();
+	}
 	return known;
 }
 
@@ -405,7 +446,10 @@ int cuda_finish(struct registers *ctx)
 	known->instance = communicator->instance;
 	known->finished = known->noted;
 	if (known->captured) {
-		struct cuda_walk walk = {.after = known->launched, .last = known->noted, .number = known->number};
+		struct cuda_walk walk = {.after = known->launched,
+					 .last = known->noted,
+					 .number = known->number,
+					 .range = known->range};
 
 		bpf_loop(begin_cuda_walk(&walk), void_call, &walk, 0);
 		known->launched = known->noted;

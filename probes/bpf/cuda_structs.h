@@ -8,8 +8,8 @@
 #define CUDA_SUCCESS 0
 #define CUDA_LEGACY_STREAM 1 /* cudaStreamLegacy */
 #define CUDA_PER_THREAD_STREAM 2
-#define CUDA_CALL_BITS 10 /* calls of one communicator that are followed at once */
-#define CUDA_COMMUNICATOR_BITS 7
+#define CUDA_CALL_BITS 9 /* calls of one communicator that are followed at once */
+#define CUDA_RANGE_BITS 8 /* communicators whose calls are followed */
 #define CUDA_BEHIND 8 /* communicators followed on one stream */
 
 /* Attach cookie of a CUDA function: what it does, and whether stream 0 is the thread's own there (*_ptsz). */
@@ -38,6 +38,9 @@ struct cuda_communicator {
 	__u32 number; /* of this entry's present communicator: no other has it */
 	__u32 several_streams; /* calls of the present group went to different streams */
 	__u32 captured; /* they are captured */
+	__u32 range; /* of cuda_calls, and 1; 0: its calls are not followed one by one */
+	__u32 reserved;
+	struct owner owner;
 };
 
 /* A call that is not proved complete. */
@@ -65,6 +68,7 @@ struct cuda_stream {
 	__u32 armed; /* of a mark: the call that records has returned */
 	__u32 number; /* no other stream has it: handles are used again */
 	struct cuda_behind behind[CUDA_BEHIND];
+	struct owner owner;
 };
 
 enum cuda_handle {
@@ -97,10 +101,10 @@ enum cuda_stat {
 	CUDA_STAT_COUNT,
 };
 
-ASSERT_SIZE(cuda_communicator, 72);
+ASSERT_SIZE(cuda_communicator, 88);
 ASSERT_SIZE(cuda_call, 16);
 ASSERT_SIZE(cuda_behind, 32);
-ASSERT_SIZE(cuda_stream, 304);
+ASSERT_SIZE(cuda_stream, 312);
 ASSERT_SIZE(cuda_handle_key, 16);
 ASSERT_SIZE(cuda_stream_key, 16);
 

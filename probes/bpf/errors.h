@@ -38,6 +38,7 @@ struct error_event {
 	__s32 result;
 	__u32 source;
 	__u32 reserved;
+	struct owner owner;
 };
 
 /* The last asynchronous error of a communicator that has one. */
@@ -63,7 +64,7 @@ enum error_stat {
 };
 
 ASSERT_SIZE(error_layout, 16);
-ASSERT_SIZE(error_event, 40);
+ASSERT_SIZE(error_event, 48);
 ASSERT_SIZE(async_result, 8);
 
 /* One slot a library. */
@@ -97,9 +98,10 @@ struct {
 } error_stats SEC(".maps");
 
 /* Few: the reader is woken for each. */
+#define ERROR_RING_BYTES (128 * 1024)
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 64 * 1024);
+	__uint(max_entries, ERROR_RING_BYTES);
 } error_events SEC(".maps");
 
 static __always_inline void count_error_stat(__u32 stat)
@@ -123,11 +125,16 @@ static __always_inline int is_error(__s32 result)
 static __noinline int write_error(struct error_call *call, __u32 instance, __s32 result, __u32 source)
 {
 	struct error_event *event;
+	__u64 place;
 
 	if (!call)
 		return 0;
-	event = bpf_ringbuf_reserve(&error_events, sizeof(*event), 0);
+	place = take_place((__u32)bpf_get_current_uid_gid(), call->tgid, SHARED_ERROR_EVENTS,
+			   RING_RECORDS(ERROR_RING_BYTES, error_event));
+	event = place ? bpf_ringbuf_reserve(&error_events, sizeof(*event), 0) : 0;
 	if (!event) {
+		if (place)
+			return_place((__u32)place, call->tgid, SHARED_ERROR_EVENTS);
 		count_error_stat(ERROR_STAT_RING_FULL);
 		return 0;
 	}
@@ -139,6 +146,8 @@ static __noinline int write_error(struct error_call *call, __u32 instance, __s32
 	event->result = result;
 	event->source = source;
 	event->reserved = 0;
+	event->owner.uid = (__u32)place;
+	event->owner.tgid = call->tgid;
 	bpf_ringbuf_submit(event, BPF_RB_FORCE_WAKEUP);
 	return 0;
 }

@@ -42,6 +42,7 @@ struct failover_event {
 	__u32 count; /* of the connection's ports */
 	__u32 state; /* of the failed port now: enum ncclIbResiliencyDevState */
 	__s32 devices[IB_MOST_DEVICES]; /* the ports, as NCCL numbers devices */
+	struct owner owner;
 };
 
 /* A call under way that handles the first error of a port. */
@@ -70,7 +71,7 @@ enum failover_stat {
 };
 
 ASSERT_SIZE(work_completion, 32);
-ASSERT_SIZE(failover_event, 96);
+ASSERT_SIZE(failover_event, 104);
 ASSERT_SIZE(failed_over_key, 16);
 
 /* By thread. */
@@ -105,9 +106,10 @@ struct {
 } failover_stats SEC(".maps");
 
 /* Few: the reader is woken for each. */
+#define FAILOVER_RING_BYTES (128 * 1024)
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 64 * 1024);
+	__uint(max_entries, FAILOVER_RING_BYTES);
 } failover_events SEC(".maps");
 
 static __always_inline void count_failover_stat(__u32 stat)
@@ -171,6 +173,7 @@ int failover_return(struct registers *ctx)
 	struct failover_call *known;
 	__u32 state = 0, one = 1, slot = 0;
 	struct thread thread;
+	__u64 place;
 
 	count_failover_stat(FAILOVER_STAT_CALLS);
 	if (!observed_thread(&thread))
@@ -194,8 +197,12 @@ int failover_return(struct registers *ctx)
 		bpf_map_update_elem(&failed_over, &key, &call.resiliency, BPF_ANY);
 		bpf_map_update_elem(&any_failed_over, &slot, &one, BPF_ANY);
 	}
-	event = bpf_ringbuf_reserve(&failover_events, sizeof(*event), 0);
+	place = take_place((__u32)bpf_get_current_uid_gid(), thread.tgid, SHARED_FAILOVER_EVENTS,
+			   RING_RECORDS(FAILOVER_RING_BYTES, failover_event));
+	event = place ? bpf_ringbuf_reserve(&failover_events, sizeof(*event), 0) : 0;
 	if (!event) {
+		if (place)
+			return_place((__u32)place, thread.tgid, SHARED_FAILOVER_EVENTS);
 		count_failover_stat(FAILOVER_STAT_RING_FULL);
 		return 0;
 	}
@@ -212,6 +219,8 @@ int failover_return(struct registers *ctx)
 	event->place = call.place;
 	event->count = call.count;
 	event->state = state;
+	event->owner.uid = (__u32)place;
+	event->owner.tgid = thread.tgid;
 #pragma unroll /* in older kernels no loop may go back from a call */
 	for (__u32 i = 0; i < IB_MOST_DEVICES; i++) {
 		event->devices[i] = NO_NET_DEVICE;

@@ -8,15 +8,16 @@
 
 #include "proxy_tables.h"
 
+#define HISTORIES 65536
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 65536);
+	__uint(max_entries, HISTORIES);
 	__type(key, struct history_key);
 	__type(value, struct history);
 } histories SEC(".maps");
 
-static __noinline int remember(const struct operation *operation, __u64 duration_ns)
+static __noinline int remember(const struct operation *operation, __u64 duration_ns, __u32 tgid)
 {
 	struct history_key key = {};
 	struct history *history;
@@ -32,10 +33,12 @@ static __noinline int remember(const struct operation *operation, __u64 duration
 	if (!history) {
 		struct history zero = {};
 
-		bpf_map_update_elem(&histories, &key, &zero, BPF_NOEXIST);
+		put_shared(&histories, &key, &zero, &zero.owner, 0, tgid, SHARED_HISTORIES, HISTORIES);
 		history = bpf_map_lookup_elem(&histories, &key);
-		if (!history)
+		if (!history) {
+			count_internal(INTERNAL_FULL);
 			return 0;
+		}
 	}
 	__sync_fetch_and_add(&history->operations, 1);
 	__sync_fetch_and_add(&history->duration_ns, duration_ns);

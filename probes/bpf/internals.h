@@ -120,6 +120,7 @@ struct connection {
 	__u8 send;
 	__u8 channel;
 	__u8 reserved;
+	struct owner owner;
 };
 
 struct operation_key {
@@ -147,6 +148,7 @@ struct operation {
 	__u8 protocol;
 	__u8 channels;
 	__u8 reserved[3];
+	struct owner owner;
 };
 
 /* Which launch the parts of Send and Recv belong to, from posting to stop; a batch of them has one number. */
@@ -161,6 +163,7 @@ struct part {
 	__u64 launch;
 	__u32 posted;
 	__u32 instance;
+	struct owner owner;
 };
 
 /* One completed operation, as written to the ring. */
@@ -181,6 +184,7 @@ struct completion_event {
 	__u8 channels;
 	__u8 reserved[3];
 	__u32 reserved2;
+	struct owner owner;
 };
 
 /* Durations in ns, bucket i up to 2^(10+i); bandwidths in bytes per second, up to 2^(16+i).  The last has no bound. */
@@ -206,6 +210,7 @@ struct history {
 	__u64 operations; /* complete */
 	__u64 duration_ns; /* sum, from hand-over to completion */
 	__u64 payload_bytes; /* sum */
+	struct owner owner;
 };
 
 struct launch_key {
@@ -231,6 +236,7 @@ struct sent {
 	__u64 last_ns; /* when the latest was handed over */
 	__u64 messages;
 	__u64 bytes;
+	struct owner owner; /* on other CPUs than the one that made the entry 0 */
 };
 
 enum internal_stat {
@@ -240,7 +246,7 @@ enum internal_stat {
 	INTERNAL_REPLAYS, /* runs at the host callback of a plan */
 	INTERNAL_SENDS, /* runs at a send */
 	INTERNAL_STOPS_UNKNOWN, /* stops of what was posted before the probes came */
-	INTERNAL_FULL, /* operations not followed: a table was full */
+	INTERNAL_FULL, /* entries not made: a table was full, or the share of the user */
 	INTERNAL_RING_FULL,
 	INTERNAL_UNREADABLE,
 	INTERNAL_STAT_COUNT,
@@ -249,17 +255,17 @@ enum internal_stat {
 ASSERT_SIZE(internals_layout, 236);
 ASSERT_SIZE(proxy_communicator, 104);
 ASSERT_SIZE(connection_key, 16);
-ASSERT_SIZE(connection, 64);
+ASSERT_SIZE(connection, 72);
 ASSERT_SIZE(operation_key, 24);
-ASSERT_SIZE(operation, 72);
+ASSERT_SIZE(operation, 80);
 ASSERT_SIZE(part_key, 24);
-ASSERT_SIZE(part, 16);
-ASSERT_SIZE(completion_event, 72);
+ASSERT_SIZE(part, 24);
+ASSERT_SIZE(completion_event, 80);
 ASSERT_SIZE(distribution, 272);
 ASSERT_SIZE(history_key, 8);
-ASSERT_SIZE(history, 24);
+ASSERT_SIZE(history, 32);
 ASSERT_SIZE(launch_key, 4);
 ASSERT_SIZE(sent_key, 8);
-ASSERT_SIZE(sent, 24);
+ASSERT_SIZE(sent, 32);
 
 #endif

@@ -162,12 +162,9 @@ VERIFIED_ONCE int settle_init(struct host_call *init, __u64 comm, __u64 cookie, 
 		else if (!communicator->confirmed)
 			read_identity(communicator, comm);
 	}
-	event = bpf_ringbuf_reserve(&lifecycle_events, sizeof(*event), 0);
-	if (!event) {
-		count(STAT_LIFECYCLE_RING_FULL);
+	event = new_lifecycle_event(thread);
+	if (!event)
 		return 0;
-	}
-	__builtin_memset(event, 0, sizeof(*event));
 	event->time_ns = bpf_ktime_get_ns();
 	event->comm = comm;
 	event->parent = init->comm;

@@ -38,6 +38,7 @@ const volatile __u32 call_slot_bits = 6; /* a ring has 2^bits slots */
 
 #include "arguments.h"
 #include "arithmetic.h"
+#include "crowds.h"
 #include "call_slots.h"
 #include "communicators.h"
 #include "lifecycle.h"
@@ -361,7 +362,7 @@ static __always_inline __u64 account(const struct registers *ctx, __u64 cookie, 
 		note_empty(call, thread->tgid, sequence);
 	if (write_events) {
 		__u64 stamp;
-		struct call_slot *slot = reserve_call_slot(&stamp);
+		struct call_slot *slot = reserve_call_slot(thread->tgid, &stamp);
 
 		if (slot) {
 			struct call_event *event = &slot->event;

@@ -17,6 +17,9 @@
 #ifndef VERIFIED_ONCE
 #define VERIFIED_ONCE __attribute__((noinline))
 #endif
+#ifndef ALL_INLINED
+#define ALL_INLINED 0
+#endif
 
 #define OP_COUNT 16
 #define OP_SIGNAL 13
@@ -89,7 +92,14 @@ enum stat {
 	STAT_FOREIGN_PID_NAMESPACE,
 	STAT_FILTERED, /* runs of any program for others */
 	STAT_HOST_CALLS_FULL, /* calls that are not followed */
+	STAT_SHARE_USED_UP, /* entries and records that a user did not get: `refused` says who, and of which table */
 	STAT_COUNT,
+};
+
+/* In whose share an entry or a record is (shares.h); it stands last. */
+struct owner {
+	__u32 uid;
+	__u32 tgid;
 };
 
 /* One call. */
@@ -121,6 +131,19 @@ struct call_ring {
 	__u64 unused[6];
 };
 
+/* Whose records wait in the crowded part of a ring; tgid 0: all of a user's. */
+struct crowd_key {
+	__u32 uid;
+	__u32 tgid;
+	__u32 ring;
+	__u32 reserved;
+};
+
+struct crowd {
+	__u64 taken; /* `taken` of the ring when this was counted: with the next reading it begins anew */
+	__u64 records;
+};
+
 /* Exact counts: one entry per combination, per CPU. */
 struct aggregate_key {
 	__u32 tgid;
@@ -148,8 +171,26 @@ struct hashed_aggregate {
 #define SHARED_COMMUNICATORS 0
 #define SHARED_AGGREGATES 1
 #define SHARED_HOST_CALLS 2
-#define SHARED_DRIVER_THREADS 3
-#define SHARED_TABLES 4 /* a power of two */
+#define SHARED_SHAPES 3
+#define SHARED_CONNECTIONS 4
+#define SHARED_OPERATIONS 5
+#define SHARED_PARTS 6
+#define SHARED_HISTORIES 7
+#define SHARED_SENT 8
+#define SHARED_LAUNCHES 9
+#define SHARED_CUDA_COMMUNICATORS 10
+#define SHARED_CUDA_STREAMS 11
+#define SHARED_CUDA_MARKS 12
+#define SHARED_CUDA_PROCESSES 13
+#define SHARED_CUDA_RANGES 18
+#define SHARED_DRIVER_THREADS 19
+/* Rings are shared out as tables are: a record holds a place until it is read. */
+#define SHARED_LIFECYCLE_EVENTS 14
+#define SHARED_COMPLETION_EVENTS 15
+#define SHARED_ERROR_EVENTS 16
+#define SHARED_CALL_EVENTS 17
+#define SHARED_FAILOVER_EVENTS 20
+#define SHARED_TABLES 32 /* a power of two */
 #define NOBODY 0xffffffffU /* no user's number */
 
 /* tgid 0: a user's whole share.  Of uid NOBODY: 0 everybody's, 1 that of users for whom there was no room. */
@@ -161,6 +202,7 @@ struct share_key {
 struct share {
 	__u64 taken[SHARED_TABLES]; /* entries made */
 	__u64 refused[SHARED_TABLES]; /* calls that got no entry because the share was used up; of users only */
+	__u64 entries; /* all of `taken` together; of processes only */
 };
 
 struct share_freed {
@@ -172,6 +214,7 @@ struct share_freed {
 #define AGGREGATE_SLOT_BITS 12
 #define COMMUNICATOR_SLOT_BITS 11
 #define SHAPES_BITS 11
+#define WITHOUT_SHAPES (1U << 30) /* in the number of a communicator whose collectives are not kept */
 #define BLOCK_BITS 6 /* collectives of the smallest block that has a signature, as a power of two */
 #define BLOCK_LEVELS 15 /* lengths of blocks, each twice the one before */
 
@@ -215,7 +258,7 @@ struct communicator {
 	__u64 destroyed_ns; /* 0: alive */
 	__u64 empty_first; /* the latest collectives in a row without an element, by number: NCCL discards them */
 	__u64 empty_last; /* 0: there were none */
-	__u32 instance; /* unique while the programs are loaded */
+	__u32 instance; /* unique while the programs are loaded; in no order (shapes.h) */
 	__u16 library;
 	__u8 confirmed; /* identity was read and its magics held */
 	__u8 attempts;
@@ -240,6 +283,13 @@ struct call_shapes {
 	__u64 shapes[1 << BLOCK_BITS]; /* payload, root (16 bits), data type (4), op (4), by number less 1 */
 };
 
+/* Who has such a place, and how often it was given: part of its communicators' numbers. */
+struct shapes_place {
+	__u32 given;
+	__u32 reserved;
+	struct owner owner;
+};
+
 struct lifecycle_event {
 	__u64 time_ns;
 	__u64 comm;
@@ -256,6 +306,7 @@ struct lifecycle_event {
 	__u8 has_unique_id;
 	struct identity identity;
 	__u8 unique_id[UNIQUE_ID_BYTES];
+	struct owner owner;
 };
 
 /* A call under way that makes, ends or connects communicators, by its thread. */
@@ -294,15 +345,18 @@ struct comm_layout {
 };
 
 #define ASSERT_SIZE(type, size) _Static_assert(sizeof(struct type) == (size), #type " is not " #size " bytes")
+ASSERT_SIZE(owner, 8);
 ASSERT_SIZE(call_event, 56);
 ASSERT_SIZE(call_slot, 64);
 ASSERT_SIZE(call_ring, 64);
+ASSERT_SIZE(crowd_key, 16);
+ASSERT_SIZE(crowd, 16);
 ASSERT_SIZE(aggregate_key, 16);
 ASSERT_SIZE(aggregate, 16);
 ASSERT_SIZE(hashed_aggregate, 24);
 ASSERT_SIZE(share_key, 8);
-ASSERT_SIZE(share, 64);
-ASSERT_SIZE(share_freed, 32);
+ASSERT_SIZE(share, 520);
+ASSERT_SIZE(share_freed, 256);
 ASSERT_SIZE(aggregate_slot, 32);
 ASSERT_SIZE(enqueue_time, 272);
 ASSERT_SIZE(identity, 48);
@@ -310,7 +364,8 @@ ASSERT_SIZE(communicator_key, 16);
 ASSERT_SIZE(communicator, 112);
 ASSERT_SIZE(communicator_slot, 32);
 ASSERT_SIZE(call_shapes, 640);
-ASSERT_SIZE(lifecycle_event, 232);
+ASSERT_SIZE(shapes_place, 16);
+ASSERT_SIZE(lifecycle_event, 240);
 ASSERT_SIZE(host_call, 192);
 ASSERT_SIZE(comm_layout, 52);
 

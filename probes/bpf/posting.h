@@ -63,49 +63,93 @@ static __always_inline void lose(struct walk *walk, __u32 stat)
 	count_internal(stat);
 }
 
-/* Learn of a connection, or that its address serves another communicator now. */
+/* What NCCL's struct tells of a connection; returns whether it could be read. */
+static __noinline int read_connection(struct connection *connection, __u64 address, __u32 library)
+{
+	const struct internals_layout *layout = bpf_map_lookup_elem(&internals_layouts, &library);
+	__u32 word = 0, offset;
+	__u64 resources = 0;
+
+	if (!connection || !layout || read_user(&word, 4, address + layout->connection_transport))
+		return 0;
+	connection->network = word == TRANSPORT_NET;
+	if (read_user(&word, 4, address + layout->connection_send))
+		return 0;
+	connection->send = word == 1;
+	if (!connection->network || read_user(&resources, 8, address + layout->connection_resources) || !resources)
+		return 1;
+	offset = connection->send ? layout->send_net_device : layout->receive_net_device;
+	if (offset != NO_OFFSET && !read_user(&word, 4, resources + offset))
+		connection->net_device = word;
+	offset = connection->send ? layout->send_net_comm : layout->receive_net_comm;
+	if (offset != NO_OFFSET)
+		read_user(&connection->net_comm, 8, resources + offset);
+	return 1;
+}
+
+static __noinline int keep_connection(const struct connection_key *key, struct connection *fresh)
+{
+	struct connection *known;
+
+	if (!key || !fresh)
+		return 0;
+	known = bpf_map_lookup_elem(&connections, key);
+	if (known)
+		fresh->owner = known->owner;
+	return !put_shared(&connections, key, fresh, &fresh->owner, known != 0, key->tgid, SHARED_CONNECTIONS, CONNECTIONS);
+}
+
+static __noinline int drop_connection(const struct connection_key *key)
+{
+	struct connection *known = key ? bpf_map_lookup_elem(&connections, key) : 0;
+	struct owner owner;
+
+	if (!known)
+		return 0;
+	owner = known->owner;
+	drop_shared(&connections, key, &owner, SHARED_CONNECTIONS);
+	return 0;
+}
+
+/*
+ * Learn of a connection, or that its address serves another communicator now.  In several functions, as many lie on the
+ * stack above this one.
+ */
 VERIFIED_ONCE int learn_connection(struct walk *walk, __u64 address, __u32 peer_and_channel)
 {
 	struct connection_key key = {.connection = address};
 	struct connection fresh = {.net_device = NO_NET_DEVICE};
-	const struct internals_layout *layout;
-	__u64 resources = 0;
-	__u32 word = 0, send = 0, slot;
 
 	if (!walk)
 		return 0;
 	key.tgid = walk->tgid;
-	slot = walk->library;
-	layout = bpf_map_lookup_elem(&internals_layouts, &slot);
-	if (!layout)
-		return 0;
 	fresh.group = walk->group;
 	fresh.comm = walk->comm;
 	fresh.instance = walk->instance;
 	fresh.peer = peer_and_channel & 0xffffff;
 	fresh.channel = peer_and_channel >> 24;
-	if (read_user(&word, 4, address + layout->connection_transport) ||
-	    read_user(&send, 4, address + layout->connection_send)) {
+	if (!read_connection(&fresh, address, walk->library)) {
 		/* Nor is it what it was to whoever used this address before. */
-		bpf_map_delete_elem(&connections, &key);
+		drop_connection(&key);
 		lose(walk, INTERNAL_UNREADABLE);
 		return 0;
 	}
-	fresh.network = word == TRANSPORT_NET;
-	fresh.send = send == 1;
-	if (fresh.network && !read_user(&resources, 8, address + layout->connection_resources) && resources) {
-		__u32 offset = fresh.send ? layout->send_net_device : layout->receive_net_device;
-		__u32 of_comm = fresh.send ? layout->send_net_comm : layout->receive_net_comm;
-
-		if (offset != NO_OFFSET && !read_user(&word, 4, resources + offset))
-			fresh.net_device = word;
-		if (of_comm != NO_OFFSET)
-			read_user(&fresh.net_comm, 8, resources + of_comm);
-	}
-	if (bpf_map_update_elem(&connections, &key, &fresh, BPF_ANY))
+	if (!keep_connection(&key, &fresh))
 		lose(walk, INTERNAL_FULL);
 	walk->learned = 1;
 	return 0;
+}
+
+static __always_inline void keep_operation(struct walk *walk, struct operation_key *key, struct operation *fresh)
+{
+	struct operation *known = bpf_map_lookup_elem(&operations, key);
+
+	if (known)
+		fresh->owner = known->owner;
+	if (put_shared(&operations, key, fresh, &fresh->owner, known != 0, walk->tgid, SHARED_OPERATIONS, OPERATIONS))
+		lose(walk, INTERNAL_FULL);
+	else
+		walk->posted++;
 }
 
 /* Keep the collective that was gathered last. */
@@ -115,13 +159,12 @@ static __noinline int keep_collective(struct walk *walk)
 	struct operation fresh = {};
 	const struct internals_layout *layout;
 	__u64 elements = 0;
-	__u32 slot, data_type = DATA_TYPE_UNKNOWN;
+	__u32 data_type = DATA_TYPE_UNKNOWN;
 	__u8 byte = 0;
 
 	if (!walk || !walk->remaining)
 		return 0;
-	slot = walk->library;
-	layout = bpf_map_lookup_elem(&internals_layouts, &slot);
+	layout = bpf_map_lookup_elem(&internals_layouts, &walk->library);
 	if (!layout)
 		return 0;
 	fresh.payload_bytes = UNKNOWN_BYTES;
@@ -150,10 +193,7 @@ static __noinline int keep_collective(struct walk *walk)
 	fresh.op = walk->op;
 	fresh.algorithm = walk->algorithm;
 	fresh.protocol = walk->protocol;
-	if (bpf_map_update_elem(&operations, &key, &fresh, BPF_ANY))
-		lose(walk, INTERNAL_FULL);
-	else
-		walk->posted++;
+	keep_operation(walk, &key, &fresh);
 	count_launch(fresh.op, fresh.algorithm, fresh.protocol, fresh.channels);
 	walk->remaining = 0;
 	walk->net_devices = 0;
@@ -185,10 +225,7 @@ static __noinline int keep_point_to_point(struct walk *walk)
 	fresh.data_type = DATA_TYPE_UNKNOWN;
 	fresh.algorithm = 0xff;
 	fresh.protocol = 0xff;
-	if (bpf_map_update_elem(&operations, &key, &fresh, BPF_ANY))
-		lose(walk, INTERNAL_FULL);
-	else
-		walk->posted++;
+	keep_operation(walk, &key, &fresh);
 	return 0;
 }
 
@@ -208,7 +245,9 @@ static __noinline int keep_part(struct walk *walk, __u64 connection, __u64 opera
 	}
 	fresh.launch = walk->launch;
 	fresh.instance = walk->instance;
-	return bpf_map_update_elem(&parts, &key, &fresh, BPF_ANY);
+	if (part)
+		fresh.owner = part->owner;
+	return put_shared(&parts, &key, &fresh, &fresh.owner, part != 0, walk->tgid, SHARED_PARTS, PARTS);
 }
 
 /*
@@ -230,20 +269,31 @@ static __noinline int serves(const struct connection *connection, const struct w
 	return owner && owner->instance == connection->instance && !owner->destroyed_ns;
 }
 
+/* The entry of a connection, if what is known of it still holds. */
+static __noinline struct connection *known_connection(const struct walk *walk, __u64 address)
+{
+	struct connection_key key = {.connection = address};
+	struct connection *connection;
+
+	if (!walk)
+		return 0;
+	key.tgid = walk->tgid;
+	connection = bpf_map_lookup_elem(&connections, &key);
+	return connection && serves(connection, walk) ? connection : 0;
+}
+
 /* One operation of the list; returns 1 at its end. */
 static long take_operation(__u64 number, struct walk *walk)
 {
 	const struct internals_layout *layout;
 	struct connection *connection;
-	struct connection_key key = {};
-	__u8 head[OPERATION_HEAD];
-	__u64 address, operation;
-	__u32 slot = walk->library;
+	__u8 head[OPERATION_HEAD] __attribute__((aligned(8)));
+	__u64 address, at, operation;
 	__u32 channel;
 	__u8 function;
 
 	(void)number;
-	layout = bpf_map_lookup_elem(&internals_layouts, &slot);
+	layout = bpf_map_lookup_elem(&internals_layouts, &walk->library);
 	if (!layout || walk->index == 0xffffffff)
 		return 1;
 	address = walk->pool + (__u64)walk->index * layout->operation_size;
@@ -252,17 +302,16 @@ static long take_operation(__u64 number, struct walk *walk)
 		return 1;
 	}
 	walk->index = head_half(head, layout->operation_next);
-	key.connection = head_word(head, layout->operation_connection);
-	key.tgid = walk->tgid;
-	channel = head_byte(head, layout->operation_channel);
-	connection = bpf_map_lookup_elem(&connections, &key);
-	if (!connection || !serves(connection, walk)) {
+	at = head_word(head, layout->operation_connection);
+	connection = known_connection(walk, at);
+	if (!connection) {
 		__u32 peer = 0;
 
 		if (layout->operation_peer == NO_OFFSET || read_user(&peer, 4, address + layout->operation_peer))
 			peer = 0xffffff;
-		learn_connection(walk, key.connection, (peer & 0xffffff) | channel << 24);
-		connection = bpf_map_lookup_elem(&connections, &key);
+		channel = head_byte(head, layout->operation_channel);
+		learn_connection(walk, at, (peer & 0xffffff) | channel << 24);
+		connection = known_connection(walk, at);
 		if (!connection)
 			return 0;
 	}
@@ -273,7 +322,7 @@ static long take_operation(__u64 number, struct walk *walk)
 	if (operation & 1) {
 		__u8 called = function;
 
-		if (keep_part(walk, key.connection, operation)) {
+		if (keep_part(walk, at, operation)) {
 			lose(walk, INTERNAL_FULL);
 			return 0;
 		}

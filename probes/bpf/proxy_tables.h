@@ -6,6 +6,7 @@
 #include "arithmetic.h"
 #include "communicators.h"
 #include "internals.h"
+#include "shared_tables.h"
 
 /* One slot a library. */
 struct {
@@ -15,6 +16,7 @@ struct {
 	__type(value, struct internals_layout);
 } internals_layouts SEC(".maps");
 
+/* Of communicators that have an entry in `communicators`, and so a place in their user's share. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -23,26 +25,29 @@ struct {
 	__type(value, struct proxy_communicator);
 } proxy_communicators SEC(".maps");
 
+#define CONNECTIONS 131072
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 131072);
+	__uint(max_entries, CONNECTIONS);
 	__type(key, struct connection_key);
 	__type(value, struct connection);
 } connections SEC(".maps");
 
+#define OPERATIONS 65536
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 65536);
+	__uint(max_entries, OPERATIONS);
 	__type(key, struct operation_key);
 	__type(value, struct operation);
 } operations SEC(".maps");
 
+#define PARTS 131072
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 131072);
+	__uint(max_entries, PARTS);
 	__type(key, struct part_key);
 	__type(value, struct part);
 } parts SEC(".maps");
@@ -62,11 +67,12 @@ struct {
 	__type(value, struct distribution);
 } bandwidths SEC(".maps");
 
-/* How collectives were launched: algorithm, protocol, channels. */
+/* How collectives were launched: algorithm, protocol, channels.  Whoever does so first takes the place, for good. */
+#define LAUNCHES 4096
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 4096);
+	__uint(max_entries, LAUNCHES);
 	__type(key, struct launch_key);
 	__type(value, __u64);
 } launches SEC(".maps");
@@ -78,9 +84,10 @@ struct {
 	__type(value, __u64);
 } internal_stats SEC(".maps");
 
+#define COMPLETION_RING_BYTES (1024 * 1024)
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 512 * 1024);
+	__uint(max_entries, COMPLETION_RING_BYTES);
 } completion_events SEC(".maps");
 
 static __always_inline void count_internal(__u32 stat)
@@ -103,12 +110,15 @@ static __noinline int count_launch(__u8 op, __u8 algorithm, __u8 protocol, __u8 
 
 	if (!count) {
 		__u64 zero = 0;
+		struct owner owner;
 
-		bpf_map_update_elem(&launches, &key, &zero, BPF_NOEXIST);
+		put_shared(&launches, &key, &zero, &owner, 0, 0, SHARED_LAUNCHES, LAUNCHES);
 		count = bpf_map_lookup_elem(&launches, &key);
 	}
 	if (count)
 		__sync_fetch_and_add(count, 1);
+	else
+		count_internal(INTERNAL_FULL);
 	return 0;
 }
 

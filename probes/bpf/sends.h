@@ -14,10 +14,11 @@
 #include "completion.h"
 #include "failover.h"
 
+#define SENT 16384
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 16384);
+	__uint(max_entries, SENT);
 	__type(key, struct sent_key);
 	__type(value, struct sent);
 } sent_bytes SEC(".maps");
@@ -34,7 +35,7 @@ VERIFIED_ONCE int add_sent(__u32 tgid, __u32 library, __s32 device, __u64 bytes)
 	if (!sent) {
 		struct sent zero = {};
 
-		bpf_map_update_elem(&sent_bytes, &key, &zero, BPF_NOEXIST);
+		put_shared(&sent_bytes, &key, &zero, &zero.owner, 0, tgid, SHARED_SENT, SENT);
 		sent = bpf_map_lookup_elem(&sent_bytes, &key);
 		if (!sent) {
 			count_internal(INTERNAL_FULL);

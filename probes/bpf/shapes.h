@@ -15,10 +15,12 @@
 #define RAILSCOPE_SHAPES_H
 
 #include "nccl.h"
+#include "shares.h"
 
 /*
- * By instance, modulo its size; read through probes/nccl/programs/tables.py.  A place belongs to the communicator that
- * claimed it until that one ends.  A communicator that finds it taken is not compared.
+ * By instance, modulo its size; read through probes/nccl/programs/tables.py.  A place belongs to its communicator until
+ * that one ends.  Places are shared out, so that some are always free, and a new communicator takes one of them at
+ * random: the place is part of its number.  One whose user's share is used up is not compared.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -27,6 +29,21 @@ struct {
 	__type(key, __u32);
 	__type(value, struct call_shapes);
 } call_shapes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1 << SHAPES_BITS);
+	__type(key, __u32);
+	__type(value, struct shapes_place);
+} shapes_places SEC(".maps");
+
+/* Numbers communicators that have no place. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} instance_counter SEC(".maps");
 
 /* Bit n: every rank makes operation n (stragglers.py has the same, NOT_BY_ALL). */
 #define CALLED_BY_ALL 0x0f1f
@@ -44,30 +61,81 @@ static __always_inline struct call_shapes *shapes_of(__u32 instance)
 	return bpf_map_lookup_elem(&call_shapes, &at);
 }
 
-/* Give a new communicator its place, if nobody has it; nobody calls it yet. */
-static __always_inline void claim_shapes(__u32 instance)
-{
-	struct call_shapes *shapes = shapes_of(instance);
-	__u32 before;
+/* One search in four thousand fails while half of the places are taken. */
+#if ALL_INLINED
+#define PLACE_ATTEMPTS 1
+#else
+#define PLACE_ATTEMPTS 12
+#endif
 
-	if (!shapes)
-		return;
-	before = shapes->instance;
-	if (before && !(before & PLACE_LEFT))
-		return;
-	if (__sync_val_compare_and_swap(&shapes->instance, before, instance) != before)
-		return;
-	shapes->unnumbered = 0;
-	__builtin_memset(shapes->closed, 0, sizeof(shapes->closed));
+/* The number of a new communicator of a process, with a place that it has from now on; 0: none is free. */
+VERIFIED_ONCE __u32 claim_shapes(__u32 uid, __u32 tgid)
+{
+	struct shapes_place *place;
+	struct call_shapes *shapes;
+	__u32 at, instance, before;
+
+#pragma unroll /* in older kernels no loop may go back from a call */
+	for (int i = 0; i < PLACE_ATTEMPTS; i++) {
+		at = bpf_get_prandom_u32() & ((1 << SHAPES_BITS) - 1);
+		shapes = bpf_map_lookup_elem(&call_shapes, &at);
+		place = bpf_map_lookup_elem(&shapes_places, &at);
+		if (!shapes || !place)
+			continue;
+		before = shapes->instance;
+		if (before && !(before & PLACE_LEFT))
+			continue;
+		instance = (__sync_fetch_and_add(&place->given, 1) + 1) << SHAPES_BITS & (WITHOUT_SHAPES - 1);
+		if (!instance)
+			continue;
+		instance |= at;
+		if (__sync_val_compare_and_swap(&shapes->instance, before, instance) != before)
+			continue;
+		place->owner.uid = uid;
+		place->owner.tgid = tgid;
+		/* Nobody calls it yet. */
+		shapes->unnumbered = 0;
+		__builtin_memset(shapes->closed, 0, sizeof(shapes->closed));
+		return instance;
+	}
+	return 0;
+}
+
+/* The number of a communicator that the calling process makes. */
+VERIFIED_ONCE __u32 new_instance(__u32 tgid)
+{
+	__u64 taken = PLACE_TAKEN | NOBODY;
+	__u32 instance, zero = 0;
+	__u32 *counter;
+
+	if (!ALL_INLINED)
+		taken = take_place((__u32)bpf_get_current_uid_gid(), tgid, SHARED_SHAPES, 1 << SHAPES_BITS);
+	if (taken) {
+		instance = claim_shapes((__u32)taken, tgid);
+		if (instance)
+			return instance;
+		if (!ALL_INLINED)
+			return_place((__u32)taken, tgid, SHARED_SHAPES);
+	}
+	counter = bpf_map_lookup_elem(&instance_counter, &zero);
+	return counter ? WITHOUT_SHAPES | ((__sync_fetch_and_add(counter, 1) + 1) & (WITHOUT_SHAPES - 1)) : 0;
 }
 
 /* Who comes next may take the place; until then the reader may look what its communicator called last. */
-static __always_inline void leave_shapes(__u32 instance)
+VERIFIED_ONCE int leave_shapes(__u32 instance)
 {
-	struct call_shapes *shapes = shapes_of(instance);
+	__u32 at = instance & ((1 << SHAPES_BITS) - 1);
+	struct call_shapes *shapes = bpf_map_lookup_elem(&call_shapes, &at);
+	struct shapes_place *place = bpf_map_lookup_elem(&shapes_places, &at);
+	__u32 uid, tgid;
 
-	if (shapes)
-		__sync_val_compare_and_swap(&shapes->instance, instance, instance | PLACE_LEFT);
+	if (!shapes || !place || shapes->instance != instance)
+		return 0;
+	uid = place->owner.uid;
+	tgid = place->owner.tgid;
+	if (__sync_val_compare_and_swap(&shapes->instance, instance, instance | PLACE_LEFT) == instance && !ALL_INLINED)
+		leave_place(uid, tgid, SHARED_SHAPES);
+	return 0;
 }
 
 static __always_inline __u64 mix(__u64 signature, __u64 word)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Fair shares of the tables that processes fill: included once by each object that fills one; all have the same maps.
+ * Fair shares of the tables that processes fill, and of the rings that they write to: included once by each object that
+ * has any, after observed.h; all have the same maps.
  *
  * A user may hold as many entries of a table as it has free, and a process as many as its user could still take.  So a
  * table is never full: one process that fills it stops at a third of it, all of one user at half, and whoever comes
@@ -23,6 +24,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "nccl.h"
+#include "observed.h"
 
 /* By user, by user and process, and of everybody. */
 struct {
@@ -42,15 +44,27 @@ struct {
 	__type(value, struct share_freed);
 } shares_freed SEC(".maps");
 
+/* All zero: too large for a program's stack. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct share);
+} fresh_share SEC(".maps");
+
 static __always_inline struct share *share_of(__u32 uid, __u32 tgid)
 {
 	struct share_key key = {.uid = uid, .tgid = tgid};
-	struct share fresh = {};
 	struct share *found = bpf_map_lookup_elem(&shares, &key);
+	struct share *fresh;
+	__u32 zero = 0;
 
 	if (found)
 		return found;
-	bpf_map_update_elem(&shares, &key, &fresh, BPF_NOEXIST);
+	fresh = bpf_map_lookup_elem(&fresh_share, &zero);
+	if (!fresh)
+		return 0;
+	bpf_map_update_elem(&shares, &key, fresh, BPF_NOEXIST);
 	return bpf_map_lookup_elem(&shares, &key);
 }
 
@@ -71,7 +85,8 @@ static __always_inline __s64 held(const struct share *share, __u32 uid, __u32 tg
 
 /*
  * Whether a process of a user may make one more entry of a table of so many; if so, it is counted as made.  Returns
- * PLACE_TAKEN and in whose share it was counted, NOBODY where there was no room for one more user; else 0.
+ * PLACE_TAKEN and in whose share it was counted, NOBODY where there was no room for one more user; else 0.  tgid 0: the
+ * user alone counts, of entries that no process's end takes out.
  */
 VERIFIED_ONCE __u64 take_place(__u32 uid, __u32 tgid, __u32 table, __u32 entries)
 {
@@ -92,19 +107,34 @@ VERIFIED_ONCE __u64 take_place(__u32 uid, __u32 tgid, __u32 table, __u32 entries
 	free = (__s64)entries - held(all, NOBODY, 0, table);
 	if (of_user >= free)
 		goto refused;
-	if (uid != NOBODY) {
+	if (uid != NOBODY && tgid) {
 		process = share_of(uid, tgid);
 		if (process && held(process, uid, tgid, table) >= free - of_user)
 			goto refused;
-		if (process)
+		if (process) {
 			__sync_fetch_and_add(&process->taken[at], 1);
+			__sync_fetch_and_add(&process->entries, 1);
+		}
 	}
 	__sync_fetch_and_add(&user->taken[at], 1);
 	__sync_fetch_and_add(&all->taken[at], 1);
 	return PLACE_TAKEN | uid;
 refused:
+	count(STAT_SHARE_USED_UP);
 	__sync_fetch_and_add(&user->refused[at], 1);
 	return 0;
+}
+
+/* A record of a user's that took no place had none to take: count it as refused. */
+static __always_inline void refuse_record(__u32 uid, __u32 table)
+{
+	struct share *user = share_of(uid, 0);
+
+	if (!user)
+		user = share_of(NOBODY, 1);
+	count(STAT_SHARE_USED_UP);
+	if (user)
+		__sync_fetch_and_add(&user->refused[table & (SHARED_TABLES - 1)], 1);
 }
 
 static __always_inline void return_to(__u32 uid, __u32 tgid, __u32 at)
@@ -112,8 +142,10 @@ static __always_inline void return_to(__u32 uid, __u32 tgid, __u32 at)
 	struct share_key key = {.uid = uid, .tgid = tgid};
 	struct share *share = bpf_map_lookup_elem(&shares, &key);
 
-	if (share)
-		__sync_fetch_and_add(&share->taken[at], -1);
+	if (!share)
+		return;
+	__sync_fetch_and_add(&share->taken[at], -1);
+	__sync_fetch_and_add(&share->entries, -1);
 }
 
 /* The place that was taken is not needed: another thread made the entry. */
@@ -123,10 +155,14 @@ VERIFIED_ONCE int return_place(__u32 uid, __u32 tgid, __u32 table)
 
 	return_to(NOBODY, 0, at);
 	return_to(uid, uid == NOBODY, at);
-	if (uid != NOBODY)
+	if (uid != NOBODY && tgid)
 		return_to(uid, tgid, at);
 	return 0;
 }
+
+#define RING_HEADER_BYTES 8
+/* Records that a ring holds, each of a type whose size is a multiple of eight. */
+#define RING_RECORDS(bytes, type) ((bytes) / (RING_HEADER_BYTES + sizeof(struct type)))
 
 /* The entry is gone.  A process that holds nothing any more is forgotten, as nobody else would. */
 VERIFIED_ONCE int leave_place(__u32 uid, __u32 tgid, __u32 table)
@@ -135,9 +171,8 @@ VERIFIED_ONCE int leave_place(__u32 uid, __u32 tgid, __u32 table)
 	struct share *process;
 
 	return_place(uid, tgid, table);
-	process = uid == NOBODY ? 0 : bpf_map_lookup_elem(&shares, &key);
-	if (process && !process->taken[SHARED_COMMUNICATORS] && !process->taken[SHARED_AGGREGATES] &&
-	    !process->taken[SHARED_HOST_CALLS] && !process->taken[SHARED_DRIVER_THREADS])
+	process = uid == NOBODY || !tgid ? 0 : bpf_map_lookup_elem(&shares, &key);
+	if (process && !process->entries)
 		bpf_map_delete_elem(&shares, &key);
 	return 0;
 }

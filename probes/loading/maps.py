@@ -120,8 +120,8 @@ class Map:
         attributes = struct.pack("<IIQQQ", self.fd, 0, key_buffer.ctypes.data, value_buffer.ctypes.data, 0)
         bpf(BPF_MAP_UPDATE_ELEM, attributes, f"write map {self.name}")
 
-    def delete(self, key: bytes) -> None:
-        """Remove one entry; removing what is not there is fine."""
+    def delete(self, key: bytes) -> bool:
+        """Remove one entry; returns whether it was there."""
         key_buffer = np.frombuffer(bytearray(key), np.uint8)
         attributes = struct.pack("<IIQQQ", self.fd, 0, key_buffer.ctypes.data, 0, 0)
         try:
@@ -129,6 +129,8 @@ class Map:
         except KernelRefusal as refusal:
             if refusal.errno != errno.ENOENT:
                 raise
+            return False
+        return True
 
 
 class MappedArray(Map):

@@ -54,7 +54,7 @@ static long write_slot(__u32 at, void *context)
 {
 	struct order *order = context;
 	__u64 stamp;
-	struct call_slot *slot = reserve_call_slot(&stamp);
+	struct call_slot *slot = reserve_call_slot(1, &stamp);
 
 	(void)at;
 	order->sequence++;

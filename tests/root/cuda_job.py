@@ -77,6 +77,7 @@ class Job:
 
     caller: Caller
     cuda: CudaEvents
+    programs: NcclPrograms
 
     def enqueue(self, comm: int, stream: int, calls: int = 1) -> None:
         """Calls of NCCL that are not launched yet."""
@@ -124,9 +125,15 @@ class Job:
         """How many calls of each communicator are complete, in their order; and the number of durations measured."""
         durations = self.cuda.durations()
         return (
-            [progress.completed_sequence for _, progress in sorted(self.cuda.progress().items())],
+            [self.cuda.progress()[instance].completed_sequence for instance in self.instances()],
             int(durations[Op.AllReduce]["count"]) if Op.AllReduce in durations else 0,
         )
+
+    def instances(self) -> list[int]:
+        """Communicators of which something was proved, as they were made."""
+        proved = self.cuda.progress()
+        _, known = self.programs.communicators.read()
+        return [one for one in known["instance"][np.argsort(known["first_ns"])].tolist() if one in proved]
 
 
 def simulated_library(folder: Path) -> Path:
@@ -151,4 +158,4 @@ def probed_job(library: Path, caller: Caller, attach: AttachKind, enqueue_time: 
         stack.callback(programs.attach(str(library), points, LIBRARY, LAYOUT_OF_COMMUNICATORS).close)
         stack.callback(internals.cuda.attach_library(str(library), launches).close)
         stack.callback(internals.cuda.attach_cuda(str(library), functions).close)
-        yield Job(caller, internals.cuda)
+        yield Job(caller, internals.cuda, programs)

@@ -14,6 +14,7 @@ from railscope.probes.loading.maps import Map, Records
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.functions.cuda import LIBRARY_PROGRAMS, CudaInterface, cuda_points, library_points
 from railscope.probes.nccl.programs.readings import delete_where
+from railscope.probes.nccl.records.calls import SHARED_TABLES
 from railscope.probes.nccl.records.cuda import CudaStat
 from tests.root.caller import MAGIC, Caller, forge_communicator
 from tests.root.cuda_job import (
@@ -28,6 +29,7 @@ from tests.root.cuda_job import (
     simulated_library,
 )
 from tests.root.probe_targets import on_x86_64
+from tests.root.test_shares_below_calls import taken_and_freed
 
 pytestmark = [pytest.mark.root, on_x86_64]
 
@@ -223,12 +225,42 @@ def test_a_communicator_that_nobody_asks_about_stays_unknown(job: Job) -> None:
     assert job.proved() == ([5], 5)
 
 
-def test_of_too_many_calls_at_once_all_are_proved_and_the_last_thousand_have_durations(job: Job) -> None:
+def test_of_too_many_calls_at_once_all_are_proved_and_the_last_ones_have_durations(job: Job) -> None:
     job.enqueue(A, STREAM, calls=1100)
     job.launch(A)
     job.wait_for(STREAM)
-    assert job.proved() == ([1100], 1024)
-    assert job.cuda.stats()[CudaStat.FORGOTTEN] == 1100 - 1024
+    assert job.proved() == ([1100], 512)
+    assert job.cuda.stats()[CudaStat.FORGOTTEN] == 1100 - 512
+
+
+def test_who_fills_the_tables_takes_neither_proofs_nor_durations_from_another_user(library: Path) -> None:
+    """Streams, marks of events and ranges of calls, each more than there are."""
+    with Caller(library, user=5000) as greedy, Caller(library, user=5001) as modest:
+        with probed_job(library, greedy, *SESSION) as job:
+            job.programs.observe(modest.pid)
+            victim = Job(modest, job.cuda, job.programs)
+            for comm in range(1, 101):
+                job.run(comm << 12, STREAM)
+            job.enqueue(A, STREAM)
+            job.launch(A)
+            greedy.sweep("cudaEventRecord", 0, 20_000, 0, STREAM, 0)
+            refused = job.programs.shares.refused()
+            assert {table for table, _ in refused} == {"cuda_ranges", "cuda_marks"}
+            assert {user for _, user in refused} == {5000}
+            victim.run(A, STREAM, calls=3)
+            victim.record(EVENT, STREAM)
+            victim.run(A, STREAM, calls=2)
+            victim.ask(EVENT)
+            assert job.proved() == ([3], 3)
+            victim.wait_for(STREAM)
+            assert job.proved() == ([5], 5)
+            assert job.programs.shares.refused() == refused
+            # What is left of a process that has ended is given back with it.
+            job.cuda.forget_processes({greedy.pid, modest.pid})
+            job.programs.shares.flush()
+            for left in taken_and_freed(job.programs.shares).values():
+                held = dict(zip(SHARED_TABLES, left, strict=False))
+                assert not any(count for table, count in held.items() if table.startswith("cuda"))
 
 
 def test_the_next_stream_with_a_handle_is_not_taken_to_be_proved_by_the_last_ones_events(job: Job) -> None:
@@ -246,7 +278,7 @@ def test_forgetting_a_communicator_leaves_the_others_of_its_stream_provable(job:
     job.run(A, STREAM)
     job.run(B, STREAM)
     job.wait_for(STREAM)
-    first, _ = sorted(job.cuda.progress())
+    first, _ = job.instances()
     job.cuda.forget_communicators({first})
     job.run(B, STREAM)
     job.wait_for(STREAM)
@@ -409,8 +441,8 @@ def test_the_next_communicator_at_an_address_begins_with_nothing_proved_and_an_e
 def test_what_was_proved_of_nobody_known_is_nobodys(job: Job) -> None:
     job.run(A, STREAM)
     job.wait_for(STREAM)
-    keys, values = (rows.copy() for rows in job.cuda._communicators.read())
-    values["instance"] = 0
+    keys, values = (rows.copy() for rows in Map.read(job.cuda._communicators))
+    values["value"]["instance"] = 0
     job.cuda._communicators.update(keys.tobytes(), values.tobytes())
     assert job.proved() == ([], 1)
 

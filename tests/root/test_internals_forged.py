@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from railscope.probes.libraries.elf import Elf
+from railscope.probes.loading.maps import Map
 from railscope.probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op
 from railscope.probes.nccl.layouts.layout import Layouts, Structure
 from railscope.probes.nccl.records.calls import COMMUNICATOR, COMMUNICATOR_KEY
@@ -118,11 +119,11 @@ def test_a_shared_connection_is_its_first_users_as_long_as_that_lives(
     sends, _ = probes.forged.connections
     probes.forged.post(sends)
     probes.forged.complete(sends)
-    keys, values = (rows.copy() for rows in probes.internals.connections())
-    first_user = 0x1000
+    keys, entries = (rows.copy() for rows in Map.read(probes.internals._connections))
+    values, first_user = entries["value"], 0x1000
     values["comm"], values["instance"] = first_user, 77
     values["group"] += moved
-    probes.internals._connections.update(keys.tobytes(), values.tobytes())
+    probes.internals._connections.update(keys.tobytes(), entries.tobytes())
     key, user = np.zeros(1, COMMUNICATOR_KEY), np.zeros(1, COMMUNICATOR)
     key["comm"], key["tgid"] = first_user, probes.forged.target.caller.pid
     user["instance"], user["destroyed_ns"] = instance, destroyed_ns

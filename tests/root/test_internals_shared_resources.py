@@ -13,6 +13,7 @@ import pytest
 from railscope.probes.nccl.programs.calls import NcclPrograms, ProgramSettings
 from railscope.probes.nccl.programs.internals import _COMMUNICATOR_KEY, Internals
 from railscope.probes.nccl.records import internals as records
+from railscope.probes.nccl.records.calls import OWNER
 
 pytestmark = pytest.mark.root
 
@@ -42,7 +43,7 @@ def connection(internals: Internals, address: int, instance: int, tgid: int, gro
     key, value = np.zeros(1, records.CONNECTION_KEY), np.zeros(1, records.CONNECTION)
     key["connection"], key["tgid"] = address, tgid
     value["instance"], value["group"] = instance, group
-    internals._connections.update(key.tobytes(), value.tobytes())
+    internals._connections.update(key.tobytes(), value.tobytes() + bytes(OWNER.itemsize))
 
 
 def connections_left(internals: Internals) -> set[tuple[int, int]]:
@@ -79,13 +80,13 @@ def operation(internals: Internals, number: int, instance: int, tgid: int, **fie
     value["instance"] = instance
     for name, content in fields.items():
         value[name] = content
-    internals._operations.update(key.tobytes(), value.tobytes())
+    internals._operations.update(key.tobytes(), value.tobytes() + bytes(OWNER.itemsize))
 
 
 def part(internals: Internals, connection: int, instance: int, tgid: int) -> None:
     key, value = np.zeros(1, records.PART_KEY), np.zeros(1, records.PART)
     key["connection"], key["tgid"], value["instance"] = connection, tgid, instance
-    internals._parts.update(key.tobytes(), value.tobytes())
+    internals._parts.update(key.tobytes(), value.tobytes() + bytes(OWNER.itemsize))
 
 
 def test_the_oldest_operation_of_each_communicator_tells_how_far_it_has_come(internals: Internals) -> None:

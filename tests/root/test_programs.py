@@ -139,7 +139,8 @@ def test_a_full_ring_loses_events_and_no_counts(nccl: Target) -> None:
         assert counted(programs) == {Op.AllReduce: Count(1020, 416_000)}
         assert programs.call_events.records_read == len(first) + len(second)
         assert programs.call_events.fullness() == 0
-    assert len(first) == 4096 // 64
+    # Of its last quarter one process may have a third.
+    assert len(first) == 48 + 6
     assert second["payload_bytes"].tolist() == [800] * 20
     assert lost == 1000 - len(first)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +11,7 @@ from railscope.probes.loading.maps import Map
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.layouts.layout import Layouts
 from railscope.probes.nccl.programs.calls import NcclPrograms
-from railscope.probes.nccl.records.calls import AGGREGATE_SLOTS, NOBODY, Stat
+from railscope.probes.nccl.records.calls import AGGREGATE_SLOTS, CALL_SLOT, NOBODY, SHAPES, Stat
 from tests.root.caller import Caller
 from tests.root.probe_targets import FLOAT32, Target, assemble, attached, counted, loaded, on_x86_64, target
 
@@ -101,6 +102,62 @@ def test_combinations_beyond_a_share_are_counted_in_the_totals_alone(plain: Targ
         assert counted(programs, other.pid)[Op.Send].calls == 20
         assert int(programs.overflow_totals()[Op.Send, FLOAT32]["calls"]) == AGGREGATE_SLOTS - 100
         assert programs.shares.refused() == {("aggregates", GREEDY): AGGREGATE_SLOTS - 100}
+
+
+def test_a_user_with_many_communicators_leaves_places_for_what_others_collectives_were(plain: Target) -> None:
+    with (
+        Caller(plain.path, user=GREEDY) as greedy,
+        Caller(plain.path, user=MODEST) as modest,
+        loaded() as programs,
+        attached(programs, plain),
+    ):
+        for caller in (greedy, modest):
+            programs.observe(caller.pid)
+        for caller, communicators in ((greedy, 3001), (modest, 201)):
+            make(caller, communicators)
+        compared = dict.fromkeys((greedy.pid, modest.pid), 0)
+        keys, values = programs.communicators.read()
+        instances = values["instance"].tolist()
+        assert len(set(instances)) == 3200
+        for tgid, instance, calls in zip(keys["tgid"].tolist(), instances, values["sequence"].tolist(), strict=True):
+            found = programs.shapes.recent(instance, calls)
+            compared[tgid] += found is not None and found[0] == 1
+        assert compared == {greedy.pid: -(-SHAPES // 3), modest.pid: 200}
+        refused = programs.shares.refused()
+        assert {user for _, user in refused} == {GREEDY}
+        assert refused["call_shapes", GREEDY] == 3000 - -(-SHAPES // 3)
+        # Whoever ends leaves the place, whether a program or the reader takes it back.
+        for key in keys[keys["tgid"] == greedy.pid]:
+            programs.communicators.delete(key.tobytes())
+        programs.communicators.read()
+        make(greedy, 101)
+        keys, values = programs.communicators.read()
+        ours = values["instance"][keys["tgid"] == greedy.pid]
+        assert len(ours) == 100
+        assert all(programs.shapes.recent(instance, 1) for instance in ours.tolist())
+
+
+def test_a_user_who_floods_a_ring_of_calls_loses_his_own_records_alone(plain: Target) -> None:
+    slots = 1024
+    with (
+        Caller(plain.path, user=GREEDY) as greedy,
+        Caller(plain.path, user=MODEST) as modest,
+        loaded(ring_bytes=slots * CALL_SLOT.itemsize) as programs,
+        attached(programs, plain),
+    ):
+        for caller in (greedy, modest):
+            programs.observe(caller.pid)
+            os.sched_setaffinity(caller.pid, {min(os.sched_getaffinity(0))})
+        for _ in range(2):
+            before = programs.shares.refused().get(("call_events", GREEDY), 0)
+            for caller, calls in ((greedy, 2000), (modest, 50)):
+                caller.call("ncclAllReduce", calls, 0, 0, 100, FLOAT32, 0, 0x1000, 7)
+            events = programs.call_events.read()
+            assert (events["tgid"] == modest.pid).sum() == 50
+            kept = int((events["tgid"] == greedy.pid).sum())
+            assert kept == slots * 3 // 4 + -(-slots // 4 // 3)
+            assert programs.shares.refused() == {("call_events", GREEDY): before + 2000 - kept}
+        assert programs.stats()[Stat.RING_FULL] == before + 2000 - kept
 
 
 def share_maps(programs: NcclPrograms) -> list[tuple[Map, str]]:

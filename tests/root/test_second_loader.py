@@ -97,7 +97,10 @@ def make_calls(to: Target) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """All that the programs say, but for times and for the numbers of CPUs."""
+    """All that the programs say, but for times and for the numbers of CPUs.
+
+    Communicators are numbered as they come: the programs number them at random.
+    """
 
     counts: Counter[tuple[int, ...]]
     """Calls and bytes by operation, data type, size bucket, peer and communicator."""
@@ -109,10 +112,15 @@ class Seen:
 
 
 def what_was_seen(programs: NcclPrograms) -> Seen:
+    lives = programs.lifecycle_events.read()
+    numbers = {0: 0}
+    for instance in lives["instance"].tolist():
+        numbers.setdefault(instance, len(numbers))
     keys, values = programs.aggregates.read()
     counts: Counter[tuple[int, ...]] = Counter()
     for key, value in zip(keys, values, strict=True):
-        named = tuple(int(key[name]) for name in ("op", "data_type", "size_bucket", "peer", "instance"))
+        named = tuple(int(key[name]) for name in ("op", "data_type", "size_bucket", "peer"))
+        named = *named, numbers[int(key["instance"])]
         counts[named] += int(value["calls"].sum())
         counts[*named, -1] += int(value["payload_bytes"].sum())
     comms, entries = programs.communicators.read()
@@ -120,18 +128,25 @@ def what_was_seen(programs: NcclPrograms) -> Seen:
         counts=counts,
         communicators={
             int(key["comm"]): (
-                *(int(entry[name]) for name in ("sequence", "instance", "library", "confirmed")),
+                *(int(entry[name]) for name in ("sequence", "library", "confirmed")),
+                numbers[int(entry["instance"])],
                 int(entry["destroyed_ns"]) > 0,
                 entry["identity"].tobytes(),
             )
             for key, entry in zip(comms, entries, strict=True)
         },
         lifecycle=Counter(
-            tuple(event[name].tobytes() for name in event.dtype.names if name != "time_ns")
-            for event in programs.lifecycle_events.read()
+            (
+                *(event[name].tobytes() for name in event.dtype.names if name not in ("time_ns", "instance")),
+                numbers[int(event["instance"])].to_bytes(4, "little"),
+            )
+            for event in lives
         ),
         calls=Counter(
-            tuple(int(event[name]) for name in event.dtype.names if name != "time_ns")
+            (
+                *(int(event[name]) for name in event.dtype.names if name not in ("time_ns", "instance")),
+                numbers[int(event["instance"])],
+            )
             for event in programs.call_events.read()
         ),
         timed=programs.enqueue_times()["calls"].tolist(),

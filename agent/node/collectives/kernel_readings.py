@@ -26,8 +26,6 @@ ENQUEUE_BOUNDS: Final = tuple((1 << (7 + i)) / 1e9 for i in range(31))
 """Seconds; the last bucket of the kernel's 32 has no bound."""
 
 _CALLS: Final = "calls"
-_FULL: Final = (Stat.COMMUNICATORS_FULL, Stat.AGGREGATES_FULL, Stat.HOST_CALLS_FULL)
-"""Of each table that is shared out, the calls that found no place in it."""
 _COMMUNICATORS: Final = "communicators"
 _LOST: Final = {
     "ring_full": Stat.RING_FULL,
@@ -91,8 +89,8 @@ class KernelReadings:
         self._lost = dict.fromkeys(_LOST, 0)
         self._unreadable: Mapping[int, int] = {}
         self._limits_reached: Mapping[tuple[str, int | None], int] = {}
-        self._full: tuple[int, ...] | None = (0,) * len(_FULL)
-        """Calls that found no place in a table when the shares were read last."""
+        self._refused_before = 0
+        """How often a user's share was used up, when the shares were read last."""
         self._refused: set[str] = set()
         self._runs: tuple[tuple[int, int] | None, tuple[int, int] | None] = (None, None)
         """Runs of the programs at the last two readings."""
@@ -154,11 +152,11 @@ class KernelReadings:
     def limits_reached(self) -> Mapping[tuple[str, int | None], int]:
         """Calls that got no entry because a user's share was used up, by table and uid."""
         stats = self._attempt("losses", self._programs.stats)
-        full = None if stats is None else tuple(stats.get(one, 0) for one in _FULL)
-        if full not in (None, self._full):
+        refused = self._refused_before if stats is None else stats.get(Stat.SHARE_USED_UP, 0)
+        if refused != self._refused_before:
             reading = self._attempt("shares", self._programs.shares.refused)
             if reading is not None:
-                self._limits_reached, self._full = reading, full
+                self._limits_reached, self._refused_before = reading, refused
         return self._limits_reached
 
     def _read_enqueue_times(self) -> tuple[OpHistogram, ...]:

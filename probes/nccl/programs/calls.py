@@ -39,6 +39,7 @@ from railscope.probes.nccl.functions.probe_points import ProbePoints
 from railscope.probes.nccl.layouts.layout import CommLayout
 from railscope.probes.nccl.programs.host_calls import HostCallTable
 from railscope.probes.nccl.programs.shapes import ShapeTable
+from railscope.probes.nccl.programs.shared import SharedMap, SharedRing
 from railscope.probes.nccl.programs.shares import Shares
 from railscope.probes.nccl.programs.tables import AggregateTable, CommunicatorTable
 from railscope.probes.nccl.records import calls as records
@@ -48,7 +49,7 @@ from railscope.probes.rings.slots import SlotRings, rings_for
 
 _log = logging.getLogger("railscope.probes")
 
-_LIFECYCLE_RING_BYTES: Final = 1 << 19  # as in communicators.h
+_LIFECYCLE_RING_BYTES: Final = 1 << 20  # as in communicators.h
 _WAKEUPS_BYTES: Final = 4096  # as in call_slots.h
 _SAMPLING_OFF: Final = 32
 _INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC  # PROC_PID_INIT_INO, include/linux/proc_ns.h
@@ -184,14 +185,20 @@ class NcclPrograms:
             slots=self._mapped("aggregate_slots", records.AGGREGATE_SLOT, records.AGGREGATE_SLOTS),
             shares=self.shares,
         )
-        self.shapes = ShapeTable(self._mapped("call_shapes", records.CALL_SHAPES, records.SHAPES))
+        self.shapes = ShapeTable(
+            self._mapped("call_shapes", records.CALL_SHAPES, records.SHAPES),
+            map_of("shapes_places", records.SLOT, records.SHAPES_PLACE),
+            self.shares,
+        )
         self.communicators = CommunicatorTable(
             loaded.map_fds["communicators"],
             slots=self._mapped("communicator_slots", records.COMMUNICATOR_SLOT, records.COMMUNICATOR_SLOTS),
             shapes=self.shapes,
             shares=self.shares,
         )
-        self.host_calls = HostCallTable(map_of("host_calls", records.SLOT, records.HOST_CALL), self.shares)
+        self.host_calls = HostCallTable(
+            SharedMap(loaded.map_fds["host_calls"], "host_calls", records.SLOT, records.HOST_CALL, self.shares)
+        )
         self._overflow = map_of("overflow_totals", records.SLOT, records.AGGREGATE, per_cpu=True)
         self._enqueue_times = map_of("enqueue_times", records.SLOT, records.ENQUEUE_TIME, per_cpu=True)
         self._stats = map_of("stats", records.SLOT, records.STAT, per_cpu=True)
@@ -202,7 +209,13 @@ class NcclPrograms:
         for inode in sorted(settings.namespaces)[:_MOST_NAMESPACES]:
             namespaces.update(struct.pack("<I", inode), b"\1")
         self.call_events = call_rings.open(loaded)
-        self.lifecycle_events = Ring(loaded.map_fds["lifecycle_events"], _LIFECYCLE_RING_BYTES, records.LIFECYCLE_EVENT)
+        self.lifecycle_events = SharedRing(
+            loaded.map_fds["lifecycle_events"],
+            _LIFECYCLE_RING_BYTES,
+            records.LIFECYCLE_EVENT,
+            "lifecycle_events",
+            self.shares,
+        )
 
     @classmethod
     def load(cls, settings: ProgramSettings) -> NcclPrograms:

@@ -21,8 +21,10 @@ from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.functions.cuda import LIBRARY_PROGRAMS, CudaPoints
 from railscope.probes.nccl.programs.calls import EnqueueTime
 from railscope.probes.nccl.programs.readings import delete_where, distributions_by_op
+from railscope.probes.nccl.programs.shared import OwnedMap, SharedMap
+from railscope.probes.nccl.programs.shares import Shares
 from railscope.probes.nccl.records import cuda as cuda_records
-from railscope.probes.nccl.records.calls import COMMUNICATOR_KEY, SLOT, STAT
+from railscope.probes.nccl.records.calls import COMMUNICATOR_KEY, OWNER, SLOT, STAT
 from railscope.probes.nccl.records.cuda import CudaStat
 from railscope.probes.nccl.records.internals import DISTRIBUTION
 
@@ -52,10 +54,31 @@ def attach_types(attach: AttachKind, enqueue_time: EnqueueTime) -> dict[str, int
     return types
 
 
+class CudaCommunicatorTable(OwnedMap):
+    """What was proved of each communicator: keys of dtype COMMUNICATOR_KEY, values of dtype COMMUNICATOR."""
+
+    def __init__(self, fd: int, shares: Shares, ranges: Map) -> None:
+        """`ranges`: the map `cuda_ranges`."""
+        super().__init__(fd, "cuda_communicators", COMMUNICATOR_KEY, cuda_records.COMMUNICATOR, shares)
+        self._ranges = ranges
+
+    def delete(self, key: bytes) -> bool:
+        """See `Map.delete`."""
+        entry = Map.lookup(self, key)
+        if entry is None or not super().delete(key):
+            return False
+        if number := int(entry["value"]["range"][0]):
+            self._ranges.update((number - 1).to_bytes(4, "little"), bytes(4))
+            self._shares.free("cuda_ranges", *self._owner(key, entry))
+        return True
+
+
 class CudaEvents:
     """The programs and their maps, within an object whose owner loads and closes it."""
 
-    def __init__(self, loaded: libbpf.LoadedObject, attach: AttachKind, pids: Sequence[int] = ()) -> None:
+    def __init__(
+        self, loaded: libbpf.LoadedObject, attach: AttachKind, shares: Shares, pids: Sequence[int] = ()
+    ) -> None:
         """`pids`: see `Links`."""
         self._attach_kind = attach
         self._pids = pids
@@ -65,10 +88,15 @@ class CudaEvents:
         def map_of(name: str, key: np.dtype[Any], value: np.dtype[Any], *, per_cpu: bool = False) -> Map:
             return Map(loaded.map_fds[name], name, key, value, cpus=cpus, per_cpu=per_cpu)
 
-        self._communicators = map_of("cuda_communicators", COMMUNICATOR_KEY, cuda_records.COMMUNICATOR)
-        self._streams = map_of("cuda_streams", cuda_records.STREAM_KEY, cuda_records.STREAM)
-        self._marks = map_of("cuda_marks", cuda_records.HANDLE_KEY, cuda_records.STREAM)
-        self._processes = map_of("cuda_processes", SLOT, np.dtype("u1"))
+        def shared(name: str, key: np.dtype[Any], value: np.dtype[Any]) -> Map:
+            return OwnedMap(loaded.map_fds[name], name, key, value, shares)
+
+        self._communicators = CudaCommunicatorTable(
+            loaded.map_fds["cuda_communicators"], shares, map_of("cuda_ranges", SLOT, SLOT)
+        )
+        self._streams = shared("cuda_streams", cuda_records.STREAM_KEY, cuda_records.STREAM)
+        self._marks = shared("cuda_marks", cuda_records.HANDLE_KEY, cuda_records.STREAM)
+        self._processes = SharedMap(loaded.map_fds["cuda_processes"], "cuda_processes", SLOT, OWNER, shares)
         self._durations = map_of("cuda_durations", SLOT, DISTRIBUTION, per_cpu=True)
         self._stats = map_of("cuda_stats", SLOT, STAT, per_cpu=True)
 

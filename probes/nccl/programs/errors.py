@@ -18,13 +18,14 @@ from railscope.probes.loading.bpf_syscall import possible_cpus
 from railscope.probes.loading.links import AttachKind, Links, ProbePoint
 from railscope.probes.loading.maps import Map
 from railscope.probes.nccl.functions.entry_points import END_FUNCTIONS
+from railscope.probes.nccl.programs.shared import SharedRing
+from railscope.probes.nccl.programs.shares import Shares
 from railscope.probes.nccl.records.calls import SLOT, STAT
 from railscope.probes.nccl.records.errors import ERROR_EVENT, ERROR_LAYOUT, ErrorLayout, ErrorStat
-from railscope.probes.rings.ring_buffer import Ring
 
 PROGRAMS: Final = ("async_error_entry", "async_error_return")
 """Programs of the object that `Internals` loads."""
-_RING_BYTES: Final = 64 << 10  # as in errors.h
+_RING_BYTES: Final = 128 << 10  # as in errors.h
 
 
 def error_points(elf: Elf, library: int) -> tuple[ProbePoint, ...]:
@@ -44,14 +45,16 @@ def error_points(elf: Elf, library: int) -> tuple[ProbePoint, ...]:
 class Errors:
     """The programs and their maps, within an object whose owner loads and closes it."""
 
-    def __init__(self, loaded: libbpf.LoadedObject, attach: AttachKind, pids: Sequence[int] = ()) -> None:
+    def __init__(
+        self, loaded: libbpf.LoadedObject, attach: AttachKind, shares: Shares, pids: Sequence[int] = ()
+    ) -> None:
         """`pids`: see `Links`."""
         self._attach_kind = attach
         self._pids = pids
         self._entry, self._return = (loaded.program_fds[program] for program in PROGRAMS)
         self._layouts = Map(loaded.map_fds["error_layouts"], "error_layouts", SLOT, ERROR_LAYOUT)
         self._stats = Map(loaded.map_fds["error_stats"], "error_stats", SLOT, STAT, cpus=possible_cpus(), per_cpu=True)
-        self.events = Ring(loaded.map_fds["error_events"], _RING_BYTES, ERROR_EVENT)
+        self.events = SharedRing(loaded.map_fds["error_events"], _RING_BYTES, ERROR_EVENT, "error_events", shares)
 
     def describe(self, library: int, layout: ErrorLayout | None) -> None:
         """Set where communicators of a library keep their result; None: unknown."""

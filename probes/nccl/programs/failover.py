@@ -16,15 +16,16 @@ from railscope.probes.loading import libbpf
 from railscope.probes.loading.bpf_syscall import possible_cpus
 from railscope.probes.loading.links import AttachKind, Links, ProbePoint
 from railscope.probes.loading.maps import Map
+from railscope.probes.nccl.programs.shared import SharedRing
+from railscope.probes.nccl.programs.shares import Shares
 from railscope.probes.nccl.records.calls import SLOT, STAT
 from railscope.probes.nccl.records.failover import FAILED_OVER_KEY, FAILOVER_EVENT, FailoverStat
-from railscope.probes.rings.ring_buffer import Ring
 
 PROGRAMS: Final = ("failover_entry", "failover_return")
 """Programs of the object that `Internals` loads."""
 SYMBOL: Final = "_Z37ncclIbResiliencyHandleCompletionErrorP16ncclIbResiliencyP6ibv_wci"
 """Not exported; in the `.symtab` of the published libraries from 2.29.7 on, which are the first to fail over."""
-_RING_BYTES: Final = 64 << 10  # as in failover.h
+_RING_BYTES: Final = 128 << 10  # as in failover.h
 _FIRST: Final = (0).to_bytes(4, "little")
 
 
@@ -41,7 +42,7 @@ def failover_points(elf: Elf, library: int) -> tuple[ProbePoint, ...]:
 class Failover:
     """The programs and their maps, within an object whose owner loads and closes it."""
 
-    def __init__(self, loaded: libbpf.LoadedObject, attach: AttachKind, pids: Sequence[int] = ()) -> None:
+    def __init__(self, loaded: libbpf.LoadedObject, attach: AttachKind, shares: Shares, pids: Sequence[int]) -> None:
         """`pids`: see `Links`."""
         self._attach_kind = attach
         self._pids = pids
@@ -51,7 +52,9 @@ class Failover:
         self._stats = Map(
             loaded.map_fds["failover_stats"], "failover_stats", SLOT, STAT, cpus=possible_cpus(), per_cpu=True
         )
-        self.events = Ring(loaded.map_fds["failover_events"], _RING_BYTES, FAILOVER_EVENT)
+        self.events = SharedRing(
+            loaded.map_fds["failover_events"], _RING_BYTES, FAILOVER_EVENT, "failover_events", shares
+        )
 
     def attach(self, path: str, points: Sequence[ProbePoint], *, pid: int = 0) -> Links:
         """Attach to the file at `path`; no links where there are no points.

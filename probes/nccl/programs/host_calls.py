@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from railscope.probes.loading.maps import Map, Records
-from railscope.probes.nccl.programs.shares import Shares
+from railscope.probes.loading.maps import Records
+from railscope.probes.nccl.programs.shared import SharedMap
 
 
 class HostCallTable:
     """Not thread-safe: the daemon's lock guards it."""
 
-    def __init__(self, calls: Map, shares: Shares) -> None:
+    def __init__(self, calls: SharedMap) -> None:
         """`calls`: the map `host_calls`."""
         self._calls = calls
-        self._shares = shares
 
     def read(self) -> tuple[Records, Records]:
         """Thread numbers, and what each is in (dtype HOST_CALL).
@@ -39,4 +38,3 @@ class HostCallTable:
             # Another thread may have the number by now.
             if found is not None and found["start_ns"][0] == start_ns:
                 self._calls.delete(key)
-                self._shares.free("host_calls", int(found["uid"][0]), int(found["tgid"][0]))

@@ -29,13 +29,13 @@ from railscope.probes.nccl.programs.errors import Errors
 from railscope.probes.nccl.programs.failover import PROGRAMS as FAILOVER_PROGRAMS
 from railscope.probes.nccl.programs.failover import Failover
 from railscope.probes.nccl.programs.readings import delete_where, distributions_by_op
+from railscope.probes.nccl.programs.shared import OwnedMap, SharedRing
 from railscope.probes.nccl.records import internals as layouts
 from railscope.probes.nccl.records.calls import SLOT, STAT
 from railscope.probes.nccl.records.errors import ErrorLayout
 from railscope.probes.nccl.records.internals import InternalStat, NetworkKind
-from railscope.probes.rings.ring_buffer import Ring
 
-_RING_BYTES: Final = 1 << 19  # as in proxy_tables.h
+_RING_BYTES: Final = 1 << 20  # as in proxy_tables.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,26 +105,31 @@ class Internals:
         self._pids = programs.pids
         self._loaded = loaded
         self._known = programs.communicators
-        cpus = possible_cpus()
+        cpus, shares = possible_cpus(), programs.shares
 
         def map_of(name: str, key: np.dtype[Any], value: np.dtype[Any], *, per_cpu: bool = False) -> Map:
             return Map(loaded.map_fds[name], name, key, value, cpus=cpus, per_cpu=per_cpu)
 
+        def shared(name: str, key: np.dtype[Any], value: np.dtype[Any], *, per_cpu: bool = False) -> Map:
+            return OwnedMap(loaded.map_fds[name], name, key, value, shares, cpus=cpus, per_cpu=per_cpu)
+
         self._layouts = map_of("internals_layouts", SLOT, layouts.LAYOUT)
         self._communicators = map_of("proxy_communicators", _COMMUNICATOR_KEY, layouts.PROXY_COMMUNICATOR)
-        self._connections = map_of("connections", layouts.CONNECTION_KEY, layouts.CONNECTION)
-        self._operations = map_of("operations", layouts.OPERATION_KEY, layouts.OPERATION)
-        self._parts = map_of("parts", layouts.PART_KEY, layouts.PART)
+        self._connections = shared("connections", layouts.CONNECTION_KEY, layouts.CONNECTION)
+        self._operations = shared("operations", layouts.OPERATION_KEY, layouts.OPERATION)
+        self._parts = shared("parts", layouts.PART_KEY, layouts.PART)
         self._durations = map_of("durations", SLOT, layouts.DISTRIBUTION, per_cpu=True)
         self._bandwidths = map_of("bandwidths", SLOT, layouts.DISTRIBUTION, per_cpu=True)
-        self._histories = map_of("histories", layouts.HISTORY_KEY, layouts.HISTORY)
+        self._histories = shared("histories", layouts.HISTORY_KEY, layouts.HISTORY)
         self._launches = map_of("launches", layouts.LAUNCH_KEY, np.dtype("<u8"), per_cpu=True)
-        self._sent = map_of("sent_bytes", layouts.SENT_KEY, layouts.SENT, per_cpu=True)
+        self._sent = shared("sent_bytes", layouts.SENT_KEY, layouts.SENT, per_cpu=True)
         self._stats = map_of("internal_stats", SLOT, STAT, per_cpu=True)
-        self.completion_events = Ring(loaded.map_fds["completion_events"], _RING_BYTES, layouts.COMPLETION_EVENT)
-        self.errors = Errors(loaded, self.attach_kind, programs.pids)
-        self.failover = Failover(loaded, self.attach_kind, programs.pids)
-        self.cuda = CudaEvents(loaded, self.attach_kind, programs.pids)
+        self.completion_events = SharedRing(
+            loaded.map_fds["completion_events"], _RING_BYTES, layouts.COMPLETION_EVENT, "completion_events", shares
+        )
+        self.errors = Errors(loaded, self.attach_kind, shares, programs.pids)
+        self.failover = Failover(loaded, self.attach_kind, shares, programs.pids)
+        self.cuda = CudaEvents(loaded, self.attach_kind, shares, programs.pids)
 
     @classmethod
     def load(cls, programs: NcclPrograms, *, write_events: bool = False) -> Internals:

@@ -14,8 +14,9 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from railscope.probes.loading.maps import MappedArray
+from railscope.probes.loading.maps import Map, MappedArray
 from railscope.probes.nccl.abi import DataType, Op, data_type_name, op_name
+from railscope.probes.nccl.programs.shares import Shares
 from railscope.probes.nccl.records import calls as records
 
 WINDOW: Final = 1 << records.BLOCK_BITS
@@ -63,10 +64,13 @@ class Block:
 
 
 class ShapeTable:
-    """Reads the programs' map `call_shapes`."""
+    """Reads the programs' map `call_shapes`, whose places are shared out."""
 
-    def __init__(self, table: MappedArray) -> None:
+    def __init__(self, table: MappedArray, places: Map, shares: Shares) -> None:
+        """`places`: the map `shapes_places`."""
         self._table = table
+        self._places = places
+        self._shares = shares
 
     def blocks(self, instances: Sequence[int]) -> npt.NDArray[np.uint64]:
         """The last full block of each length, a row a communicator, as words for `block_from_word`; 0: none is known.
@@ -101,6 +105,9 @@ class ShapeTable:
         if self._of(instance) is not None:
             at = (instance % records.SHAPES).to_bytes(4, "little")
             self._table.update(at, bytes(records.CALL_SHAPES.itemsize))
+            place = self._places.lookup(at)
+            if place is not None:
+                self._shares.free("call_shapes", int(place["owner"]["uid"][0]), int(place["owner"]["tgid"][0]))
 
     def _of(self, instance: int) -> Any | None:
         found = self._table.elements(np.array([instance % records.SHAPES], "<u4"))[0]

@@ -13,6 +13,7 @@ import numpy as np
 
 from railscope.probes.loading.maps import Map, Records
 from railscope.probes.nccl.programs.shapes import ShapeTable
+from railscope.probes.nccl.programs.shared import SharedMap
 from railscope.probes.nccl.programs.shares import Shares
 from railscope.probes.nccl.records import calls as records
 
@@ -23,16 +24,17 @@ _HASH_FACTOR: Final = 0x9E3779B97F4A7C15
 _WORD: Final = (1 << 64) - 1
 
 
-class AggregateTable(Map):
+class AggregateTable(SharedMap):
     """Exact counts: keys of dtype AGGREGATE_KEY, each once; values of dtype AGGREGATE, a column for each CPU.
 
     Counts from slots, which all CPUs share, stand in the first column.
     """
 
     def __init__(self, fd: int, *, cpus: int, slots: Map, shares: Shares) -> None:
-        super().__init__(fd, "aggregates", records.AGGREGATE_KEY, records.HASHED_AGGREGATE, cpus=cpus, per_cpu=True)
+        super().__init__(
+            fd, "aggregates", records.AGGREGATE_KEY, records.HASHED_AGGREGATE, shares, cpus=cpus, per_cpu=True
+        )
         self._slot_table = slots
-        self._shares = shares
         self._taken: dict[bytes, int] = {}
         """Slots by key, as of the last reading."""
 
@@ -74,17 +76,13 @@ class AggregateTable(Map):
             values[name][0] += slot[1][name]
         return values
 
-    def delete(self, key: bytes) -> None:
+    def delete(self, key: bytes) -> bool:
         """See `Map.delete`."""
         slot = self._slot_of(key)
         if slot is not None:
             self._slot_table.update(slot[0], bytes(records.AGGREGATE_SLOT.itemsize))
             del self._taken[key]
-        entry = super().lookup(key)
-        if entry is not None:
-            super().delete(key)
-            tgid = int(np.frombuffer(key, records.AGGREGATE_KEY)["tgid"][0])
-            self._shares.free("aggregates", int(entry["uid"].max()), tgid)
+        return super().delete(key) or slot is not None
 
     def _slot_of(self, key: bytes) -> tuple[bytes, Any] | None:
         number = self._taken.get(key)
@@ -95,14 +93,13 @@ class AggregateTable(Map):
         return (at, slot[0]) if slot is not None and _keys_of(slot).tobytes() == key else None
 
 
-class CommunicatorTable(Map):
+class CommunicatorTable(SharedMap):
     """Communicators by process and address: keys of dtype COMMUNICATOR_KEY, values of dtype COMMUNICATOR."""
 
     def __init__(self, fd: int, *, slots: Map, shapes: ShapeTable, shares: Shares) -> None:
-        super().__init__(fd, "communicators", records.COMMUNICATOR_KEY, records.COMMUNICATOR)
+        super().__init__(fd, "communicators", records.COMMUNICATOR_KEY, records.COMMUNICATOR, shares)
         self._slot_table = slots
         self._shapes = shapes
-        self._shares = shares
 
     def read(self) -> tuple[Records, Records]:
         """See `Map.read`."""
@@ -141,19 +138,17 @@ class CommunicatorTable(Map):
             slot = self.lookup(key)
         return None if slot is None or slot["instance"][0] != instance else int(slot["sequence"][0])
 
-    def delete(self, key: bytes) -> None:
+    def delete(self, key: bytes) -> bool:
         """See `Map.delete`."""
         entry = self.lookup(key)
         if entry is None:
-            return
+            return False
         number = _slot_of(key).to_bytes(4, "little")
         slot = self._slot_table.lookup(number)
         if slot is not None and slot["instance"][0] == entry["instance"][0]:
             self._slot_table.update(number, bytes(records.COMMUNICATOR_SLOT.itemsize))
         self._shapes.free(int(entry["instance"][0]))
-        super().delete(key)
-        tgid = int(np.frombuffer(key, records.COMMUNICATOR_KEY)["tgid"][0])
-        self._shares.free("communicators", int(entry["uid"][0]), tgid)
+        return super().delete(key)
 
 
 def _slot_of(key: bytes) -> int:

@@ -16,6 +16,15 @@ NO_OFFSET: Final = 0xFFFFFFFF
 
 Dtype = np.dtype[Any]
 
+OWNER: Final[Dtype] = np.dtype([("uid", "<u4"), ("tgid", "<u4")])
+"""In whose share an entry or a record is."""
+
+
+def owned(value: Dtype) -> Dtype:
+    """What a program writes where an entry or a record of dtype `value` is shared out."""
+    return np.dtype([("value", value), ("owner", OWNER)])
+
+
 CALL_EVENT: Final[Dtype] = np.dtype(
     [
         ("time_ns", "<u8"),
@@ -34,6 +43,8 @@ CALL_EVENT: Final[Dtype] = np.dtype(
 )
 CALL_SLOT: Final[Dtype] = np.dtype([("event", CALL_EVENT), ("stamp", "<u8")])
 CALL_RING: Final[Dtype] = np.dtype([("reserved", "<u8"), ("taken", "<u8"), ("unused", "<u8", (6,))])
+CROWD_KEY: Final[Dtype] = np.dtype([(name, "<u4") for name in ("uid", "tgid", "ring", "reserved")])
+CROWD: Final[Dtype] = np.dtype([("taken", "<u8"), ("records", "<u8")])
 AGGREGATE_KEY: Final[Dtype] = np.dtype(
     [
         ("tgid", "<u4"),
@@ -90,6 +101,9 @@ COMMUNICATOR_SLOT: Final[Dtype] = np.dtype(
 BLOCK_BITS: Final = 6
 BLOCK_LEVELS: Final = 15
 SHAPES: Final = 1 << 11
+WITHOUT_SHAPES: Final = 1 << 30
+"""In the number of a communicator whose collectives are not kept."""
+SHAPES_PLACE: Final[Dtype] = np.dtype([("given", "<u4"), ("reserved", "<u4"), ("owner", OWNER)])
 CALL_SHAPES: Final[Dtype] = np.dtype(
     [
         ("instance", "<u4"),
@@ -155,27 +169,38 @@ HOST_CALL: Final[Dtype] = np.dtype(
         ("unique_id", "u1", (UNIQUE_ID_BYTES,)),
     ]
 )
-SHARED_TABLES: Final = ("communicators", "aggregates", "host_calls", "driver_threads")
-"""Tables that are shared out among users, by their number in `shares.h`."""
-_SHARE_PLACES: Final = 4
+SHARED_TABLES: Final = (
+    *("communicators", "aggregates", "host_calls", "call_shapes"),
+    *("connections", "operations", "parts", "histories", "sent_bytes", "launches"),
+    *("cuda_communicators", "cuda_streams", "cuda_marks", "cuda_processes"),
+    *("lifecycle_events", "completion_events", "error_events", "call_events", "cuda_ranges"),
+    *("driver_threads", "failover_events"),
+)
+"""Tables and rings that are shared out among users, by their number in `nccl.h`."""
+_SHARE_PLACES: Final = 32
 """SHARED_TABLES of nccl.h, a power of two."""
 NOBODY: Final = 0xFFFFFFFF
 SHARE_KEY: Final[Dtype] = np.dtype([("uid", "<u4"), ("tgid", "<u4")])
-SHARE: Final[Dtype] = np.dtype([("taken", "<u8", (_SHARE_PLACES,)), ("refused", "<u8", (_SHARE_PLACES,))])
+SHARE: Final[Dtype] = np.dtype(
+    [("taken", "<u8", (_SHARE_PLACES,)), ("refused", "<u8", (_SHARE_PLACES,)), ("entries", "<u8")]
+)
 SHARE_FREED: Final[Dtype] = np.dtype([("freed", "<u8", (_SHARE_PLACES,))])
 STAT: Final[Dtype] = np.dtype("<u8")
 SLOT: Final[Dtype] = np.dtype("<u4")
 
 SIZES: Final = {
+    "owner": (OWNER, 8),
     "call_event": (CALL_EVENT, 56),
     "call_slot": (CALL_SLOT, 64),
     "call_ring": (CALL_RING, 64),
+    "crowd_key": (CROWD_KEY, 16),
+    "crowd": (CROWD, 16),
     "aggregate_key": (AGGREGATE_KEY, 16),
     "aggregate": (AGGREGATE, 16),
     "hashed_aggregate": (HASHED_AGGREGATE, 24),
     "share_key": (SHARE_KEY, 8),
-    "share": (SHARE, 64),
-    "share_freed": (SHARE_FREED, 32),
+    "share": (SHARE, 520),
+    "share_freed": (SHARE_FREED, 256),
     "aggregate_slot": (AGGREGATE_SLOT, 32),
     "enqueue_time": (ENQUEUE_TIME, 272),
     "identity": (IDENTITY, 48),
@@ -183,7 +208,8 @@ SIZES: Final = {
     "communicator": (COMMUNICATOR, 112),
     "communicator_slot": (COMMUNICATOR_SLOT, 32),
     "call_shapes": (CALL_SHAPES, 640),
-    "lifecycle_event": (LIFECYCLE_EVENT, 232),
+    "shapes_place": (SHAPES_PLACE, 16),
+    "lifecycle_event": (owned(LIFECYCLE_EVENT), 240),
     "host_call": (HOST_CALL, 192),
     "comm_layout": (COMM_LAYOUT, 52),
 }
@@ -228,3 +254,4 @@ class Stat(IntEnum):
     FOREIGN_PID_NAMESPACE = 8
     FILTERED = 9
     HOST_CALLS_FULL = 10
+    SHARE_USED_UP = 11

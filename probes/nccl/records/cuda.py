@@ -7,6 +7,8 @@ from typing import Final
 
 import numpy as np
 
+from railscope.probes.nccl.records.calls import owned
+
 BEHIND: Final = 8
 """Communicators that are followed on one stream."""
 
@@ -40,7 +42,7 @@ COMMUNICATOR: Final = np.dtype(
     [
         *((name, "<u8") for name in ("stream", "noted", "finished", "launched", "completed")),
         *((name, "<u8") for name in ("completed_sequence", "completed_ns")),
-        *((name, "<u4") for name in ("instance", "number", "several_streams", "captured")),
+        *((name, "<u4") for name in ("instance", "number", "several_streams", "captured", "range", "reserved")),
     ]
 )
 CALL: Final = np.dtype([("owner", "<u8"), ("time_and_op", "<u8")])
@@ -59,10 +61,10 @@ HANDLE_KEY: Final = np.dtype([("handle", "<u8"), ("tgid", "<u4"), ("kind", "<u4"
 STREAM_KEY: Final = np.dtype([("stream", "<u8"), ("tgid", "<u4"), ("reserved", "<u4")])
 
 SIZES: Final = {
-    "cuda_communicator": (COMMUNICATOR, 72),
+    "cuda_communicator": (owned(COMMUNICATOR), 88),
     "cuda_call": (CALL, 16),
     "cuda_behind": (_BEHIND, 32),
-    "cuda_stream": (STREAM, 304),
+    "cuda_stream": (owned(STREAM), 312),
     "cuda_handle_key": (HANDLE_KEY, 16),
     "cuda_stream_key": (STREAM_KEY, 16),
 }

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from railscope.probes.nccl.layouts.layout import Structure
-from railscope.probes.nccl.records.calls import NO_OFFSET, LifecycleKind
+from railscope.probes.nccl.records.calls import NO_OFFSET, LifecycleKind, owned
 from railscope.probes.processes.memory import read_memory
 
 Records = npt.NDArray[Any]
@@ -31,7 +31,7 @@ ERROR_EVENT: Final = np.dtype(
 ERROR_LAYOUT: Final = np.dtype(
     [(name, "<u4") for name in ("known", "comm_async_result", "comm_proxy_state", "state_async_result")]
 )
-SIZES: Final = {"error_event": (ERROR_EVENT, 40), "error_layout": (ERROR_LAYOUT, 16)}
+SIZES: Final = {"error_event": (owned(ERROR_EVENT), 48), "error_layout": (ERROR_LAYOUT, 16)}
 """Each struct's dtype and the size that errors.h asserts, bytes."""
 
 assert all(dtype.itemsize == size for dtype, size in SIZES.values())

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from railscope.probes.nccl.layouts.layout import Structure
+from railscope.probes.nccl.records.calls import owned
 
 Records = npt.NDArray[Any]
 
@@ -28,7 +29,7 @@ FAILOVER_EVENT: Final = np.dtype(
 )
 """`result` 0: NCCL goes on; else it gives up with that `ncclResult_t`.  `place`: of the failed one among `devices`."""
 FAILED_OVER_KEY: Final = np.dtype([("comm", "<u8"), ("tgid", "<u4"), ("reserved", "<u4")])
-SIZES: Final = {"failover_event": (FAILOVER_EVENT, 96), "failed_over_key": (FAILED_OVER_KEY, 16)}
+SIZES: Final = {"failover_event": (owned(FAILOVER_EVENT), 104), "failed_over_key": (FAILED_OVER_KEY, 16)}
 """Each struct's dtype and the size that failover.h asserts, bytes."""
 
 assert all(dtype.itemsize == size for dtype, size in SIZES.values())

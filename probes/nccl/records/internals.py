@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from railscope.probes.nccl.layouts.layout import Structure
-from railscope.probes.nccl.records.calls import NO_OFFSET
+from railscope.probes.nccl.records.calls import NO_OFFSET, owned
 
 Records = npt.NDArray[Any]
 
@@ -162,18 +162,18 @@ SIZES: Final = {
     "internals_layout": (LAYOUT, 236),
     "proxy_communicator": (PROXY_COMMUNICATOR, 104),
     "connection_key": (CONNECTION_KEY, 16),
-    "connection": (CONNECTION, 64),
+    "connection": (owned(CONNECTION), 72),
     "operation_key": (OPERATION_KEY, 24),
-    "operation": (OPERATION, 72),
+    "operation": (owned(OPERATION), 80),
     "part_key": (PART_KEY, 24),
-    "part": (PART, 16),
-    "completion_event": (COMPLETION_EVENT, 72),
+    "part": (owned(PART), 24),
+    "completion_event": (owned(COMPLETION_EVENT), 80),
     "distribution": (DISTRIBUTION, 272),
     "history_key": (HISTORY_KEY, 8),
-    "history": (HISTORY, 24),
+    "history": (owned(HISTORY), 32),
     "launch_key": (LAUNCH_KEY, 4),
     "sent_key": (SENT_KEY, 8),
-    "sent": (SENT, 24),
+    "sent": (owned(SENT), 32),
 }
 """Every struct of the header: its dtype here, and its bytes."""
 
