@@ -224,7 +224,7 @@ def _nvlinks() -> Iterator[Life]:
     gpu = {**HOST, "gpu": "3"}
     yield Life(
         "nvlink",
-        [UP, *(_gauge("railscope_nvlink_up", {**gpu, "link": str(link)}, 1, link) for link in (0, 1))],
+        [UP, _gauge("railscope_gpu_nvlinks_up", gpu, 2, 1)],
         {"RailscopeNVLinksDown": [{**gpu, **WARNING}]},
     )
     yield Life(
