@@ -203,9 +203,13 @@ class EarlierTotals:
                 if name in OF_NODE:
                     # All of it is shown, always: what is not has moved to other labels, such as a GPU's once known.
                     values.clear()
-                for key, (_, value) in zip(_keys(family.metric, family.samples), family.samples, strict=True):
-                    if value >= values.get(key, 0):
-                        values[key] = value
+                keys = _keys(family.metric, family.samples)
+                if not values:
+                    values.update(zip(keys, [value for _, value in family.samples], strict=True))
+                else:
+                    for key, (_, value) in zip(keys, family.samples, strict=True):
+                        if value >= values.get(key, 0):
+                            values[key] = value
                 _limit(values)
             if family.histograms:
                 histograms = totals.histograms.setdefault(name, {})

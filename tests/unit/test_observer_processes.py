@@ -176,6 +176,17 @@ def host(tmp_path: Path) -> Iterator[Host]:
         yield made
 
 
+def test_a_scan_with_a_budget_finds_a_library_and_leaves_the_rest_to_the_next_ones(host: Host) -> None:
+    library = host.library("2.90.1")
+    for pid in range(PID, PID + 3):
+        host.runs(pid)
+    for pid in range(PID + 3, PID + 6):
+        host.runs(pid, library)
+    complete = [host.observer.scan(0) for _ in range(4)]
+    assert complete == [False, False, True, True]
+    assert [identity.pid for identity in host.new] == [PID + 3, PID + 4, PID + 5]
+
+
 @pytest.mark.parametrize("then", ["2.90.1", "2.91.2"])
 def test_another_program_has_the_nccl_that_it_maps_itself_and_until_then_none_that_is_known(
     host: Host, then: str

@@ -176,6 +176,18 @@ def test_scans_take_less_than_a_share_of_a_core(spent_ms: int, shown: bool, hear
     assert schedule.plan(0).scan_ns == pause_s * SECOND_NS
 
 
+def test_a_scan_that_left_processes_goes_on_after_as_long_a_pause_and_at_once_when_the_loop_begins() -> None:
+    schedule = Schedule(0, scan_interval_ns=SCAN_NS)
+    schedule.first_scanned(complete=False)
+    schedule.begin(7)
+    assert schedule.plan(0).scan_ns == 7
+    schedule.scan_begins(7)
+    schedule.scanned(7, 300 * MS, mappings_heard=True, complete=False)
+    assert schedule.plan(0).scan_ns == 7 + 600 * MS
+    schedule.scanned(SECOND_NS, 10 * MS, mappings_heard=True)
+    assert schedule.plan(0).scan_ns == SECOND_NS + SCAN_NS
+
+
 @given(st.integers(1, 10**10), st.integers(1, 10**10), st.integers(1, 10**10), st.integers(0, 10**9))
 def test_whatever_is_due_the_loop_wakes_for_it(drain_ns: int, look_ns: int, now_ns: int, drained_ns: int) -> None:
     schedule = in_use()

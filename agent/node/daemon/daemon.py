@@ -77,6 +77,9 @@ QUESTIONS: Final = (
 """Modules whose questions inspection processes answer."""
 _FIRST_INSPECTIONS_NS: Final = 3_000_000_000
 """How long the agent waits at its start for what processes map; what is not known by then comes later."""
+_SCAN_NS: Final = 300_000_000
+"""So long a scan takes at most once a library is probed; with a thousand processes that map NCCL it comes in parts, and
+what else the loop has to do, and readiness, do not wait for all of them."""
 _FIRST_PROBED_NS: Final = 400_000_000
 """The same where a library is probed already: nearly always it is the one that all map, and its probes are in all."""
 _FIRST_PATIENCE_SECONDS: Final = 0.5
@@ -130,6 +133,8 @@ class Daemon:
         """With the wait status, where it is known."""
         self._pidfds: dict[ProcessIdentity, int] = {}
         self._shown = shown
+        # Whoever shows or records what is there at once wants all of it.
+        self._scan_ns = _SCAN_NS if serve else None
         self._also_told = stall_began
         self._schedule = Schedule(clock.monotonic_ns(), scan_interval_ns=config.scan_interval_ns, shown=shown)
         self._mmap_events: MmapEvents | None = None
@@ -346,7 +351,7 @@ class Daemon:
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._wake_up)
         if self._verdicts is not None:
             self._selector.register(self._verdicts, selectors.EVENT_READ, self._verdicts.serve)
-        self.observer.scan()
+        self._schedule.first_scanned(complete=self.observer.scan(self._scan_ns))
         self._await_first_inspections()
         probed_ns = self._clock.monotonic_ns()
         self.recordings.prepare()
@@ -474,9 +479,9 @@ class Daemon:
             self._say_pace()
         if now_ns >= plan.scan_ns:
             schedule.scan_begins(now_ns)
-            self.observer.scan()
+            complete = self.observer.scan(self._scan_ns)
             spent_ns = self._clock.monotonic_ns() - now_ns
-            schedule.scanned(now_ns, spent_ns, mappings_heard=self._mmap_events is not None)
+            schedule.scanned(now_ns, spent_ns, mappings_heard=self._mmap_events is not None, complete=complete)
         if self._feed is not None:
             self._feed.record_rail_changes()
         self.recordings.write_due()

@@ -291,18 +291,20 @@ class NcclObserver:
 
     # What happened
 
-    def scan(self) -> None:
-        """Scan every process of the host."""
+    def scan(self, budget_ns: int | None = None) -> bool:
+        """Scan every process of the host; see `Libraries.scan`.  Returns whether all were looked at."""
         started_ns = self._clock.monotonic_ns()
         self._end_programs(list(self._processes))
-        self._libraries.scan()
+        self._libraries.scan(budget_ns)
         self._end_the_silent(started_ns)
         self._scanned = CollectorResult(
             "collective", not self._libraries.errors, (self._clock.monotonic_ns() - started_ns) / 1e9
         )
         self._troubles.say([*self._libraries.errors, *self._follow()])
         mappers = {mapper.pid for library in self._libraries.libraries for mapper in library.mappers}
-        self._pids_remark.say(pids_without_nccl(self._config.procfs, self._config.pids, mappers))
+        if not self._libraries.unfinished:
+            self._pids_remark.say(pids_without_nccl(self._config.procfs, self._config.pids, mappers))
+        return not self._libraries.unfinished
 
     def judge_arrival(self) -> None:
         """Choose the level to begin with, once the processes that were found had time to call."""

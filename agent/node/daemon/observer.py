@@ -144,11 +144,15 @@ class Observer:
 
     # What happened
 
-    def scan(self) -> None:
-        """Scan every process of the host."""
-        if self._nccl is not None:
-            with self._lock:
-                self._nccl.scan()
+    def scan(self, budget_ns: int | None = None) -> bool:
+        """Scan every process of the host, once a library is probed for `budget_ns` at most; whether all were looked at.
+
+        None: however long it takes.
+        """
+        if self._nccl is None:
+            return True
+        with self._lock:
+            return self._nccl.scan(budget_ns)
 
     def judge_arrival(self) -> None:
         """Choose the level to begin with, once the processes that were found had time to call."""

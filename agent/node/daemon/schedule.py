@@ -108,6 +108,7 @@ class Schedule:
         """What the last look for stalls took keeps the next one off for so long."""
         self._pace = Pace(now_ns)
         self._calm = False
+        self._all_scanned = True
         self._looked_ns = self._ticked_ns = now_ns
         self._next_tick_ns = self._next_drain_ns = self._next_look_ns = self._next_scan_ns = 0
 
@@ -125,9 +126,9 @@ class Schedule:
         self._scan_interval_ns = interval_ns
 
     def begin(self, now_ns: int) -> None:
-        """The loop begins; all processes have just been scanned."""
+        """The loop begins; processes have just been scanned."""
         self._next_tick_ns = self._next_drain_ns = self._next_look_ns = now_ns
-        self._next_scan_ns = now_ns + self._scan_interval_ns
+        self._next_scan_ns = now_ns + (self._scan_interval_ns if self._all_scanned else 0)
 
     def plan(self, drained_ns: int) -> Plan:
         """What is due when.
@@ -192,8 +193,18 @@ class Schedule:
         """All processes are scanned; whatever goes wrong in it, the next scan comes in its time."""
         self._next_scan_ns = now_ns + self._scan_interval_ns
 
-    def scanned(self, now_ns: int, spent_ns: int, *, mappings_heard: bool) -> None:
-        """The scan that began at this moment took `spent_ns`; `mappings_heard`: the kernel reports new mappings."""
+    def first_scanned(self, *, complete: bool) -> None:
+        """Processes were scanned before the loop began; `complete`: all of them."""
+        self._all_scanned = complete
+
+    def scanned(self, now_ns: int, spent_ns: int, *, mappings_heard: bool, complete: bool = True) -> None:
+        """The scan that began at this moment took `spent_ns`; `mappings_heard`: the kernel reports new mappings.
+
+        `complete`: it looked at all processes; else it goes on after as long a pause.
+        """
+        if not complete:
+            self._next_scan_ns = now_ns + 2 * spent_ns
+            return
         share = _SCAN_SHARE_UNHURRIED if mappings_heard and not self._shown else _SCAN_SHARE
         self._next_scan_ns = now_ns + max(self._scan_interval_ns, share * spent_ns)
 

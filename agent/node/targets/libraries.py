@@ -184,6 +184,8 @@ class Libraries:
         self._looked: dict[ProcessIdentity, _Mapper] = {}
         self.errors: tuple[str, ...] = ()
         """What went wrong in the last scan, one line each."""
+        self.unfinished = False
+        """Whether the last scan left processes to the next one."""
         self.changes = 0
         """How often a library, a mapper of one, or whether it is probed has changed."""
         self.left_out: Counter[Tenant] = Counter()
@@ -195,15 +197,24 @@ class Libraries:
     def libraries(self) -> tuple[Library, ...]:
         return tuple(self._libraries.values())
 
-    def scan(self) -> None:
-        """Look at every process that may have mapped something since the last scan."""
+    def scan(self, budget_ns: int | None = None) -> None:
+        """Look at every process that may have mapped something since the last scan.
+
+        `budget_ns`: once a library is probed, so long at most; the processes that are left are due at the next scan
+        (`unfinished`).  None: all are looked at.
+        """
+        began_ns, self.unfinished = self._clock.monotonic_ns(), False
         this = _Round()
         survey = self._address_spaces.survey()
         for gone in self._looked.keys() - survey.living:
             del self._looked[gone]
         self._drop_overwritten(self.libraries, this)
-        for identity in survey.due:
-            if not self._look(identity, this):
+        for number, identity in enumerate(survey.due):
+            spent = number > 0 and budget_ns is not None and self._clock.monotonic_ns() - began_ns >= budget_ns
+            if spent and (self.unfinished or any(library.links is not None for library in self.libraries)):
+                self.unfinished = True
+                self._address_spaces.again(identity)
+            elif not self._look(identity, this):
                 self._address_spaces.again(identity)
         # What could not be opened, or attached to, is tried again although its processes are as they were.
         for identity in self._looked.keys() - set(survey.due):
