@@ -40,6 +40,7 @@ packages-vm:
 FOLDERS := $(filter-out tests,$(patsubst %/__init__.py,%,$(wildcard */__init__.py)))
 TREE := $(VENV)/tree/railscope
 $(STAMPS)/venv: pyproject.toml setup.py
+	@$(PYTHON) -c 'import sys; sys.exit("railscope needs Python 3.11 or newer: run make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@mkdir -p $(TREE) $(STAMPS)

@@ -94,7 +94,7 @@ def _check(parsed: Any, out: TextIO) -> int:
     told = ", ".join(f"{count} from the {source.value}" for source, count in sources.items() if count)
     file = effective.config.config_file
     name = printable(str(file)) if file is not None else "no file"
-    print(f"{name}: no error; {told or 'nothing is set'}, the rest by default", file=out)
+    print(f"{name}: no error; {told or 'no setting'}, defaults for the rest", file=out)
     return 0
 
 

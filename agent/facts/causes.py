@@ -446,7 +446,7 @@ CAUSES: Final[Mapping[Cause, CauseFacts]] = {
             _anywhere("whether every rank was started and reaches rank 0: NCCL_DEBUG=INFO shows whom each waits for"),
         ),
         after=(_anywhere("the job's log of rank {rank}, {period}: when it came to the call, and what it did before"),),
-        remedy="start the rank that is missing, or mend the program that leaves the call out on some ranks",
+        remedy="start the rank that is missing, or fix the program that leaves the call out on some ranks",
     ),
     Cause.RANK_BEHIND: CauseFacts(
         Tier.HINT,
@@ -471,7 +471,7 @@ CAUSES: Final[Mapping[Cause, CauseFacts]] = {
             ),
             StepFacts("journalctl {window}", "what kept it: a disk, memory, something else that ran on the host"),
         ),
-        remedy="mend the program, or what it waits for",
+        remedy="fix the program, or what it waits for",
         runbook="RankBehindCommunicator",
     ),
     Cause.UNSEEN_WORK_STUCK: CauseFacts(

@@ -172,7 +172,7 @@ def test_a_silent_host_is_told_as_what_cannot_be_known(cluster: Cluster) -> None
 def test_a_rank_whose_agent_was_restarted_is_compared_by_what_was_usual(cluster: Cluster) -> None:
     finding = cluster.finding("late")
     assert (finding["cause"], finding["ranks"], finding["hosts"]) == ("rank_behind", [0], ["late0"])
-    assert any("learnt from history" in line for line in finding["evidence"])
+    assert any("estimated from history" in line for line in finding["evidence"])
 
 
 @pytest.mark.usefixtures("seconds_until_named")

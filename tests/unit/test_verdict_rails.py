@@ -89,7 +89,7 @@ CASES[Cause.RAIL_FILTERED] += [
         .all_say("rail_filtered", **ETH0)
         .rail(0, 0, unacknowledged_segments=182.0, unsent_bytes=0.0, retransmitted_ratio=0.05)
         .rail(1, 0, unacknowledged_segments=0.0, unsent_bytes=524_320.0),
-        says=(("evidence", "524 kB were never let out"),),
+        says=(("evidence", "524 kB were never sent"),),
         found={"hosts": ("host1", "host0")},
     )
 ]

@@ -347,7 +347,7 @@ def _sequences(present: Sequence[Rank]) -> Iterable[str]:
     for rank in present:
         at = entered_and_completed(rank)
         if at is not None and rank.position is not None:
-            error = f" (±{rank.position.uncertainty:,}, learnt from history)" if rank.position.learnt else ""
+            error = f" (±{rank.position.uncertainty:,}, estimated from history)" if rank.position.learnt else ""
             by_place[at[0], -1 if at[1] is None else at[1], error].append(rank.rank)
     for (entered, completed, error), ranks in sorted(by_place.items())[:_MOST_LINES]:
         done = f", completed {completed:,}" if completed >= 0 else ""
@@ -387,7 +387,7 @@ def _rail_state(rail: Rail) -> str:
     if rail.unacknowledged_segments:
         words.append(f"{rail.unacknowledged_segments:,.0f} segments not acknowledged")
     if rail.mute and rail.unsent_bytes:
-        words.append(f"{format_decimal_bytes(rail.unsent_bytes)} were never let out")
+        words.append(f"{format_decimal_bytes(rail.unsent_bytes)} were never sent")
     words += [f"{counter} +{increase:,.0f}" for counter, _, increase in rail.events[:3]]
     return f"{format_rail(rail)}: {', '.join(words) or 'nothing is known of it'}"
 

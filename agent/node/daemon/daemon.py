@@ -433,7 +433,7 @@ class Daemon:
         lost = ", ".join(f"{reason} {count}" for reason, count in snapshot.health.probes.events_lost.items() if count)
         unchecked = snapshot.health.probes.seen_late_unchecked
         if unchecked:
-            lost = (lost and lost + "; ") + f"earlier calls of {unchecked} communicators, which nothing tells"
+            lost = (lost and lost + "; ") + f"earlier calls of {unchecked} communicators, whose number is not known"
         _log.info("stopping: %d calls counted, events lost: %s", calls, lost or "none")
 
     def _turn(self) -> None:
