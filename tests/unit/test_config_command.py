@@ -177,7 +177,7 @@ def test_a_right_file_is_one_line_and_status_0(file: Path, capsys: pytest.Captur
     file.write_text("rails: {window: 10s}\n")
     assert main(["config", "check", str(file), "--stall.after", "1m"]) == 0
     told = capsys.readouterr().out
-    assert told == f"{file}: no error; 1 from the file, 1 from the command line, the rest by default\n"
+    assert told == f"{file}: no error; 1 from the file, 1 from the command line, defaults for the rest\n"
 
 
 def test_a_file_that_is_named_twice_is_an_error(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
