@@ -68,8 +68,8 @@ static __always_inline __u64 started_ns(struct proxy_communicator *proxy, __u64 
 }
 
 /*
- * How to submit a record to a ring that is read by polling: its reader comes before a quarter of the ring waits, unless
- * records suddenly come much faster than before, and then it is woken.  A process alone may fill a third.  The ring is
+ * How to submit a record to a ring that is read by polling: its reader comes before half of what one process may fill
+ * waits, a sixth of the ring, unless records suddenly come much faster than before, and then it is woken.  The ring is
  * looked at for every 16th record.
  */
 #define RECORDS_BETWEEN_LOOKS 16
@@ -77,7 +77,7 @@ static __always_inline __u64 started_ns(struct proxy_communicator *proxy, __u64 
 static __always_inline __u64 completion_events_flag(__u64 number)
 {
 	if (number % RECORDS_BETWEEN_LOOKS == 0 && bpf_ringbuf_query(&completion_events, BPF_RB_AVAIL_DATA) >
-							   COMPLETION_RING_BYTES / 4)
+							   COMPLETION_RING_BYTES / 6)
 		return BPF_RB_FORCE_WAKEUP;
 	return BPF_RB_NO_WAKEUP;
 }

@@ -84,7 +84,7 @@ struct {
 	__type(value, __u64);
 } internal_stats SEC(".maps");
 
-#define COMPLETION_RING_BYTES (1024 * 1024)
+#define COMPLETION_RING_BYTES (2 * 1024 * 1024)
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, COMPLETION_RING_BYTES);

@@ -34,7 +34,7 @@ from tests.root.probe_targets import attached, loaded, target
 pytestmark = [pytest.mark.root, pytest.mark.nccl]
 
 SECOND_NS = 1_000_000_000
-RING_BYTES, RECORD_HEADER_BYTES = 1 << 20, 8
+RING_BYTES, RECORD_HEADER_BYTES = 1 << 21, 8
 """Of completion_events (proxy_tables.h), and of each record in a ring of the kernel's."""
 LAUNCHES_BETWEEN_LOOKS = 256
 GONE = 77

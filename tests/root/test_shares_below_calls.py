@@ -35,8 +35,10 @@ SEND = "_Z18ncclNetSocketIsendPvS_miS_S_PS_"
 A_LAUNCH: Final = 1 << 16
 """More proxy operations than one launch may hand over (MOST_OPERATIONS in posting.h) are not looked at."""
 CONNECTIONS, OPERATIONS, PARTS, SENT = 131072, 65536, 131072, 16384
-LIFECYCLE_RECORDS, COMPLETION_RECORDS = (1 << 20) // 248, (1 << 20) // 88
+LIFECYCLE_RECORDS, COMPLETION_RECORDS = (1 << 20) // 248, (1 << 21) // 88
 """What the tables and rings hold."""
+COMPLETED: Final = 10_000
+"""More operations than a process may have records of, and fewer than it may have under way."""
 NETWORK_CONNECTION: Final = 2 | 2 << 32
 """Memory full of this word has a connection over the network at each address."""
 
@@ -192,12 +194,13 @@ def test_a_user_who_floods_the_rings_loses_his_own_records_alone(library: Path) 
         # One that has ended is no communicator: it begins anew with its next call.
         all_reduce(greedy.forged.target, 1, greedy.forged.comm)
         connection = greedy.forged.connections[0]
-        flood(greedy, range(0, 2 * COMPLETION_RECORDS, 2), [connection] * COMPLETION_RECORDS)
-        for number in range(0, 2 * COMPLETION_RECORDS, 2):
+        operations = range(0, 2 * COMPLETED, 2)
+        flood(greedy, operations, [connection] * COMPLETED)
+        for number in operations:
             greedy.forged.complete(connection, number)
         refused = programs.shares.refused()
         assert refused["lifecycle_events", GREEDY] >= LIFECYCLE_RECORDS - third(LIFECYCLE_RECORDS)
-        assert refused["completion_events", GREEDY] == COMPLETION_RECORDS - third(COMPLETION_RECORDS)
+        assert refused["completion_events", GREEDY] == COMPLETED - third(COMPLETION_RECORDS)
 
         victim = modest.forged.target.caller
         operates(modest, 50)

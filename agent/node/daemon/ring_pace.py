@@ -3,9 +3,9 @@
 A look at a ring costs some hundred microseconds, however little is in it, and on a host whose cores are all busy the
 job loses more than that to each waking.  So the pause is as long as the ring takes to fill to a part of its size, at
 the rate at which it filled just now: what remains is room for a burst.  Somebody who calls now and then may call a
-hundred thousand times in the next moment: when half of a ring waits, the programs wake its reader (call_slots.h and
-completion.h in probes/bpf).  Where there is no communicator nobody can call: the first call of one that nobody knows
-wakes the reader by itself (write_lifecycle() in probes/bpf/communicators.h).
+hundred thousand times in the next moment: when half of a ring waits, or half of what one process may fill of it, the
+programs wake its reader (call_slots.h and completion.h in probes/bpf).  Where there is no communicator nobody can call:
+the first call of one that nobody knows wakes the reader by itself (write_lifecycle() in probes/bpf/communicators.h).
 """
 
 from __future__ import annotations

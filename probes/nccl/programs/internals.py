@@ -35,7 +35,7 @@ from railscope.probes.nccl.records.calls import SLOT, STAT
 from railscope.probes.nccl.records.errors import ErrorLayout
 from railscope.probes.nccl.records.internals import InternalStat, NetworkKind
 
-_RING_BYTES: Final = 1 << 20  # as in proxy_tables.h
+_RING_BYTES: Final = 1 << 21  # as in proxy_tables.h
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,10 @@ class SharedRing(Ring):
         self._name = name
         self._shares = shares
 
+    def fullness(self) -> float:
+        """How much waits of what one process may fill: over 1 where several do."""
+        return 3 * super().fullness()
+
     @contextmanager
     def batch(self) -> Iterator[Records]:
         """See `Ring.batch`."""
