@@ -197,8 +197,9 @@ def _summary() -> list[AnyPanel]:
         ),
         table(
             "Processes without a communicator",
-            "Processes on all hosts that map NCCL, were given a rank of their job by its launcher, and have no "
-            "communicator. While others are inside an init, it is one of these that they wait for.",
+            "Processes on all hosts that map NCCL and were given a rank of their job by its launcher, while their "
+            "agent saw no call that names a living communicator of theirs. While others are inside an init, it is one "
+            "of these that they wait for.",
             "exported_job world_rank world_size instance pid",
             f"{catalogue.PROCESS_WITHOUT_COMM}",
             links={"instance": page.TO_HOST},

@@ -120,8 +120,8 @@ def question_from(parsed: Any) -> Question:
 def run_diagnose(parsed: Any, out: TextIO) -> int:
     """Query the store and print the verdict; returns 0 (fine), 1 (a finding) or 2 (unknown).
 
-    The reason for 2 is one line on standard error, or the verdict says that no host is heard, or what the store did not
-    answer.
+    The reason for 2 is one line on standard error, or the verdict says that no host is heard, what the store did not
+    answer, or which ranks have made no call since their agent came.
     """
     try:
         question = question_from(parsed)
@@ -135,7 +135,12 @@ def run_diagnose(parsed: Any, out: TextIO) -> int:
         out.write(as_text(verdict, colour=out.isatty() and "NO_COLOR" not in os.environ))
     if verdict.problem:
         return PROBLEM
-    return FINE if verdict.heard and verdict.answered else CANNOT_TELL
+    return FINE if _is_sure(verdict) else CANNOT_TELL
+
+
+def _is_sure(verdict: Verdict) -> bool:
+    """Whether nothing being found is an answer."""
+    return verdict.heard and verdict.answered and verdict.ranks_seen
 
 
 def endpoint_of(question: Question) -> Endpoint:
@@ -211,7 +216,7 @@ def as_text(verdict: Verdict, *, colour: bool = False) -> str:
         lines.extend(f"{mark}{line}{plain}" for line in textwrap.wrap(printable(text), _COLUMNS))
 
     if not verdict.findings:
-        headline(verdict.headline, green if verdict.heard and verdict.answered else red)
+        headline(verdict.headline, green if _is_sure(verdict) else red)
         lines.extend(_section("", verdict.asked, bold, plain))
     for number, finding in enumerate(verdict.findings[:_MOST_FINDINGS]):
         if number:
@@ -220,6 +225,7 @@ def as_text(verdict: Verdict, *, colour: bool = False) -> str:
         lines.extend(_finding(finding, bold, plain))
     if len(verdict.findings) > _MOST_FINDINGS:
         lines += ["", f"{len(verdict.findings) - _MOST_FINDINGS} more findings: --json shows all."]
+    lines.extend(_section("Cannot be known", verdict.unknown, bold, plain))
     lines.extend(_section("Also", verdict.notes, bold, plain))
     moment = datetime.fromtimestamp(verdict.at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     lines += ["", f"As of {moment}, by the store's clock."]

@@ -238,7 +238,8 @@ COMM_STALL_COLLECTIVES: Final = _gauge(
 PROCESS_WITHOUT_COMM: Final = _gauge(
     "process_without_comm",
     "pid job world_rank world_size",
-    "1 for a process that maps NCCL, was given a rank of its job by its launcher, and has no communicator; absent "
+    "1 for a process that maps NCCL and was given a rank of its job by its launcher, while the agent knows no living "
+    "communicator of it: it saw no call that names one, and may see none of one from before the agent. Absent "
     "otherwise. Ranks that wait in the making of a communicator wait for it.",
 )
 COMM_STALL_SECONDS: Final = _counter(

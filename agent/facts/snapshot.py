@@ -453,7 +453,8 @@ class NodeCompletion:
 
 @dataclass(frozen=True, slots=True)
 class UnjoinedProcess:
-    """A process that maps NCCL, was given a rank of its job by its launcher, and has no communicator."""
+    """A process that maps NCCL and was given a rank of its job by its launcher, and of which no call names a living
+    communicator."""
 
     pid: int
     job: str

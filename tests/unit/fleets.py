@@ -21,6 +21,7 @@ from railscope.agent.cluster.fleet.facts import (
     Moving,
     Rail,
     Rank,
+    SilentProcess,
     SlowRank,
     Stall,
     StallHistory,
@@ -81,6 +82,7 @@ class Fleets:
     failed_over: list[FailedOver] = field(default_factory=list)
     history: list[StallHistory] = field(default_factory=list)
     brief: list[BriefStall] = field(default_factory=list)
+    silent: list[SilentProcess] = field(default_factory=list)
     apart: list[str] = field(default_factory=list)
     """Communicators that stand with ranks in different places, and that no host calls stalled."""
     scrape_seconds: float = 1.0
@@ -186,6 +188,12 @@ class Fleets:
         self.history.append(StallHistory(comm, times, last - for_, last, last, (("host1", "1", by),)))
         return self
 
+    def silent_since(self, seconds: float, *world_ranks: str, host: int = 1, job: str = "7") -> Fleets:
+        """Processes with these ranks of a job were there when the agent came, so long ago, and made no call since."""
+        for number, world_rank in enumerate(world_ranks):
+            self.silent.append(SilentProcess(f"host{host}", str(500 + number), job, world_rank, seconds))
+        return self
+
     def wrote(self, comm: str) -> Fleets:
         """Within the window one of its ranks wrote to storage and made no call."""
         self._change(self.history, lambda one: one.comm == comm, {"wrote": True})
@@ -234,6 +242,7 @@ class Fleets:
             communicators=len({one.comm for one in self.ranks}),
             history=tuple(sorted(self.history, key=lambda one: -one.last)),
             brief=tuple(self.brief),
+            silent=tuple(self.silent),
         )
 
 

@@ -263,6 +263,20 @@ class ReportedStall:
 
 
 @dataclass(frozen=True, slots=True)
+class SilentProcess:
+    """A process with NCCL that was there when its host's agent came, and of which that has seen no call."""
+
+    host: str
+    pid: str
+    job: str
+    """Empty: not known."""
+    world_rank: str
+    """As its launcher numbers it; empty: it was given none."""
+    agent_seconds: float
+    """For how long the agent has been there."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fleet:
     """Everything that a verdict may rest on."""
 
@@ -295,5 +309,6 @@ class Fleet:
     """A stall that ended no longer ago still matters: what is on and off is off for less."""
     reported: tuple[ReportedStall, ...] = ()
     """Stalls that hosts report, where the ranks concerned could not be read; empty where they are among `ranks`."""
+    silent: tuple[SilentProcess, ...] = ()
     unanswered: tuple[tuple[str, str], ...] = ()
     """What is not known because the store did not answer, and why it did not."""

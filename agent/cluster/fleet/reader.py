@@ -21,6 +21,7 @@ from railscope.agent.cluster.fleet.facts import (
     Rail,
     Rank,
     ReportedStall,
+    SilentProcess,
     SlowRail,
     SlowRank,
     Stall,
@@ -41,6 +42,7 @@ from railscope.agent.cluster.fleet.scrapes import (
     recent_seconds_of,
 )
 from railscope.agent.cluster.fleet.sequences import StoredRankKey, find_positions, stored_rank_key
+from railscope.agent.cluster.fleet.silent import read_silent_processes
 from railscope.agent.cluster.fleet.slow import read_slow_ranks, slow_question, uneven_question
 from railscope.agent.cluster.fleet.slow_rails import read_slow_rails, slow_rails_questions
 from railscope.agent.cluster.fleet.stalls import (
@@ -65,6 +67,7 @@ _MOST_LONG: Final = 16
 HISTORY: Final = "which stalls have ended lately"
 WRITING: Final = "which ranks write a checkpoint"
 MAKING: Final = "which ranks are inside a call that makes a communicator"
+SILENT: Final = "which processes were there before their agents and have made no call since"
 LONG: Final = "which operations have been under way for long"
 SLOW: Final = "which ranks are slow"
 SLOW_RAILS: Final = "which rails are slow or lose packets"
@@ -151,6 +154,9 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
     ranks = (*ranks, *awaited_ranks(said["inside"], said["without_comm"], scrapes, ranks))
     instances = _instances_of(said["info"], ranks, scrapes.names)
 
+    def silent() -> tuple[SilentProcess, ...]:
+        return read_silent_processes(ask, scrapes, said["without_comm"], said["inside"])
+
     def goes_on() -> tuple[Sample, ...]:
         enqueued = catalogue.COMM_ENQUEUED.where(match_any("instance", instances))
         # What stopped within the range of the rate does not go on.
@@ -189,6 +195,7 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
         brief=brief_stalls(said, history, scrapes),
         recent_seconds=recent_seconds,
         reported=reported,
+        silent=ask.attempt(SILENT, silent),
         unanswered=tuple(ask.unanswered.items()),
     )
 

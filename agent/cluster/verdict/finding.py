@@ -71,3 +71,7 @@ class Verdict:
     """False: no host says anything at this moment, so that nothing being stalled is no answer."""
     answered: bool = True
     """False: the store left questions open, so that nothing being found is no answer."""
+    unknown: tuple[str, ...] = ()
+    """What cannot be known of processes that no finding is about, and how to find out."""
+    ranks_seen: bool = True
+    """False: ranks of jobs are among these, so that nothing being found is no answer."""

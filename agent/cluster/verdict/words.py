@@ -46,6 +46,7 @@ from railscope.agent.cluster.verdict.recent import (
     stalled_seconds,
     to_past_tense,
 )
+from railscope.agent.cluster.verdict.silent import describe_silent_processes, unknown_of_silent_processes
 from railscope.agent.cluster.verdict.slow_rails import slow_rail_findings
 from railscope.agent.cluster.verdict.verdict import (
     RootCause,
@@ -88,6 +89,9 @@ def make_verdict(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet]
     reported = [one for one in fleet.reported if comm in (None, one.comm)]
     # What the store did not answer may be what is wrong.
     fine, not_yet = ("No stall: ", "No stall yet: ") if not fleet.unanswered else (_OPEN, _OPEN)
+    quiet = describe_silent_processes(fleet.silent)
+    if quiet and not fleet.unanswered:
+        fine = "No stall is seen: "
     if findings:
         headline = findings[0].headline
         if len(findings) > 1:
@@ -113,6 +117,8 @@ def make_verdict(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet]
             blind = ("if a job runs, `railscope doctor` on its host says why it is not seen",)
         headline += f"; {len(silent)} of {len(fleet.agents)} agents do not answer" if silent else ""
         headline += "."
+    if quiet and not (findings or reported):
+        headline = f"{headline.removesuffix('.')}; {quiet}."
     asked = _describe_state([rank for rank in fleet.ranks if rank.comm == comm]) if comm and not findings else ()
     asked = tuple(_reports(reported)) if reported and not findings else asked
     shown = [name for one in ended for name in _comms(one.cause)]
@@ -120,7 +126,18 @@ def make_verdict(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet]
     notes = (*blind, *waits, *writing, *_notes(fleet), *describe_ended_stalls(fleet, shown))
     notes = (*_open_questions(fleet), *notes)
     problem = bool(findings or reported)
-    return Verdict(fleet.at, problem, headline, findings, asked, notes, heard, answered=not fleet.unanswered)
+    return Verdict(
+        fleet.at,
+        problem,
+        headline,
+        findings,
+        asked,
+        notes,
+        heard,
+        answered=not fleet.unanswered,
+        unknown=tuple(unknown_of_silent_processes(fleet.silent)),
+        ranks_seen=not any(one.world_rank for one in fleet.silent),
+    )
 
 
 def _reports(reported: Iterable[ReportedStall]) -> Iterable[str]:
