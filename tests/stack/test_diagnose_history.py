@@ -169,7 +169,7 @@ def test_who_asks_between_two_stalls_or_a_moment_after_gets_the_verdict_of_both(
         r"rail 1 \(eth1\) of job3-0 was slow",
         text,
     ), text
-    assert "now its ranks make 10.0 to 10.0 calls/s" in text
+    assert "now its ranks make 10.0 calls/s, " in text
     (finding,) = verdict.findings
     assert (finding.cause, finding.hosts, finding.devices) == ("rail_slow", ("job3-0",), ("eth1",))
     assert (finding.now, finding.times) == (False, 2)

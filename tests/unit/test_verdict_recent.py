@@ -12,6 +12,7 @@ from railscope.agent.cluster.command import as_text
 from railscope.agent.cluster.fleet.facts import BriefStall, Fleet
 from railscope.agent.cluster.verdict.advice import Step
 from railscope.agent.cluster.verdict.finding import Verdict
+from railscope.agent.cluster.verdict.quantities import format_calls
 from railscope.agent.cluster.verdict.recent import next_read_time, to_past_tense
 from railscope.agent.cluster.verdict.words import make_verdict
 from tests.unit.fleets import COMM, NOW, OTHER, Fleets, checkpoint, stall
@@ -48,11 +49,48 @@ def test_who_asks_a_moment_after_the_stall_gets_its_verdict() -> None:
     assert (finding.cause, finding.hosts, finding.devices) == ("rail_slow", ("host1",), ("eth0",))
     assert (finding.now, finding.times, finding.last) == (False, 1, NOW - 1.2)
     assert finding.evidence[0] == (
-        "what follows was so at 13:46:38 UTC, while it was stalled; now its ranks make 9.5 to 9.5 calls/s"
+        "what follows was so at 13:46:38 UTC, while it was stalled; now its ranks make 9.5 calls/s, 50.0 calls/s "
+        "before it"
     )
     assert "host1 says rail_slow of rank 1 (strong evidence)" in finding.evidence
     assert finding.next_steps
     assert not any("was stalled until" in note for note in verdict.notes), "it is said once"
+
+
+def crawling(ago: float, *rates: float) -> Fleets:
+    """It was stalled until so long ago, made 18 calls a second before, and makes so many now."""
+    fleets = going().was_stalled(ago=ago, for_=12.0, by=SLOW).each(usual_calls_per_second=18.0)
+    for number, rate in enumerate(rates):
+        fleets.rank(number, calls_per_second=rate)
+    return fleets
+
+
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        ((0.0, 0.2), "and goes on at 1% of its former pace: "),
+        ((0.0, 0.01), "and goes on at less than 1% of its former pace: "),
+        ((2.0, 4.0), "and goes on at 22% of its former pace: "),
+        ((0.0, 0.0), "and makes no calls since: "),
+        ((2.0, 9.0), "not at this moment: "),
+    ],
+)
+def test_what_goes_on_at_a_fraction_of_its_pace_is_not_said_to_be_over(rates: tuple[float, float], said: str) -> None:
+    (finding,) = judged(crawling(36.0, *rates), slow(36.0)).findings
+    assert finding.headline.startswith(f"STALLED until 36 s ago for 12 s, {said}")
+    assert finding.evidence[0].endswith(f"; now its ranks make {format_calls(rates)}, 18.0 calls/s before it")
+    over = said.startswith("not")
+    assert any("recordings" in step.command for step in finding.next_steps) == over, "what it is now is looked at"
+
+
+def test_a_rate_that_has_the_stall_in_it_tells_nothing_of_the_pace_after() -> None:
+    (finding,) = judged(crawling(4.0, 0.0, 0.2), slow(4.0)).findings
+    assert "not at this moment" in finding.headline
+
+
+def test_a_pace_of_two_ends_is_one_number_where_both_read_the_same() -> None:
+    assert format_calls([3.2, 3.21]) == "3.2 calls/s"
+    assert format_calls([3.2, 4.0, 3.5]) == "3.2 to 4.0 calls/s"
 
 
 def test_a_stall_that_is_on_and_off_is_told_with_how_often_and_how_long() -> None:

@@ -34,6 +34,13 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+def format_calls(rates: Iterable[float]) -> str:
+    """Calls per second of several ranks in a verdict: `3.2 calls/s`, `3.2 to 4.0 calls/s`."""
+    known = list(rates)
+    ends = dict.fromkeys(f"{end:,.1f}" for end in (min(known), max(known)))
+    return f"{' to '.join(ends)} calls/s"
+
+
 def format_short_duration(seconds: float) -> str:
     """The time of an operation in a verdict: `0.41 s`, `12 ms`, `0.8 ms`."""
     return f"{seconds:.2f} s" if seconds >= 0.1 else f"{1000 * seconds:.2g} ms"

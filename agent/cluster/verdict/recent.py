@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from railscope.agent.cluster.fleet.facts import Fleet, Stall, StallHistory
-from railscope.agent.cluster.verdict.quantities import format_duration
+from railscope.agent.cluster.fleet.scrapes import rate_seconds_of
+from railscope.agent.cluster.verdict.quantities import format_calls, format_duration
 from railscope.agent.cluster.verdict.verdict import RootCause, find_root_causes, has_ended
 from railscope.agent.facts.causes import ONLY_WAITS, Cause
 from railscope.agent.facts.stall import rail_name
@@ -22,6 +23,9 @@ from railscope.agent.facts.stall import rail_name
 _MOST_MOMENTS: Final = 3
 """Each takes as many questions as the verdict on now."""
 _MOST_LINES: Final = 4
+_CRAWLS: Final = 0.25
+"""Of the pace before a stall: who is slower after it has not recovered."""
+_LEAST: Final = 0.01
 _PAST: Final = {
     "is": "was",
     "are": "were",
@@ -86,21 +90,42 @@ def headline_time(recent: RecentCause, fleet: Fleet) -> str:
         return (
             f"STALLED when last heard of, {format_duration(fleet.at - history.last)} ago, for {format_duration(length)}"
         )
+    now = _crawl(recent, fleet) or "not at this moment"
     if history.times > 1:
         often = (
             f"{history.times} times and for {format_duration(length)} in the last "
             f"{format_duration(fleet.at - history.first)}"
         )
-        return f"STALLED on and off, {often}, not at this moment"
-    return (
-        f"STALLED until {format_duration(fleet.at - history.last)} ago for {format_duration(length)}, not at this "
-        "moment"
-    )
+        return f"STALLED on and off, {often}, {now}"
+    return f"STALLED until {format_duration(fleet.at - history.last)} ago for {format_duration(length)}, {now}"
 
 
 def is_over(recent: RecentCause, fleet: Fleet) -> bool:
-    """Whether nothing of a stall is left to be seen as it happens: it neither comes and goes, nor may be on unheard."""
-    return recent.history.times == 1 and not _reported_by_lost_hosts(recent.history, fleet)
+    """Whether nothing of a stall is left to be seen as it happens: it does not come and go, nor crawl, nor may it be on
+    unheard."""
+    lost = _reported_by_lost_hosts(recent.history, fleet)
+    return recent.history.times == 1 and not lost and not _crawl(recent, fleet)
+
+
+def _paces(recent: RecentCause, fleet: Fleet) -> tuple[list[float], list[float]]:
+    """Calls per second of the ranks now, and before the stall, as far as they are known."""
+    members = [rank for rank in fleet.ranks if rank.comm == recent.history.comm]
+    return (
+        [rank.calls_per_second for rank in members if rank.calls_per_second is not None],
+        [rank.usual_calls_per_second for rank in members if rank.usual_calls_per_second],
+    )
+
+
+def _crawl(recent: RecentCause, fleet: Fleet) -> str:
+    """That a communicator goes on at a small part of its pace before; empty: it does not, or that is not known yet."""
+    rates, before = _paces(recent, fleet)
+    # Until then the stall is within the time over which rates are taken.
+    settled = fleet.at - recent.history.last > rate_seconds_of(fleet.scrape_seconds) + (fleet.scrape_seconds or 0.0)
+    if not settled or not rates or not before or max(rates) >= _CRAWLS * max(before):
+        return ""
+    share = max(rates) / max(before)
+    pace = f"{share:.0%}" if share >= _LEAST else f"less than {_LEAST:.0%}"
+    return f"and goes on at {pace} of its former pace" if share else "and makes no calls since"
 
 
 def stalled_seconds(history: StallHistory, *fleets: Fleet) -> float:
@@ -113,12 +138,9 @@ def stalled_seconds(history: StallHistory, *fleets: Fleet) -> float:
 def describe_state_now(recent: RecentCause, fleet: Fleet) -> str:
     """As of when the evidence is, and what the ranks do now."""
     moment = datetime.fromtimestamp(recent.then.at, UTC).strftime("%H:%M:%S UTC")
-    rates = [
-        rank.calls_per_second
-        for rank in fleet.ranks
-        if rank.comm == recent.history.comm and rank.calls_per_second is not None
-    ]
-    now = f"; now its ranks make {min(rates):,.1f} to {max(rates):,.1f} calls/s" if rates else ""
+    rates, before = _paces(recent, fleet)
+    usual = f", {format_calls(before)} before it" if before else ""
+    now = f"; now its ranks make {format_calls(rates)}{usual}" if rates else ""
     return f"what follows was so at {moment}, while it was stalled{now}"
 
 

@@ -31,6 +31,7 @@ from railscope.agent.cluster.verdict.names import (
 )
 from railscope.agent.cluster.verdict.pace import describe_pace, format_amount, slow_ranks_of
 from railscope.agent.cluster.verdict.quantities import (
+    format_calls,
     format_decimal_bytes,
     format_duration,
     format_rank_numbers,
@@ -496,7 +497,7 @@ def _describe_state(ranks: Sequence[Rank]) -> tuple[str, ...]:
         lines.append(f"the oldest operation under way is {format_duration(max(waiting))} old")
     rates = [rank.calls_per_second for rank in present if rank.calls_per_second is not None]
     if rates:
-        lines.append(f"ranks make {min(rates):,.1f} to {max(rates):,.1f} calls/s")
+        lines.append(f"ranks make {format_calls(rates)}")
     if not present:
         lines.append(f"{format_ranks_and_hosts(ranks)} were seen within the hour, and are not any more")
     return tuple(lines)
