@@ -6,10 +6,13 @@ from collections.abc import Iterable
 
 import pytest
 
+from railscope.agent.cluster.fleet.apart import apart_question, standing_question
+from railscope.agent.cluster.fleet.asker import Asker
 from railscope.agent.cluster.fleet.facts import BriefStall
 from railscope.agent.cluster.fleet.prometheus import Series
+from railscope.agent.cluster.fleet.scrapes import read_scrapes
 from railscope.agent.cluster.verdict.words import make_verdict
-from tests.unit.canned_store import COMM, NOW, CannedStore, agent, rank, ranks_of, read, stalled
+from tests.unit.canned_store import COMM, NOW, CannedStore, agent, bare, rank, ranks_of, read, stalled
 
 INFO = "railscope_comm_stall_info"
 CALLS = "railscope_comm_enqueued_total"
@@ -196,6 +199,26 @@ def test_the_launchers_rank_tells_where_a_rank_is_that_did_not_come() -> None:
     missing = ranks_of(fleet)["1"]
     assert (missing.host, missing.identity.pid, missing.awaited) == ("host1", 101, True)
     assert "rank 1 (pid 101, host1) did not call it" in make_verdict(fleet).headline
+
+
+def test_who_is_inside_a_call_is_told_of_once_though_another_communicator_stands_out() -> None:
+    store = init_without_a_peer(ranks={"host0:9779": "0"})
+    other = "00000000000000bb"
+    store.say(bare(standing_question(read_scrapes(Asker(store, NOW)))), 1, comm=other)
+    for number in (0, 1):
+        labels = {"instance": f"host{number}:9779", "comm": other, "rank": str(number)}
+        store.say("last_over_time(railscope_comm_info)", 1, **labels, nranks="2", pid=str(200 + number))
+        store.say(CALLS, 10, **labels)
+    apart = apart_question(read_scrapes(Asker(store, NOW)), [other], 300.0)
+    store.say(bare(apart), 1, comm=other)
+    fleet = read(store)
+    assert fleet.apart == (other,)
+    inside = [one for one in fleet.ranks if one.comm == COMM]
+    assert [(one.rank, one.identity.pid, one.identity.of_job("job")) for one in inside] == [("0", 100, "7")]
+    (finding,) = make_verdict(fleet).findings
+    assert "does not return for rank 0 (pid 100, host0), and rank 1 did not call it" in finding.headline
+    assert len(set(finding.evidence)) == len(finding.evidence)
+    assert finding.evidence[0] == "2 ranks, 1 of them seen, on host0; job 7"
 
 
 @pytest.mark.parametrize(

@@ -216,10 +216,13 @@ CASES: Final[dict[str, list[Case]]] = {
                     ("headline", "does not return for rank"),
                     ("evidence", "rank 0 (pid 100, host0) has been inside ncclCommInitRank for 40 s"),
                     ("unknown", f"rank {hosts - 1}: no agent reported"),
+                    ("first", f"={hosts} ranks, {hosts - 1} of them seen, on {', '.join(seen)}"),
+                    ("why", f"rank {hosts - 1}: start the rank that is missing…"),
                 ),
                 found={"ranks": (str(hosts - 1),), "basis": "absence", "strength": "strong", "nranks": hosts},
             )
             for hosts in SIZES
+            for seen in ([f"host{number}" for number in range(hosts - 1)],)
         ),
         Case(
             "a peer whose process is there and has no communicator",
@@ -293,6 +296,14 @@ CASES: Final[dict[str, list[Case]]] = {
 @pytest.mark.parametrize(("cause", "case"), of_cause(CASES))
 def test_of_each_cause_it_is_said_which_call_is_to_blame_and_what_to_look_at(cause: str, case: Case) -> None:
     case.assert_found(cause)
+
+
+def test_the_first_step_is_to_start_the_rank_that_nobody_sees_and_names_its_job() -> None:
+    fleets = inside("ncclCommInitRank", 0, made=False).never_told_of(1).each(job="4711")
+    first, *others = only(fleets).next_steps
+    assert first.why.startswith("rank 1 of job 4711: start the rank that is missing")
+    assert (first.host, first.command) == ("", "")
+    assert [step.command for step in others] == ["railscope doctor", "py-spy dump --pid 100"]
 
 
 def test_a_wait_for_a_gpu_hides_nothing_that_is_better_founded() -> None:

@@ -95,12 +95,40 @@ CASES[Cause.RAIL_FILTERED] += [
 ]
 CASES[Cause.RAIL_LOSSY] += [
     Case(
+        "what else is blamed is not healthy",
+        waiting(3)
+        .rank(0, stall=stall("rail_lossy", **ETH0))
+        .rank(1, stall=stall("rail_slow", rail="1", device="eth1"))
+        .rail(0, 1, up=False)
+        .rail(1, 0, up=True),
+        says=(("headline", "rail 0 (eth0) of host0"), ("healthy", "rail 0 (eth0) of host1: up")),
+        never=(("healthy", "rail 1 (eth1)"),),
+    ),
+    Case(
+        "what waits for answers while others have them is not healthy",
+        waiting()
+        .rank(0, stall=stall("rail_lossy", **ETH0))
+        .rail(0, 0, unacknowledged_segments=0.0)
+        .rail(0, 1, unacknowledged_segments=182.0)
+        .rail(1, 0, unacknowledged_segments=0.0),
+        says=(("healthy", "rail 0 (eth0) of host1: up"),),
+        never=(("healthy", "not acknowledged"),),
+    ),
+    Case(
+        "where all wait for answers that tells nothing of one",
+        waiting()
+        .rank(0, stall=stall("rail_lossy", **ETH0))
+        .rail(0, 0, unacknowledged_segments=90.0)
+        .rail(0, 1, unacknowledged_segments=4.0),
+        says=(("healthy", "rail 1 (eth1) of host0: up"),),
+    ),
+    Case(
         "of two ends that look alike the one with strong evidence is named",
         waiting()
         .rank(0, stall=stall("rail_lossy", strength="weak", **ETH0))
         .rank(1, stall=stall("rail_lossy", **ETH0)),
         found={"hosts": ("host1", "host0")},
-    )
+    ),
 ]
 CASES[Cause.RAIL_SLOW] += [
     Case(

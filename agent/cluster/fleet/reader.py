@@ -333,12 +333,16 @@ def _ranks(
         resets=numbers["resets"],
         history=points,
     )
-    stalls = parse_stalls(said["stalled"], said["info"])
+    # The other communicators' are told of where those are read.
+    stalls = {key: one for key, one in parse_stalls(said["stalled"], said["info"]).items() if key[1] in comms}
     lengths = _lengths(ask.store.scrapes(catalogue.COMM_STALL_SECONDS.where(of), points_seconds, ask.at), points)
     stalled_first = {one.comm: one.first for one in history}
     # Of a communicator that is still being made there is no more than who is inside the call.
     inside = {stored_rank_key(sample): sample for sample in said["inside"]}
-    infos = {key: sample.labels for key, sample in inside.items() if key in stalls}
+    jobs = {_process(sample): sample.labels for sample in said["without_comm"]}
+    infos: dict[StoredRankKey, Mapping[str, str]] = {
+        key: {**jobs.get(_process(one), {}), **one.labels} for key, one in inside.items() if key in stalls
+    }
     infos |= {stored_rank_key(sample): sample.labels for sample in found["info"]}
 
     last = {
@@ -384,6 +388,10 @@ def _ranks(
             )
         )
     return _with_history(ask, scrapes, ranks, of, window_seconds)
+
+
+def _process(sample: Sample) -> tuple[str, str]:
+    return sample.labels.get("instance", ""), sample.labels.get("pid", "")
 
 
 def _age(in_flight: float | None, inside: Sample | None) -> float | None:

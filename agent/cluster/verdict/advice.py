@@ -14,6 +14,7 @@ from typing import Final
 from railscope.agent.cluster.fleet.facts import Rail, Rank
 from railscope.agent.cluster.verdict.culprits import Culprit
 from railscope.agent.cluster.verdict.links import StalledCommunicator
+from railscope.agent.cluster.verdict.quantities import format_rank_numbers
 from railscope.agent.facts.causes import CAUSES, About, Cause, CauseFacts, StepFacts, Where, facts_of
 from railscope.agent.facts.label_numbers import UNKNOWN
 
@@ -67,7 +68,17 @@ def next_steps(stalled: StalledCommunicator) -> tuple[Step, ...]:
     facts = _facts(stalled.culprit)
     nobody = CAUSES[Cause.UNKNOWN]
     steps = _steps(facts.now, facts, stalled, {}) or _steps(nobody.now, nobody, stalled, {})
-    return tuple(dict.fromkeys(steps))
+    return tuple(dict.fromkeys([*_not_started(stalled), *steps]))
+
+
+def _not_started(stalled: StalledCommunicator) -> Iterable[Step]:
+    """Of a call that ranks leave out which no host sees: most likely nobody started them."""
+    culprit = stalled.culprit
+    if culprit.cause == Cause.INSIDE_CALL and culprit.basis == "absence":
+        jobs = sorted({job for rank in stalled.ranks if (job := rank.identity.job_name)})
+        of_job = f" of job {jobs[0]}" if len(jobs) == 1 else ""
+        numbers = format_rank_numbers(culprit.missing)
+        yield Step("", "", f"{numbers}{of_job}: {facts_of(culprit.cause).remedy}")
 
 
 def past_steps(stalled: StalledCommunicator, period: Period) -> tuple[Step, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from railscope.agent.cluster.fleet.facts import Agent, Fleet, Rail, Rank, ReportedStall
+from railscope.agent.cluster.fleet.facts import Agent, Fleet, Rank, ReportedStall
 from railscope.agent.cluster.verdict.advice import Period, next_steps, past_steps
 from railscope.agent.cluster.verdict.culprits import (
     Culprit,
@@ -32,11 +32,10 @@ from railscope.agent.cluster.verdict.names import (
 from railscope.agent.cluster.verdict.pace import describe_pace, format_amount, slow_ranks_of
 from railscope.agent.cluster.verdict.quantities import (
     format_calls,
-    format_decimal_bytes,
     format_duration,
     format_rank_numbers,
-    format_rate,
 )
+from railscope.agent.cluster.verdict.rail_state import describe_rail_state, rails_that_nobody_blames
 from railscope.agent.cluster.verdict.recent import (
     RecentCause,
     describe_ended_stalls,
@@ -325,7 +324,7 @@ def _evidence(cause: RootCause) -> Iterable[str]:
             else:
                 yield f"rank {rank.rank} waits in an earlier operation: it may have skipped a collective"
     for rail in culprit.rails[:_MOST_LINES]:
-        yield _rail_state(rail)
+        yield describe_rail_state(rail)
     if waiting and culprit.cause not in (Cause.RANK_BEHIND, Cause.UNKNOWN) and (culprit.ranks or culprit.rails):
         yield f"{format_rank_numbers(rank.rank for rank in waiting)} only wait{'s' if len(waiting) == 1 else ''}"
     for other in stalled.others[:2]:
@@ -338,14 +337,16 @@ def _evidence(cause: RootCause) -> Iterable[str]:
 
 
 def _membership(stalled: StalledCommunicator) -> str:
-    """The members of the communicator: `4 ranks on host0, host1; job 4711`."""
+    """The members of the communicator: `4 ranks on host0, host1; job 4711`, or `4 ranks, 3 of them seen, on …`."""
     hosts = list(dict.fromkeys(rank.host for rank in stalled.ranks))
+    known = sum(1 for rank in stalled.ranks if rank.host)
     count = stalled.nranks or len(stalled.ranks)
+    seen = f", {known} of them seen," if known < count else ""
     where = ", ".join(hosts[:_MOST_LINES]) + (
         f" and {len(hosts) - _MOST_LINES} more" if len(hosts) > _MOST_LINES else ""
     )
     jobs = sorted({job for rank in stalled.ranks if (job := rank.identity.of_job("job"))})
-    return f"{count} ranks on {where}" + (f"; job {', '.join(jobs[:2])}" if jobs else "")
+    return f"{count} ranks{seen} on {where}" + (f"; job {', '.join(jobs[:2])}" if jobs else "")
 
 
 def _hosts_evidence(present: Sequence[Rank], cause: str) -> Iterable[str]:
@@ -388,40 +389,16 @@ def _calls(present: Sequence[Rank]) -> Iterable[str]:
         )
 
 
-def _rail_state(rail: Rail) -> str:
-    """One rail's state in a line."""
-    words = [] if rail.up is None else ["up" if rail.up else "DOWN"]
-    if rail.transmit is not None and rail.up is not False:  # the rate is that of the last seconds, as it was up
-        usual = f" (at most {format_rate(rail.usual_transmit)} before)" if rail.usual_transmit else ""
-        speed = f" of {format_rate(rail.speed)}" if rail.speed else ""
-        words.append(f"sends {format_rate(rail.transmit)}{speed}{usual}")
-    if rail.backlog_bytes is not None:
-        up_to = "up to " if rail.backlog_bytes else ""
-        words.append(f"{up_to}{format_decimal_bytes(rail.backlog_bytes)} wait in its queue")
-    if rail.round_trip_seconds is not None:
-        words.append(f"round trip {rail.round_trip_seconds * 1000:.3g} ms")
-    if rail.retransmitted_ratio is not None:
-        words.append(f"{rail.retransmitted_ratio:.2%} sent again")
-    if rail.unacknowledged_segments:
-        words.append(f"{rail.unacknowledged_segments:,.0f} segments not acknowledged")
-    if rail.mute and rail.unsent_bytes:
-        words.append(f"{format_decimal_bytes(rail.unsent_bytes)} were never sent")
-    words += [f"{counter} +{increase:,.0f}" for counter, _, increase in rail.events[:3]]
-    return f"{format_rail(rail)}: {', '.join(words) or 'nothing is known of it'}"
-
-
 def _healthy(stalled: StalledCommunicator, fleet: Fleet) -> Iterable[str]:
     culprit = stalled.culprit
-    blamed = {(rail.host, rail.device, rail.netns) for rail in culprit.rails}
     hosts = {rail.host for rail in culprit.rails}
     numbers = {rail.rail for rail in culprit.rails}
-    siblings = [
-        rail for rail in fleet.rails if rail.host in hosts and (rail.host, rail.device, rail.netns) not in blamed
-    ]
     members = {rank.host for rank in stalled.ranks}
-    peers = [rail for rail in fleet.rails if rail.rail in numbers and rail.host not in hosts and rail.host in members]
+    well = rails_that_nobody_blames(fleet, (stalled.culprit, *stalled.others))
+    siblings = [rail for rail in well if rail.host in hosts]
+    peers = [rail for rail in well if rail.rail in numbers and rail.host not in hosts and rail.host in members]
     for rail in (siblings[:2] + peers[:1]) if culprit.rails else ():
-        yield _rail_state(rail)
+        yield describe_rail_state(rail)
     for rank in culprit.ranks[:2]:
         if rank.usual_calls_per_second and culprit.cause != Cause.RANK_SLOW:
             yield f"rank {rank.rank} made {rank.usual_calls_per_second:,.1f} calls/s before the stall"
