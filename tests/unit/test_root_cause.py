@@ -670,3 +670,20 @@ def test_every_finding_has_evidence_and_names_only_what_was_looked_at(
     assert diagnosis.device in {"", *(one.device for one in signs)}
     assert bool(diagnosis.rail) == diagnosis.cause.value.startswith("rail_")
     assert not (diagnosis.culprit and diagnosis.excused)
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        # As measured: one rail shaped to 100 Mbit/s, and its sibling done long before it, but for the tail.
+        with_rails(
+            {"sent_bytes": MIB, "retransmitted_bytes": 32 << 10, "busy_ratio": 0.1},
+            {"sent_bytes": 5 * MIB, "round_trip_ns": 34_000_000, "round_trip_deviation_ns": 34_000_000}
+            | {"busy_ratio": 1.0},
+        ),
+        with_rails({"sent_bytes": 287_000, "retransmitted_bytes": 8960, "busy_ratio": 0.4}, {"busy_ratio": 0.4}),
+    ],
+    ids=["its sibling is busier", "a few segments"],
+)
+def test_a_small_share_sent_again_says_little(evidence: Evidence) -> None:
+    assert found(evidence).cause is not Cause.RAIL_LOSSY

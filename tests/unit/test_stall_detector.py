@@ -14,7 +14,7 @@ from railscope.agent.facts.stall import Diagnosis, OwnHistory, Stall
 from railscope.agent.node.stalls.detector import Detector, StallLimits
 from railscope.agent.node.stalls.evidence import Evidence, RailSigns, RankFacts
 from tests.unit import stall_facts
-from tests.unit.stall_facts import PROCESS, SECOND_NS, STARVED, STOPPED, USUAL, with_process
+from tests.unit.stall_facts import MIB, PROCESS, SECOND_NS, STARVED, STOPPED, USUAL, with_process
 
 LIMITS: Final = StallLimits()
 FLIGHT: Final = replace(stall_facts.FLIGHT, history=USUAL)
@@ -329,3 +329,94 @@ def test_looks_from_before_operations_became_slow_do_not_count() -> None:
     stalls = Detector(LIMITS, lambda: 0)
     for at, rank in enumerate([SLOW] * 7 + [replace(SLOW, slow=None)] + [SLOW] * 7):
         assert not stalls.evaluate((160 + at) * SECOND_NS // 4, [rank], lambda _: HELD).begun
+
+
+BY_THE_WAY: Final = replace(
+    QUEUE, rails=(replace(RAIL, sent_bytes=MIB, retransmitted_bytes=32 << 10, busy_ratio=0.6), replace(RAIL1))
+)
+"""The other rail sent 3.1 % again, while no queue of the first is seen."""
+
+
+def test_a_rail_that_sends_a_little_again_does_not_take_the_blame_from_a_slow_one_for_good() -> None:
+    stalls = Detector(LIMITS, lambda: 0)
+    for at, found in enumerate([QUEUE] * 12 + [BY_THE_WAY] * 4 + [QUEUE] * 4):
+        stalls.evaluate((160 + at) * SECOND_NS // 4, [SLOW], lambda _, one=found: one)  # type: ignore[misc]
+        blamed = [(stall.diagnosis.cause, stall.diagnosis.device) for stall in stalls.current]
+        assert blamed == [(Cause.RAIL_SLOW, "rail1")] * (at >= 7)
+
+
+def test_the_blame_goes_to_another_rail_when_that_one_is_found_as_often_as_the_first() -> None:
+    stalls = Detector(LIMITS, lambda: 0)
+    changed = []
+    for at, found in enumerate([BY_THE_WAY] * 12 + [QUEUE] * 12):
+        stalls.evaluate((160 + at) * SECOND_NS // 4, [SLOW], lambda _, one=found: one)  # type: ignore[misc]
+        changed += [at for stall in stalls.current if stall.diagnosis.device == "rail1"]
+    assert changed == list(range(19, 24))
+
+
+# An operation on a rail so slow that none completes
+
+SIX_SECONDS: Final = tuple(at * SECOND_NS // 4 for at in range(4, 25))
+CRAWLS: Final = replace(
+    MOVING,
+    process=replace(PROCESS, window_ns=1_610_000_000, moved_bytes=8_482_352),
+    rails=(
+        replace(RAIL, sent_bytes=6_554_792, retransmitted_bytes=1176, busy_ratio=0.09, backlog_bytes=0),
+        replace(RAIL1, sent_bytes=1_889_640, busy_ratio=1.0, round_trip_ns=93_613_000, backlog_bytes=99_924),
+    ),
+)
+"""As measured: one rail shaped to 10 Mbit/s, in an AllReduce that took 38 ms before and takes 18 s now."""
+OF_38_MS: Final = OwnHistory(240, 37.6e6, 44.5e6, 40.1e6)
+CRAWLING: Final = replace(RANK, completed=None, in_flight=replace(stall_facts.WEAK, history=OF_38_MS))
+
+
+def test_an_operation_that_never_ends_on_a_slow_rail_is_told_of_although_it_moves() -> None:
+    stalls = Detector(LIMITS, lambda: 0)
+    begun = [one for at_ns in SIX_SECONDS for one in stalls.evaluate(at_ns, [CRAWLING], lambda _: CRAWLS).begun]
+    ((cause, device, slow, flagged_ns),) = [
+        (one.diagnosis.cause, one.diagnosis.device, one.slow, one.flagged_ns) for one in begun
+    ]
+    assert (cause, device, slow) == (Cause.RAIL_SLOW, "rail1", True)
+    assert flagged_ns == 2.75 * SECOND_NS
+    assert begun[0].diagnosis.evidence[-1] == "an operation has taken 2.8 s so far, 37.6 ms before"
+
+
+@pytest.mark.parametrize(
+    ("rank", "found"),
+    [
+        pytest.param(CRAWLING, MOVING, id="no rail differs"),
+        pytest.param(
+            replace(CRAWLING, in_flight=replace(FLIGHT, history=replace(OF_38_MS, longest_ns=2e9))),
+            CRAWLS,
+            id="others took seconds",
+        ),
+        pytest.param(replace(CRAWLING, in_flight=stall_facts.WEAK), CRAWLS, id="nothing is known of others"),
+        pytest.param(
+            CRAWLING,
+            replace(CRAWLS, process=replace(CRAWLS.process, written_bytes=100 * MIB)),
+            id="its process writes",
+        ),
+        pytest.param(
+            CRAWLING,
+            replace(
+                CRAWLS, rails=(CRAWLS.rails[0], replace(CRAWLS.rails[1], port_bytes=75_000_000, foreign_ratio=0.8))
+            ),
+            id="others fill the rail",
+        ),
+    ],
+)
+def test_an_operation_that_moves_for_long_is_no_stall_by_itself(rank: RankFacts, found: Evidence) -> None:
+    stalls = Detector(LIMITS, lambda: 0)
+    assert not [one for at_ns in SIX_SECONDS for one in stalls.evaluate(at_ns, [rank], lambda _: found).begun]
+
+
+def test_a_stall_on_a_slow_rail_outlasts_what_is_not_seen_of_it_and_ends_when_operations_are_fast() -> None:
+    stalls = Detector(LIMITS, lambda: 0)
+    for at_ns in SIX_SECONDS:
+        stalls.evaluate(at_ns, [CRAWLING], lambda _: CRAWLS)
+    # At counts the signs that one is in flight come and go; and three calls later the next one crawls.
+    unseen, next_one = replace(CRAWLING, in_flight=None), replace(CRAWLING, in_flight=None, enqueued=103)
+    assert stalls.evaluate(7 * SECOND_NS, [unseen], lambda _: CRAWLS).ended == ()
+    assert stalls.evaluate(18 * SECOND_NS, [next_one], lambda _: CRAWLS).ended == ()
+    (ended,) = stalls.evaluate(19 * SECOND_NS, [replace(next_one, enqueued=120)], lambda _: CRAWLS).ended
+    assert ended.slow

@@ -6,7 +6,8 @@ told of it and others wait because of it (agent/node/stalls/early_looks.py); `fa
 of its own history, and no less than `floor`, where this host has a mere suspect.  It also stalls, though
 bytes move, when operations of its kind and size have taken 1.75 times as long as usual for some seconds and a rail is
 named that differs from its siblings, or its own threads wait for a processor, or its process is stopped again and
-again.
+again.  Where an operation takes so long that none completes, its own age stands for that: it is `factor` times the
+longest of its history in flight, and no less than `floor`.
 
 What is never called a stall: a job that makes no calls and a computation between calls (nothing is in flight), a
 checkpoint (the rank of this host that is waited for writes to storage, or did so within `after`; hosts that wait for
@@ -126,6 +127,8 @@ class Detector:
         """By instance: since when the operation in flight was, and when it was last excused."""
         self._insisted: dict[int, tuple[Cause, str, int]] = {}
         """By instance: what its slowness is put down to, and in how many looks in a row."""
+        self._dragged: dict[int, tuple[int, int]] = {}
+        """By instance that stalls because an operation drags on: when it did last, and how many calls were made."""
         self._held: dict[int, deque[bool]] = {}
         """By instance, while it is slow: whether its process was found stopped in the last looks."""
         self._went_on_ns: dict[int, int] = {}
@@ -168,6 +171,7 @@ class Detector:
         self._excused = {instance: one for instance, one in self._excused.items() if instance in seen}
         self._insisted = {instance: one for instance, one in self._insisted.items() if instance in seen}
         self._held = {instance: one for instance, one in self._held.items() if instance in seen}
+        self._dragged = {instance: one for instance, one in self._dragged.items() if instance in seen}
         self._went_on_ns = {instance: one for instance, one in self._went_on_ns.items() if instance in seen}
         for instance in self._current.keys() - seen - self._gone.keys():
             ended.append(self._end(self._current[instance], now_ns))
@@ -255,6 +259,7 @@ class Detector:
 
     def _end(self, stall: Stall, now_ns: int) -> Stall:
         self._insisted.pop(stall.instance, None)
+        self._dragged.pop(stall.instance, None)
         if not stall.slow:
             self._went_on_ns[stall.instance] = now_ns
         del self._current[stall.instance]
@@ -275,7 +280,7 @@ class Detector:
         if rank.slow is None:
             self._held.pop(rank.instance, None)
             if not old:
-                return None
+                return before if before is not None and before.slow and self._drags_on(now_ns, rank) else None
         evidence = evidence_of(rank)
         diagnosis = find_root_cause(rank, evidence, now_ns)
         held = self._held_often(rank, diagnosis)
@@ -287,20 +292,44 @@ class Detector:
             judged = diagnosis.cause in _BROKEN or evidence.process.window_ns >= _LEAST_WATCHED_NS
             if same or (judged and self._late(now_ns, rank, flight, diagnosis)):
                 return self._continued(before if same else None, rank, flight, diagnosis, now_ns)
-        slows = _slows(rank, evidence, diagnosis) or held
-        if rank.slow is not None and before is not None and before.slow:
+        drags = rank.slow is None and old and flight is not None and _drags(flight, evidence, diagnosis)
+        slows = drags or _slows(rank, evidence, diagnosis) or held
+        if before is not None and before.slow and (drags or rank.slow is not None or self._drags_on(now_ns, rank)):
+            if drags:
+                self._dragged[rank.instance] = now_ns, rank.enqueued
             # The signs come and go within an operation; that operations are slow does not.
-            return self._continued(before, rank, _slow_flight(rank, now_ns), diagnosis, now_ns) if slows else before
+            return self._slow_continued(before, rank, diagnosis, now_ns) if slows else before
         # The mean of the last few seconds holds the operation that was stalled, which was told of.
         went_on_ns = self._went_on_ns.get(rank.instance)
         told = went_on_ns is not None and now_ns - went_on_ns < RECENT_NS
-        if slows and not told and self._insists(rank.instance, diagnosis):
-            found = self._stall(rank, _slow_flight(rank, now_ns), _with_slowness(diagnosis, rank), now_ns)
+        insists = slows and self._insists(rank.instance, diagnosis)
+        if drags and flight is not None and now_ns - flight.since_ns < self.limits.limit_ns(flight, diagnosis):
+            insists = False
+        if insists and not told:
+            if drags:
+                self._dragged[rank.instance] = now_ns, rank.enqueued
+            found = self._stall(rank, _slow_flight(rank, now_ns), _with_slowness(diagnosis, rank, now_ns), now_ns)
             return replace(found, slow=True)
         if not slows:
             self._insisted.pop(rank.instance, None)
         # Bytes move again, but the operation that was stalled is not through yet.
         return before if same else None
+
+    def _drags_on(self, now_ns: int, rank: RankFacts) -> bool:
+        """Whether an operation dragged on a moment ago, and none of those since has shown that they are fast again.
+
+        At counts the signs that one is in flight come and go, and between two operations there are none.
+        """
+        dragged_ns, enqueued = self._dragged.get(rank.instance, (now_ns - RECENT_NS, 0))
+        return now_ns - dragged_ns < RECENT_NS and rank.enqueued - enqueued < _LEAST_HISTORY
+
+    def _slow_continued(self, before: Stall, rank: RankFacts, diagnosis: Diagnosis, now_ns: int) -> Stall:
+        """A stall of slow operations as it is now: another rail is blamed when that is found as often as the first."""
+        insists = self._insists(rank.instance, diagnosis)
+        of_rails = {diagnosis.cause, before.diagnosis.cause} <= _SLOW_CAUSES
+        if not of_rails or diagnosis.device == before.diagnosis.device:
+            return self._continued(before, rank, _slow_flight(rank, now_ns), diagnosis, now_ns)
+        return replace(before, diagnosis=diagnosis) if insists else before
 
     def _moves(self, now_ns: int, flight: InFlight, diagnosis: Diagnosis, evidence: Evidence) -> bool:
         """Whether the process moves bytes, by TCP or, where it does not use that, by what else tells."""
@@ -359,12 +388,24 @@ def _slows(rank: RankFacts, evidence: Evidence, diagnosis: Diagnosis) -> bool:
     """
     if rank.slow is None or rank.slow.recent_mean_ns is None:
         return False
-    if diagnosis.cause is Cause.RAIL_SLOW and any(
-        rail.device == diagnosis.device and _others_use(rail) for rail in evidence.rails
-    ):
+    if _is_shared(evidence, diagnosis):
         return False
     starved = diagnosis.cause is Cause.RANK_BEHIND and evidence.process.starved
     return diagnosis.cause in _SLOW_CAUSES or (starved and rank.slow.recent_mean_ns >= _STARVED_NS)
+
+
+def _drags(flight: InFlight, evidence: Evidence, diagnosis: Diagnosis) -> bool:
+    """Whether an operation that moves bytes has a rail that makes it slow, and a history to hold that against."""
+    known = flight.history is not None and flight.history.operations >= _LEAST_HISTORY
+    excused = evidence.process.excused or _is_shared(evidence, diagnosis)
+    return known and diagnosis.culprit and diagnosis.cause in _SLOW_CAUSES and not excused
+
+
+def _is_shared(evidence: Evidence, diagnosis: Diagnosis) -> bool:
+    """Whether a rail that is called slow is filled by others."""
+    return diagnosis.cause is Cause.RAIL_SLOW and any(
+        rail.device == diagnosis.device and _others_use(rail) for rail in evidence.rails
+    )
 
 
 def _others_use(rail: RailSigns) -> bool:
@@ -380,8 +421,13 @@ def _slow_flight(rank: RankFacts, now_ns: int) -> InFlight:
     return rank.in_flight or InFlight(rank.slow_op, None, now_ns, "strong", "operations complete, but slowly")
 
 
-def _with_slowness(diagnosis: Diagnosis, rank: RankFacts) -> Diagnosis:
+def _with_slowness(diagnosis: Diagnosis, rank: RankFacts, now_ns: int) -> Diagnosis:
     if rank.slow is None or rank.slow.recent_mean_ns is None:
-        return diagnosis
+        flight = rank.in_flight
+        if flight is None or flight.history is None:
+            return diagnosis
+        usual_ms = flight.history.mean_ns / 1e6
+        sentence = f"an operation has taken {(now_ns - flight.since_ns) / 1e9:.1f} s so far, {usual_ms:.1f} ms before"
+        return replace(diagnosis, evidence=(*diagnosis.evidence, sentence))
     sentence = f"operations take {rank.slow.recent_mean_ns / 1e6:.1f} ms, {rank.slow.ratio:.1f} times as long as before"
     return replace(diagnosis, evidence=(*diagnosis.evidence, sentence))

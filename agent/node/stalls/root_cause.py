@@ -24,7 +24,11 @@ _CARRIER_NS: Final = 5_000_000_000
 """TCP goes on some 1.5 s after a carrier came back, NCCL after it."""
 _LOSSY_RATIO: Final = 0.01
 _VERY_LOSSY_RATIO: Final = 0.05
-_LOSSY_BYTES: Final = 8 << 10
+_LOSSY_BYTES: Final = 16 << 10
+"""More than ten segments of 1500 bytes: one probe for a lost tail is none of that."""
+_DELAYING_RATIO: Final = 0.5
+"""Of the time in which the busiest sibling has data under way: a rail that is done earlier holds nobody up, whatever it
+sent again."""
 _LEAST_LOSSES: Final = 10
 _LOSSES_RATIO: Final = 4
 """Times what the siblings count."""
@@ -238,9 +242,11 @@ def _weak(rails: tuple[RailSigns, ...]) -> Diagnosis | None:
 def _lossy(rails: tuple[RailSigns, ...]) -> Diagnosis | None:
     counted = {rail: _counted(rail, rails) for rail in rails}
     most = {rail: max((more for _, more in losses), default=0) for rail, losses in counted.items()}
+    busiest = max((rail.busy_ratio for rail in rails), default=0.0)
     for rail in sorted(rails, key=lambda rail: (-rail.retransmitted_bytes, -most[rail])):
         sentences = []
-        if rail.retransmitted_bytes >= max(_LOSSY_BYTES, _LOSSY_RATIO * rail.sent_bytes):
+        much = rail.retransmitted_bytes >= max(_LOSSY_BYTES, _LOSSY_RATIO * rail.sent_bytes)
+        if much and rail.busy_ratio >= _DELAYING_RATIO * busiest:
             share = 100 * rail.retransmitted_bytes / max(rail.sent_bytes, 1)
             sentences.append(f"{share:.1f} % of the bytes sent on {_name(rail)} were retransmitted")
         if counted[rail]:
