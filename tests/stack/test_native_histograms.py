@@ -13,7 +13,7 @@ from railscope.agent.cluster.fleet.prometheus import PrometheusStore
 from railscope.agent.facts.snapshot import Histogram, OpHistogram, Snapshot
 from railscope.agent.node.collectives.node_totals import SIZE_BOUNDS
 from railscope.agent.node.completion.completion import BANDWIDTH_BOUNDS
-from railscope.dashboards import build, documents, expressions
+from railscope.dashboards import build, documents, expressions, recorded, rules_files
 from railscope.exporters.web.http import MetricsServer, ServerSettings
 from tests.stack.prometheus import prometheus, store_at, until
 from tests.unit.exporters_snapshots import full_snapshot
@@ -59,7 +59,8 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusStore
     with server:
         target = server.url.removeprefix("http://")
         config = f"scrape_configs:\n  - job_name: railscope\n    static_configs: [{{targets: ['{target}']}}]\n"
-        with prometheus(tmp_path_factory.mktemp("prometheus"), config, arguments=[FEATURE]) as url:
+        rules = [rules_files.SHIPPED / rules_files.RECORDING]
+        with prometheus(tmp_path_factory.mktemp("prometheus"), config, rules, [FEATURE]) as url:
             yield store_at(url)
 
 
@@ -92,6 +93,7 @@ def job_panels(*metrics: str) -> Iterator[tuple[documents.Panel, str]]:
 
 def test_panels_show_native_histograms_too(native: PrometheusStore) -> None:
     until(lambda: bool(native.query(f"histogram_count(rate({BANDWIDTH}[10s])) > 0")), "a rate of the native histogram")
+    until(lambda: bool(native.query(str(recorded.PROCESSES_OF_JOB))), "which hosts a job runs on")
     panels = list(job_panels(SIZE, BANDWIDTH))
     assert {panel.title for panel, _ in panels} == {"Message sizes", "Bus bandwidth of single operations"}
     assert len(panels) == 4
