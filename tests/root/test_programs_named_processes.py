@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,15 +114,21 @@ def test_probes_are_for_all_where_a_link_for_each_process_would_cost_them_more(
 
 
 @pytest.mark.nccl
-def test_the_agent_attaches_to_named_processes_alone_at_every_level(nccl: Target, layouts: Layouts) -> None:
+def test_the_agent_attaches_to_named_processes_alone_at_every_level(
+    nccl: Target, layouts: Layouts, tmp_path: Path
+) -> None:
+    # A file that no other test's agent attaches to for all who map it.
+    copy = tmp_path / nccl.path.name
+    shutil.copy(nccl.path, copy)
     with (
-        target(nccl.path, layouts) as other,
-        AgentProcess("--pid", str(nccl.caller.pid), "--level", "all", "--probe.attach", "multi") as agent,
+        target(copy, layouts) as named,
+        target(copy, layouts) as other,
+        AgentProcess("--pid", str(named.caller.pid), "--level", "all", "--probe.attach", "multi") as agent,
     ):
         agent.until(lambda: [value for _labels, value in agent.samples("railscope_probe_level")] == [3])
-        assert probed(nccl)
+        assert probed(named)
         assert not probed(other)
-        nccl.caller.call("ncclAllReduce", 30, 0, 0, 100, FLOAT32, 0, 0, 0)
+        named.caller.call("ncclAllReduce", 30, 0, 0, 100, FLOAT32, 0, 0, 0)
         other.caller.call("ncclAllReduce", 20, 0, 0, 100, FLOAT32, 0, 0, 0)
         agent.until(lambda: bool(agent.samples("railscope_collective_calls_total", op="AllReduce")))
         assert [value for _labels, value in agent.samples("railscope_collective_calls_total", op="AllReduce")] == [30]

@@ -176,15 +176,17 @@ def host(tmp_path: Path) -> Iterator[Host]:
         yield made
 
 
-def test_a_scan_with_a_budget_finds_a_library_and_leaves_the_rest_to_the_next_ones(host: Host) -> None:
+@pytest.mark.parametrize(("mappers", "complete"), [(60, [True]), (66, [False, False, True, True])])
+def test_a_scan_with_a_budget_leaves_the_rest_of_a_crowd_to_the_next_ones(
+    host: Host, mappers: int, complete: list[bool]
+) -> None:
     library = host.library("2.90.1")
     for pid in range(PID, PID + 3):
         host.runs(pid)
-    for pid in range(PID + 3, PID + 6):
+    for pid in range(PID + 3, PID + 3 + mappers):
         host.runs(pid, library)
-    complete = [host.observer.scan(0) for _ in range(4)]
-    assert complete == [False, False, True, True]
-    assert [identity.pid for identity in host.new] == [PID + 3, PID + 4, PID + 5]
+    assert [host.observer.scan(0) for _ in complete] == complete
+    assert [identity.pid for identity in host.new] == list(range(PID + 3, PID + 3 + mappers))
 
 
 @pytest.mark.parametrize("then", ["2.90.1", "2.91.2"])

@@ -78,10 +78,11 @@ QUESTIONS: Final = (
 _FIRST_INSPECTIONS_NS: Final = 3_000_000_000
 """How long the agent waits at its start for what processes map; what is not known by then comes later."""
 _SCAN_NS: Final = 300_000_000
-"""So long a scan takes at most once a library is probed; with a thousand processes that map NCCL it comes in parts, and
-what else the loop has to do, and readiness, do not wait for all of them."""
+"""So long a scan takes at most once a library is probed that a crowd maps; with a thousand processes that map NCCL it
+comes in parts, and what else the loop has to do, and readiness, do not wait for all of them."""
 _FIRST_PROBED_NS: Final = 400_000_000
-"""The same where a library is probed already: nearly always it is the one that all map, and its probes are in all."""
+"""The same where a crowd maps NCCL and a library is probed: nearly always it is the one that all map, and its probes are
+in all."""
 _FIRST_PATIENCE_SECONDS: Final = 0.5
 """How long a scan waits for answers about one user's processes, who may have a thousand; the others come meanwhile."""
 _FIRST_CALLS_NS: Final = 200_000_000
@@ -382,7 +383,7 @@ class Daemon:
         """Wait until it is known what the running processes map, unless one of them makes that take long."""
         began_ns = self._clock.monotonic_ns()
         while self.observer.awaits_inspections:
-            most_ns = _FIRST_PROBED_NS if self.observer.attached()[0] else _FIRST_INSPECTIONS_NS
+            most_ns = _FIRST_PROBED_NS if self.observer.probed_in_a_crowd() else _FIRST_INSPECTIONS_NS
             left_ns = began_ns + most_ns - self._clock.monotonic_ns()
             if left_ns <= 0:
                 break

@@ -306,6 +306,11 @@ class NcclObserver:
             self._pids_remark.say(pids_without_nccl(self._config.procfs, self._config.pids, mappers))
         return not self._libraries.unfinished
 
+    @property
+    def probed_in_a_crowd(self) -> bool:
+        """See `Libraries.probed_in_a_crowd`."""
+        return self._libraries.probed_in_a_crowd
+
     def judge_arrival(self) -> None:
         """Choose the level to begin with, once the processes that were found had time to call."""
         if self._control is not None:

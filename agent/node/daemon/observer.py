@@ -145,7 +145,7 @@ class Observer:
     # What happened
 
     def scan(self, budget_ns: int | None = None) -> bool:
-        """Scan every process of the host, once a library is probed for `budget_ns` at most; whether all were looked at.
+        """Scan every process of the host, with a crowd for `budget_ns` at most; whether all were looked at.
 
         None: however long it takes.
         """
@@ -294,6 +294,11 @@ class Observer:
         with self._lock:
             libraries = self._nccl.libraries if self._nccl is not None else ()
             return sum(library.links is not None for library in libraries), len(libraries)
+
+    def probed_in_a_crowd(self) -> bool:
+        """See `Libraries.probed_in_a_crowd`."""
+        with self._lock:
+            return self._nccl is not None and self._nccl.probed_in_a_crowd
 
     def observes(self, pids: Iterable[int]) -> bool:
         """Whether each of these processes maps a library that is probed."""

@@ -53,6 +53,8 @@ LINGER_NS: Final = 60_000_000_000
 """How long probes stay on a library that nobody maps any more."""
 TENANTS_SHARE: Final = 64
 """Of the libraries that the programs have room for, so many are one tenant's at most where others may want some."""
+_CROWD: Final = 64
+"""Processes that map a library; fewer are all looked at, and waited for, before the agent says that it is ready."""
 _DELETED: Final = " (deleted)"
 _UNMAPPED: Final = "no process maps it any longer"
 
@@ -197,11 +199,17 @@ class Libraries:
     def libraries(self) -> tuple[Library, ...]:
         return tuple(self._libraries.values())
 
+    @property
+    def probed_in_a_crowd(self) -> bool:
+        """Whether a library is probed, and so many processes map one that nobody waits for all of them."""
+        mappers = sum(len(library.mappers) for library in self.libraries)
+        return mappers >= _CROWD and any(library.links is not None for library in self.libraries)
+
     def scan(self, budget_ns: int | None = None) -> None:
         """Look at every process that may have mapped something since the last scan.
 
-        `budget_ns`: once a library is probed, so long at most; the processes that are left are due at the next scan
-        (`unfinished`).  None: all are looked at.
+        `budget_ns`: once a library is probed in a crowd, so long at most; the processes that are left are due at the
+        next scan (`unfinished`).  None: all are looked at.
         """
         began_ns, self.unfinished = self._clock.monotonic_ns(), False
         this = _Round()
@@ -211,7 +219,7 @@ class Libraries:
         self._drop_overwritten(self.libraries, this)
         for number, identity in enumerate(survey.due):
             spent = number > 0 and budget_ns is not None and self._clock.monotonic_ns() - began_ns >= budget_ns
-            if spent and (self.unfinished or any(library.links is not None for library in self.libraries)):
+            if spent and (self.unfinished or self.probed_in_a_crowd):
                 self.unfinished = True
                 self._address_spaces.again(identity)
             elif not self._look(identity, this):
