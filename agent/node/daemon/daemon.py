@@ -81,8 +81,8 @@ _SCAN_NS: Final = 300_000_000
 """So long a scan takes at most once a library is probed that a crowd maps; with a thousand processes that map NCCL it
 comes in parts, and what else the loop has to do, and readiness, do not wait for all of them."""
 _FIRST_PROBED_NS: Final = 400_000_000
-"""The same where a crowd maps NCCL and a library is probed: nearly always it is the one that all map, and its probes are
-in all."""
+"""The same where a crowd maps NCCL and a library is probed: nearly always it is the one that all map, and its probes
+are in all."""
 _FIRST_PATIENCE_SECONDS: Final = 0.5
 """How long a scan waits for answers about one user's processes, who may have a thousand; the others come meanwhile."""
 _FIRST_CALLS_NS: Final = 200_000_000
