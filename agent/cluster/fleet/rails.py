@@ -12,7 +12,8 @@ from railscope.agent.cluster.fleet.prometheus import Sample, Series
 from railscope.agent.cluster.fleet.scrapes import MOST_POINTS, Scrapes, match_any
 from railscope.agent.facts import catalogue
 
-_RailKey = tuple[str, str, str, str]
+RailKey = tuple[str, str, str, str]
+"""Instance, rail, device and network namespace."""
 
 
 def read_rails(
@@ -54,19 +55,19 @@ def read_rails(
         "and on (job, instance, rail, device, port, netns, severity) "
         f"{catalogue.RAIL_COUNTER_BY_SEVERITY.where(on)} offset {window}",
     )
-    by_rail: dict[str, dict[_RailKey, float]] = {}
+    by_rail: dict[str, dict[RailKey, float]] = {}
     for name, samples in found.items():
         numbers = by_rail.setdefault(name, {})
         for sample in samples:
-            key = _rail_key(sample)
+            key = rail_key(sample)
             numbers[key] = max(numbers.get(key, sample.value), sample.value)
     seconds = min(window_seconds, scrapes.spacing_seconds * MOST_POINTS / max(len(found["up"]), 1))
-    sent_points = {_rail_key(one): one.points for one in ask.store.scrapes(transmit, seconds, ask.at)}
-    errors: dict[_RailKey, dict[tuple[str, str], float]] = defaultdict(dict)
+    sent_points = {rail_key(one): one.points for one in ask.store.scrapes(transmit, seconds, ask.at)}
+    errors: dict[RailKey, dict[tuple[str, str], float]] = defaultdict(dict)
     for sample in (*found["events"], *found["appeared"]):
-        errors[_rail_key(sample)][sample.labels.get("counter", ""), sample.labels.get("severity", "")] = sample.value
+        errors[rail_key(sample)][sample.labels.get("counter", ""), sample.labels.get("severity", "")] = sample.value
 
-    def rail(key: _RailKey) -> Rail:
+    def rail(key: RailKey) -> Rail:
         value: Callable[[str], float | None] = lambda name: by_rail[name].get(key)  # noqa: E731
         up, sent, again = value("up"), value("sent"), value("retransmitted")
         return Rail(
@@ -90,6 +91,7 @@ def read_rails(
     return tuple(rail(key) for key in sorted({*by_rail["info"], *by_rail["up"]}) if key[0] in scrapes.fresh)
 
 
-def _rail_key(sample: Sample | Series) -> _RailKey:
+def rail_key(sample: Sample | Series) -> RailKey:
+    """Whose rail a sample or series is of."""
     labels = sample.labels
     return labels.get("instance", ""), labels.get("rail", ""), labels.get("device", ""), labels.get("netns", "")

@@ -15,7 +15,8 @@ from typing import Final
 
 from railscope.agent.cluster.fleet.asker import Asker
 from railscope.agent.cluster.fleet.facts import SlowRail
-from railscope.agent.cluster.fleet.prometheus import Sample, Series
+from railscope.agent.cluster.fleet.prometheus import Sample
+from railscope.agent.cluster.fleet.rails import RailKey, rail_key
 from railscope.agent.cluster.fleet.scrapes import Scrapes, match_any
 from railscope.agent.cluster.fleet.slow import LATELY_STRETCHES, promql_seconds, stretch_seconds_of
 from railscope.agent.facts import catalogue
@@ -39,9 +40,6 @@ _MORE_CONNECTIONS: Final = 1.25
 _MOST_HOSTS: Final = 64
 _HOST: Final = "cluster, job, instance, netns"
 _RAIL: Final = f"{_HOST}, rail, device"
-
-_RailKey = tuple[str, str, str, str]
-"""Instance, rail, device and network namespace."""
 
 
 def pace_expression(window: str, used: float = _USED_BYTES_PER_SECOND, matchers: str = "") -> str:
@@ -89,12 +87,12 @@ def slow_rails_questions(scrapes: Scrapes) -> dict[str, str]:
 class _Course:
     """Stretches of the window, by rail."""
 
-    active: dict[_RailKey, list[tuple[float, float]]]
+    active: dict[RailKey, list[tuple[float, float]]]
     """Those in which it was used."""
-    slow: dict[_RailKey, frozenset[float]]
-    lossy: dict[_RailKey, frozenset[float]]
+    slow: dict[RailKey, frozenset[float]]
+    lossy: dict[RailKey, frozenset[float]]
 
-    def slowness(self, key: _RailKey, of: dict[_RailKey, frozenset[float]], seconds: float) -> Slowness | None:
+    def slowness(self, key: RailKey, of: dict[RailKey, frozenset[float]], seconds: float) -> Slowness | None:
         at = of.get(key, frozenset())
         return find_slowness([Stretch(moment, 1, moment in at) for moment, _ in self.active.get(key, ())], seconds)
 
@@ -155,21 +153,16 @@ def _course(ask: Asker, instances: Collection[str], window_seconds: float, secon
     of, length = f"{match_any('instance', instances)},", promql_seconds(seconds)
     used = f"rate({catalogue.RAIL_TCP_SENT_BYTES.where(of)}[{length}]) > {_USED_BYTES_PER_SECOND:g}"
 
-    def at(expression: str) -> dict[_RailKey, frozenset[float]]:
+    def at(expression: str) -> dict[RailKey, frozenset[float]]:
         series = ask.store.evaluations(expression, window_seconds, seconds, ask.at)
-        return {_key(one): frozenset(moment for moment, _ in one.points) for one in series}
+        return {rail_key(one): frozenset(moment for moment, _ in one.points) for one in series}
 
     return _Course(
-        {_key(one): list(one.points) for one in ask.store.evaluations(used, window_seconds, seconds, ask.at)},
+        {rail_key(one): list(one.points) for one in ask.store.evaluations(used, window_seconds, seconds, ask.at)},
         at(f"({pace_expression(length, matchers=of)}) < {PACE_RATIO:g}"),
         at(lossy_expression(length, of)),
     )
 
 
-def _by_rail(samples: Iterable[Sample]) -> dict[_RailKey, float]:
-    return {_key(one): one.value for one in samples}
-
-
-def _key(one: Sample | Series) -> _RailKey:
-    labels = one.labels
-    return labels.get("instance", ""), labels.get("rail", ""), labels.get("device", ""), labels.get("netns", "")
+def _by_rail(samples: Iterable[Sample]) -> dict[RailKey, float]:
+    return {rail_key(one): one.value for one in samples}
