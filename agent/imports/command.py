@@ -89,7 +89,9 @@ def as_json_text(imported: Imported) -> str:
         "recordings": imported.recordings,
         "times_known": imported.times_known,
         "skipped": problems.count,
-        "first_skipped": [{"file": one.file, "line": one.line, "reason": one.reason} for one in problems.first],
+        "first_skipped": [
+            {"file": one.file, "line": one.line, "entry": one.entry, "reason": one.reason} for one in problems.first
+        ],
         "notes": problems.notes,
     }
     return json.dumps(content, indent=2) + "\n"

@@ -108,9 +108,12 @@ class Problem:
     line: int
     """Number of the line, or of the event or message where the file has no lines; 0: the whole file."""
     reason: str
+    entry: int = 0
+    """Number of the entry, where several may stand on one line; 0: they do not."""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.reason}" if self.line else f"{self.file}: {self.reason}"
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{place}: entry {self.entry}: {self.reason}" if self.entry else f"{place}: {self.reason}"
 
 
 class Problems:
@@ -121,11 +124,11 @@ class Problems:
         self.first: list[Problem] = []
         self.notes: list[str] = []
 
-    def count_skipped(self, file: str, line: int, reason: str) -> None:
-        """Count one line, event or message that is left out."""
+    def count_skipped(self, file: str, line: int, reason: str, entry: int = 0) -> None:
+        """Count one line, event or message that is left out; `entry` is its number where lines do not tell it apart."""
         self.count += 1
         if len(self.first) < SHOWN_PROBLEMS:
-            self.first.append(Problem(file, line, printable(reason)))
+            self.first.append(Problem(file, line, printable(reason), entry))
 
     def add_note(self, text: str) -> None:
         """Something that who reads the result should know."""

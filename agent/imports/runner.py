@@ -15,6 +15,7 @@ from railscope.agent.imports import (
     chakra,
     deepspeed,
     execution_trace,
+    flight_dump,
     kineto,
     nccl_inspector,
     nccl_log,
@@ -34,7 +35,7 @@ _TESTS: Final[tuple[tuple[str, Callable[[bytes], bool]], ...]] = (
     (railscope_recording.FORMAT, railscope_recording.has_format),
     (nccl_inspector.FORMAT, nccl_inspector.has_format),
     (kineto.FORMAT, kineto.has_format),
-    (torch_flight_recorder.FORMAT, torch_flight_recorder.has_format),
+    (torch_flight_recorder.FORMAT, flight_dump.has_format),
     (chakra.FORMAT, execution_trace.has_format),
     (chakra.FORMAT, chakra.has_format),
 )
@@ -75,7 +76,7 @@ _BINARY: Final = (torch_flight_recorder.FORMAT, chakra.FORMAT)
 _SAID_BY_NAMES: Final[dict[str, Callable[[str], str]]] = {
     kineto.FORMAT: kineto.rank_text_in_name,
     chakra.FORMAT: chakra.rank_text_in_name,
-    torch_flight_recorder.FORMAT: torch_flight_recorder.rank_text_in_name,
+    torch_flight_recorder.FORMAT: flight_dump.rank_text_in_name,
 }
 """What only the names of files tell, by format: what two ranks did may look alike."""
 

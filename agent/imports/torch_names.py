@@ -5,7 +5,10 @@ Kineto, execution traces and the flight recorder name the same operations differ
 sends in an AllGather, what it receives in a ReduceScatter, and what goes to one peer in an AllToAll, a Scatter or a
 Gather.
 
-Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp and torch/csrc/profiler/util.cpp of PyTorch 2.1 to 2.9.
+torchcomms and its libraries (ncclx, rccl, xccl) have names of their own (`all_gather_single`, `reduce_scatter_v`).
+
+Source: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp and torch/csrc/profiler/util.cpp of PyTorch 2.1 to 2.10, its
+torch/distributed/flight_recorder/components/types.py, and comms/torchcomms/hooks/common/OpNameHelper.hpp of torchcomms.
 """
 
 from __future__ import annotations
@@ -27,22 +30,30 @@ OP_OF: Final = {
     "inferenceallreduce": Op.AllReduce,
     "barrier": Op.AllReduce,
     "reduce": Op.Reduce,
+    "reduceoop": Op.Reduce,
     "allgather": Op.AllGather,
     "allgatherbase": Op.AllGather,
     "allgatherintotensor": Op.AllGather,
     "allgatherintotensorcoalesced": Op.AllGather,
     "allgathercoalesced": Op.AllGather,
+    "allgathersingle": Op.AllGather,
+    "allgatherv": Op.AllGather,
     "reducescatter": Op.ReduceScatter,
     "reducescatterbase": Op.ReduceScatter,
     "reducescattertensor": Op.ReduceScatter,
     "reducescattertensorcoalesced": Op.ReduceScatter,
+    "reducescattersingle": Op.ReduceScatter,
+    "reducescatterv": Op.ReduceScatter,
+    "reducescattercoalesced": Op.ReduceScatter,
     "broadcast": Op.Broadcast,
     "broadcastoop": Op.Broadcast,
     "alltoall": Op.AllToAll,
     "alltoallbase": Op.AllToAll,
     "alltoallv": Op.AllToAll,
     "alltoallsingle": Op.AllToAll,
+    "alltoallvsingle": Op.AllToAll,
     "gather": Op.Gather,
+    "gathersingle": Op.Gather,
     "scatter": Op.Scatter,
     "send": Op.Send,
     "isend": Op.Send,
@@ -52,7 +63,9 @@ OP_OF: Final = {
 }
 """By the name without `nccl:` or `c10d::`, underlines and capitals."""
 
-_NO_COMMUNICATION: Final = frozenset({"wait", "init", "coalesced", "startcoalescing", "endcoalescing", "unknown"})
+_NO_COMMUNICATION: Final = frozenset(
+    """wait init coalesced startcoalescing endcoalescing unknown batchopissue split newwindow finalize""".split()
+)
 _TYPES: Final = {
     "float": DataType.Float32,
     "float32": DataType.Float32,

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from railscope.agent.analysis.tables.gpus import find_gpus
-from railscope.agent.imports import torch_flight_recorder
+from railscope.agent.imports import flight_dump
 from railscope.agent.imports.plain_pickle import PickleRefused, read_plain_pickle
 from railscope.agent.imports.torch_names import (
     Sizes,
@@ -213,7 +213,7 @@ def test_a_dump_of_the_flight_recorder_is_read_from_a_pickle_and_from_json(tmp_p
     ],
 )
 def test_the_rank_of_a_dump_is_the_number_at_the_end_of_its_file_s_name(name: str, rank: str) -> None:
-    assert torch_flight_recorder.rank_text_in_name(name) == rank
+    assert flight_dump.rank_text_in_name(name) == rank
 
 
 def test_both_ranks_dumps_name_their_communicators_alike(tmp_path: Path) -> None:
