@@ -41,7 +41,7 @@ NAMES: Final[tuple[tuple[str, Sizes, Sizes, tuple[tuple[str, int], ...]], ...]] 
 )
 
 
-def entry(number: int, name: str, inputs: Sizes, outputs: Sizes, **said: object) -> dict[str, Any]:
+def entry(number: int, name: str, inputs: Sizes, outputs: Sizes, **said: Any) -> dict[str, Any]:
     return {
         "record_id": number,
         "pg_id": 7,
@@ -60,7 +60,7 @@ def entry(number: int, name: str, inputs: Sizes, outputs: Sizes, **said: object)
     }
 
 
-def done(number: int, length_ms: float = 0.25) -> dict[str, object]:
+def done(number: int, length_ms: float = 0.25) -> dict[str, Any]:
     end_ns = BEGAN_NS + number * 1_000_000 + 500_000
     return {"state": "completed", "time_discovered_completed_ns": end_ns, "duration_ms": length_ms}
 
@@ -84,7 +84,7 @@ def test_every_name_of_newer_pytorch_and_torchcomms_is_the_call_that_it_makes(tm
 
 
 def test_what_was_sent_and_received_in_one_batch_is_one_operation_with_the_times_of_its_end(tmp_path: Path) -> None:
-    batch = {"is_p2p": True, "p2p_seq_id": 3, "collective_seq_id": 5}
+    batch: dict[str, Any] = {"is_p2p": True, "p2p_seq_id": 3, "collective_seq_id": 5}
     result = dump(
         tmp_path,
         entry(1, "nccl:send 0->1", [[64]], [[64]], **batch),
@@ -101,7 +101,7 @@ def test_what_was_sent_and_received_in_one_batch_is_one_operation_with_the_times
 
 
 def test_gathers_that_were_called_together_are_one_operation(tmp_path: Path) -> None:
-    together = {"collective_seq_id": 9}
+    together: dict[str, Any] = {"collective_seq_id": 9}
     result = dump(
         tmp_path,
         *(entry(at, "nccl:_all_gather_base", [[8 * at]], [[32 * at]], **together) for at in (1, 2)),
