@@ -211,15 +211,14 @@ def _counters() -> list[AnyPanel]:
     return [
         timeseries(
             "Counters with severity page",
-            "Increase of counters with severity page: link downed, retries exceeded, drops on a lossless priority "
-            "and others.",
+            "Increase of counters with severity page: link downed, retries exceeded, fatal errors and others.",
             "short",
             query(events("page"), legend),
             thresholds=NEVER_FINE,
         ),
         timeseries(
             "Counters with severity warn",
-            "Increase of counters with severity warn: congestion marks, retransmissions, discards and others.",
+            "Increase of counters with severity warn: timeouts, retransmissions, discards, pause storms and others.",
             "short",
             query(events("warn"), legend),
         ),
@@ -244,6 +243,12 @@ def _counters() -> list[AnyPanel]:
             "Saturated counters: they read their maximum and no longer count.",
             "instance rail device netns counter",
             f"{catalogue.RAIL_COUNTER_PINNED.where(RAIL)} == 1",
+        ),
+        timeseries(
+            "Values of the device",
+            "Other values that rise and fall, by the driver's name.",
+            "short",
+            query(catalogue.RAIL_VALUE.where(RAIL), _RAIL + " {{name}}"),
         ),
         timeseries(
             "Waiting for PCIe",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from railscope.agent.config.counter_severity import CounterSeverity, parse_counter_severity
 from railscope.agent.config.keys import VARIABLE_PREFIX, ConfigError, Key, Kind, suggest_nearest
 from railscope.agent.config.rail_patterns import RailPattern, parse_rail_pattern
 from railscope.agent.config.values import (
@@ -96,6 +97,8 @@ class Config:
     procfs: Path = Path("/proc")
     rails: tuple[RailPattern, ...] = ()
     """None: the rails are found."""
+    severities: tuple[CounterSeverity, ...] = ()
+    """Of device counters, before those of agent/node/rails/counter_rules.py and its siblings."""
     sample_interval_ns: int = 100_000_000
     correlation_window_ns: int = 30_000_000_000
     small_payload_bytes: int = 65_536
@@ -215,6 +218,9 @@ OPTIONS: Final = (
              "measure the host time of one call in N; N is a power of two"),
     _list("rails", "--rail.devices", "rails.devices", parse_rail_pattern, "DEVICE", "found",
           "devices to use as rails: names, patterns (eth*), or names with a rail number (eth2=0)"),
+    _list("severities", "--rail.severities", "rails.severities", parse_counter_severity, "COUNTER=SEVERITY", "none",
+          "severity of device counters, by the driver's name or a pattern: page (any increase matters), warn (a rate "
+          "that lasts) or context; a statistic of an Ethernet driver that is named here is also taken in"),
     _text("sample_interval_ns", "--rail.sample-interval", "rails.sample_interval", duration_ns("1ms", "10s"), "TIME",
           "100ms", "interval between reads of port counters"),
     _text("correlation_window_ns", "--rail.window", "rails.window", duration_ns("1s", "1h"), "TIME", "30s",

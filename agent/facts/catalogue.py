@@ -425,6 +425,12 @@ RAIL_COUNTER_PINNED: Final = _gauge(
     "rail device port counter",
     "1 if a counter is saturated: it reads its maximum and no longer counts.",
 )
+RAIL_VALUE: Final = _gauge(
+    "rail_value",
+    "rail device port name",
+    "Other values of the device that rise and fall, by the driver's name, such as a register or the number of queue "
+    "pairs in congestion control.",
+)
 RAIL_BOND_MEMBER_UP: Final = _gauge(
     "rail_bond_member_up",
     "rail device port member",

@@ -312,6 +312,8 @@ class RailFacts:
     """Connections are to be read and have not been yet: that there are none known says nothing."""
     pinned: tuple[str, ...] = ()
     """Counters that stand at the most they can show: more may have happened since."""
+    gauges: tuple[tuple[str, int], ...] = ()
+    """(name, value of now) of what the device shows that rises and falls."""
     bond_members: tuple[tuple[str, bool | None], ...] = ()
     """(network device, whether its link is up) of the members, where the rail is a bond; None: it cannot be known."""
     pci_stalled: tuple[tuple[str, float], ...] = ()

@@ -145,8 +145,8 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
             max_over_time({recorded.RAILS_DOWN}[5m]) >= {least.plane_hosts:g}
             """
         ),
-        about="Counters with severity page: a link that went down, transport retries exceeded, drops on a lossless "
-        "priority.  The increase is the event, and the five minutes of the range keep it visible.  What a switch did "
+        about="Counters with severity page: a link that went down, retries exceeded, a fatal error of the card.  "
+        "The increase is the event, and the five minutes of the range keep it visible.  What a switch did "
         "to a whole plane is told by RailscopeRailPlaneDown.  A counter that appears has no 0 before it; the sum has.",
         holds_for="30s",
         because="By then a rail or a plane that is down is told, and stands for its counters.",

@@ -67,6 +67,9 @@ def rail_families(rails: tuple[RailFacts, ...], selection: Selection) -> Iterato
         catalogue.RAIL_COUNTER_PINNED, ((one, (one.port, counter), 1) for one in rails for counter in one.pinned)
     )
     yield _of_rails(
+        catalogue.RAIL_VALUE, ((one, (one.port, name), value) for one in rails for name, value in one.gauges)
+    )
+    yield _of_rails(
         catalogue.RAIL_BOND_MEMBER_UP,
         (
             (one, (one.port, member), None if up is None else int(up))

@@ -36,7 +36,7 @@ class DeviceFailure:
 class CounterShape:
     """What is in a reading whose devices differ in what they count, and where each counter ends.
 
-    All three are rows by columns, as the reading's values.
+    All are rows by columns, as the reading's values.
     """
 
     known: Flags
@@ -45,6 +45,8 @@ class CounterShape:
     """The largest value that the counter can show: 2^bits - 1."""
     saturating: Flags
     """Whether it stops there; otherwise it begins again at 0."""
+    gauges: Flags | None = None
+    """Whether it rises and falls, a value of now; None: nothing does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,10 @@ class _Layout:
 _NO_VALUES: Final = np.zeros((0, 0), dtype=np.uint64)
 _NO_FLAGS: Final = np.zeros((0, 0), dtype=np.bool_)
 _NO_LAYOUT: Final = _Layout(
-    (), CounterShape(_NO_FLAGS, _NO_VALUES, _NO_FLAGS), np.zeros(0, dtype=np.intp), np.zeros(0, dtype=np.bool_)
+    (),
+    CounterShape(_NO_FLAGS, _NO_VALUES, _NO_FLAGS, _NO_FLAGS),
+    np.zeros(0, dtype=np.intp),
+    np.zeros(0, dtype=np.bool_),
 )
 
 
@@ -329,6 +332,7 @@ class RdmaCounters:
         maxima: Values = np.full(size, WIDE.maximum, dtype=np.uint64)
         known: Flags = np.zeros(size, dtype=np.bool_)
         saturating: Flags = np.zeros(size, dtype=np.bool_)
+        gauges: Flags = np.zeros(size, dtype=np.bool_)
         columns: list[int | None] = []
         places: list[int] = []
         for row, (_port, counters, read) in enumerate(rows):
@@ -342,8 +346,10 @@ class RdmaCounters:
                 maxima[row, column] = width.maximum
                 known[row, column] = True
                 saturating[row, column] = width.saturates
+                gauges[row, column] = width.gauge
         placed: Flags = np.array([column is not None for column in columns], dtype=np.bool_)
-        self._layout = _Layout(key, CounterShape(known, maxima, saturating), np.array(places, dtype=np.intp), placed)
+        shape = CounterShape(known, maxima, saturating, gauges)
+        self._layout = _Layout(key, shape, np.array(places, dtype=np.intp), placed)
         return self._layout
 
     def _append_fields(self, rows: list[tuple[_Port, PortCounters, PortValues]], failed: list[DeviceFailure]) -> None:

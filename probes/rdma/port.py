@@ -29,17 +29,21 @@ _BYTE_SOURCES: Final[Mapping[str, tuple[tuple[int, tuple[_Key, ...]], ...]]] = {
         (4, ((COUNTERS, "port_xmit_data"),)),
         (1, ((HW_COUNTERS, "ip4OutOctets"), (HW_COUNTERS, "ip6OutOctets"))),
         (1, ((HW_COUNTERS, "hw_tx_bytes_cnt"),)),
+        (1, ((HW_COUNTERS, "tx_rdma_ucast_bytes"), (HW_COUNTERS, "tx_rdma_mcast_bytes"))),
+        (1, ((HW_COUNTERS, "tx_rdma_ucast_bytes"),)),
     ),
     RECEIVE: (
         (1, ((HW_COUNTERS, "rx_bytes"),)),
         (4, ((COUNTERS, "port_rcv_data"),)),
         (1, ((HW_COUNTERS, "ip4InOctets"), (HW_COUNTERS, "ip6InOctets"))),
         (1, ((HW_COUNTERS, "hw_rx_bytes_cnt"),)),
+        (1, ((HW_COUNTERS, "rx_rdma_ucast_bytes"), (HW_COUNTERS, "rx_rdma_mcast_bytes"))),
+        (1, ((HW_COUNTERS, "rx_rdma_ucast_bytes"),)),
     ),
 }
-"""(bytes of one unit, counters to add up); the first that a port has whole counts.  In this order: bnxt_re and efa;
-mlx5, mlx4 and hfi1, whose unit is InfiniBand's 4 octets; irdma; erdma.  A driver that has its own bytes and
-InfiniBand's derives the latter from the former."""
+"""(bytes of one unit, counters to add up); the first that a port has whole counts.  In this order: bnxt_re, efa
+and mana_ib; mlx5, mlx4 and hfi1, whose unit is InfiniBand's 4 octets; irdma; erdma; ionic.  A driver that has its own
+bytes and InfiniBand's derives the latter from the former."""
 
 _BYTE_KEYS: Final = frozenset(key for sources in _BYTE_SOURCES.values() for _unit, keys in sources for key in keys)
 

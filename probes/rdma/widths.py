@@ -4,6 +4,7 @@ The counters in `counters/` are those of InfiniBand's performance management.  T
 (InfiniBand Architecture, PortCounters; widths as in Linux drivers/infiniband/core/sysfs.c), so one that shows its
 maximum says "at least this many".  What is in `hw_counters/` is a driver's own: 64 bits, or 32 bits that begin again
 in mlx5 (drivers/infiniband/hw/mlx5/counters.c, whose queue counters are fields of 32 bits in the device's answer).
+Some of it is no counter but a value of now.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Width:
     bits: int
     saturates: bool
     """Stops there; otherwise it begins again at 0."""
+    gauge: bool = False
+    """It rises and falls: a value of now."""
 
     @property
     def maximum(self) -> int:
@@ -35,6 +38,7 @@ class Width:
 
 WIDE: Final = Width(64, False)
 _WRAPS_AT_32: Final = Width(32, False)
+_GAUGE: Final = Width(64, False, gauge=True)
 
 _SATURATING_BITS: Final = {
     "symbol_error": 16,
@@ -84,6 +88,11 @@ _MLX5_NARROW: Final = frozenset(
 )
 
 
+GAUGES: Final = frozenset({"db_fifo_register", "current_rate", "num_qps_congested", "num_qps_recovered"})
+"""Values of now in `hw_counters`: a register of bnxt_re (hw_counters.c), and of mana_ib (counters.c) what its
+congestion control does at present."""
+
+
 def width_of(driver: str, group: str, name: str) -> Width:
     """How many bits an RDMA counter has; what is not known is taken to be wide, as it is in every other driver.
 
@@ -92,6 +101,8 @@ def width_of(driver: str, group: str, name: str) -> Width:
     if group == COUNTERS:
         bits = _SATURATING_BITS.get(name)
         return WIDE if bits is None else Width(bits, True)
+    if name in GAUGES:
+        return _GAUGE
     if driver == MLX5_DRIVER and name.removeprefix(VPORT_PREFIX) in _MLX5_NARROW:
         return _WRAPS_AT_32
     return WIDE

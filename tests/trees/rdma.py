@@ -305,6 +305,8 @@ def bnxt_re(root: Path) -> RdmaTree:
         "seq_err_naks_rcvd": 6,
         "oos_drop_count": 7,
         "duplicate_request": 8,
+        "max_retry_exceeded": 1,
+        "db_fifo_register": 3_000,
     }
     tree.port(device, hw_counters=hw_counters, rate="200 Gb/sec (4X HDR)", netdevs=("ens3f0np0",))
     tree.netdev(
@@ -315,6 +317,40 @@ def bnxt_re(root: Path) -> RdmaTree:
         receive_bytes=2_222,
         speed_megabits=200_000,
     )
+    return tree
+
+
+def mana_ib(root: Path) -> RdmaTree:
+    """Microsoft: words of its own for retries and timeouts, and values of now among the counters."""
+    tree = RdmaTree(root)
+    device = tree.device("mana_0", pci="7870:00:00.0", driver="mana")
+    hw_counters = {
+        "requester_timeout": 3,
+        "requester_retries_exceeded": 1,
+        "responder_oos": 2,
+        "total_fatal_error": 0,
+        "received_cnps": 7,
+        "current_rate": 180,
+        "num_qps_congested": 4,
+        "tx_bytes": 5_000,
+        "rx_bytes": 6_000,
+    }
+    tree.port(device, hw_counters=hw_counters, rate="200 Gb/sec (4X HDR)", netdevs=("enP30832s1",))
+    return tree
+
+
+def ionic(root: Path) -> RdmaTree:
+    """AMD: unicast bytes of RDMA, and counters as its firmware names them."""
+    tree = RdmaTree(root)
+    device = tree.device("ionic_0", pci="0000:06:00.0", driver="ionic")
+    hw_counters = {
+        "tx_rdma_ucast_bytes": 7_000,
+        "rx_rdma_ucast_bytes": 8_000,
+        "tx_rdma_ack_timeout": 2,
+        "req_tx_retry_excd_err": 1,
+        "rx_rdma_cnp_pkts": 9,
+    }
+    tree.port(device, hw_counters=hw_counters, rate="400 Gb/sec (4X NDR)", netdevs=("benic1p1",))
     return tree
 
 
@@ -473,7 +509,21 @@ def reset(root: Path) -> RdmaTree:
     return tree
 
 
-SCENARIOS: Final = (mlx5_roce_8rails, mlx5_ib_ndr, bnxt_re, irdma, efa, vf, bond, hfi1, rxe, pinned_counters, reset)
+SCENARIOS: Final = (
+    mlx5_roce_8rails,
+    mlx5_ib_ndr,
+    bnxt_re,
+    mana_ib,
+    ionic,
+    irdma,
+    efa,
+    vf,
+    bond,
+    hfi1,
+    rxe,
+    pinned_counters,
+    reset,
+)
 """Those that the metrics of are kept; `switchdev` and `two_ports` are of single tests."""
 
 

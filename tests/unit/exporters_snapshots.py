@@ -109,6 +109,7 @@ def rail(number: str = "0", device: str = "mlx5_0") -> RailFacts:
         queue=RailQueue("mq", 4096, 3, 5, 6, 7),
         tcp=RailTcp(4, 2, 0.0005, 0.002, 0.0001, 10**9, 1, 12, 0, 2**40, 2**39, 9, 1448, 1, 10**6, 12.5, 0.25, 0.0),
         pinned=("symbol_error",),
+        gauges=(("num_qps_congested", 4),),
         bond_members=(("ens24f0np0", True), ("ens24f1np1", False), ("ens25", None)),
         pci_stalled=(("read", 0.25), ("write", 0.0)),
         ledger=RailLedger(

@@ -13,7 +13,7 @@ import yaml
 
 from railscope.agent.cli import main as cli
 from railscope.agent.facts.catalogue import METRICS
-from railscope.agent.node.rails.ethernet_rules import statistic_use
+from railscope.agent.node.rails.ethernet_rules import StatisticRules
 from railscope.dashboards import cost, typical_node
 from railscope.dashboards.server_cost import SERVERS, estimate_server_cost
 from railscope.exporters.series.families import make_families
@@ -49,7 +49,9 @@ def test_its_rdma_ports_have_the_counters_that_the_agent_shows_of_mlx5() -> None
 
 
 def test_its_driver_counters_are_those_that_are_taken_in() -> None:
-    assert [name for name in typical_node.DRIVER_COUNTERS if statistic_use(name) is not StatisticUse.COUNTER] == []
+    assert [
+        name for name in typical_node.DRIVER_COUNTERS if StatisticRules().use(name) is not StatisticUse.COUNTER
+    ] == []
 
 
 def test_it_has_at_most_three_thousand_series_until_more_are_asked_for() -> None:
@@ -90,6 +92,7 @@ def test_it_has_every_metric_but_those_of_what_is_wrong_and_of_what_is_asked_for
         "nvlink_utilization_ratio",
         "rail_bond_member_up",
         "rail_pinned",
+        "rail_value",
     }
 
 

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from pyroute2.ethtool.ioctl import IoctlEthtool, NotSupportedError
 
 from railscope.agent.node.rails.ethernet_facts import ethernet_counters, ethernet_gauges, pci_stalled
-from railscope.agent.node.rails.ethernet_rules import lossless_priorities, severity_of, statistic_rule, statistic_use
+from railscope.agent.config.counter_severity import parse_counter_severity
+from railscope.agent.node.rails.counter_rules import OwnSeverities
+from railscope.agent.node.rails.ethernet_rules import StatisticRules, lossless_priorities, statistic_rule
 from railscope.agent.node.sampling.sampler import Sampler
 from railscope.probes.clock import SystemClock
 from railscope.probes.netdev.ethtool_stats import DeviceStatistics, EthtoolStatistics, StatisticUse, parse_names
@@ -67,8 +69,11 @@ class SimulatedDriver:
         """Nothing is open."""
 
 
+RULES = StatisticRules()
+
+
 def reader(driver: SimulatedDriver) -> EthtoolStatistics:
-    made = EthtoolStatistics(SteppedClock(), statistic_use, driver)
+    made = EthtoolStatistics(SteppedClock(), RULES.use, driver)
     made.watch(tuple(driver.devices))
     return made
 
@@ -180,7 +185,7 @@ def test_counts_begin_with_the_driver_s_and_never_fall_when_it_is_loaded_again()
         sampler.read_due(clock.monotonic_ns())
         found = sampler.state().device_of_source("ethtool", "eth0")
         assert found is not None
-        counters = {counter.name: counter for counter in ethernet_counters(source.last[0], found)}
+        counters = {counter.name: counter for counter in ethernet_counters(source.last[0], found, RULES)}
         return counters["rx_prio0_buf_discard"].count
 
     before = MLX5["rx_prio0_buf_discard"]
@@ -201,15 +206,75 @@ def test_the_part_of_the_time_that_a_card_waits_for_the_bus_is_a_ratio() -> None
     assert pci_stalled(gauges) == (("read", 0.25), ("write", 0.0))
 
 
-def test_a_discard_pages_only_on_a_priority_that_is_seen_to_pause() -> None:
+def test_a_discard_warns_only_on_a_priority_that_is_seen_to_pause() -> None:
     statistics = DeviceStatistics("eth0", tuple(MLX5), tuple(MLX5.values()))
     lossless = lossless_priorities(statistics)
     assert lossless == {3}
     found = {name: rule for name in MLX5 if (rule := statistic_rule(name)) is not None}
-    assert severity_of(found["rx_prio3_buf_discard"], lossless) == "page"
-    assert severity_of(found["rx_prio0_buf_discard"], lossless) == "warn"
-    assert severity_of(found["link_down_events_phy"], frozenset()) == "page"
-    assert severity_of(found["rx_prio3_pause"], lossless) == "context"
+    assert {name: RULES.severity(name, rule, lossless) for name, rule in found.items()} == {
+        "link_down_events_phy": "page",
+        "outbound_pci_stalled_rd": "context",
+        "rx_prio3_pause": "context",
+        "rx_prio3_buf_discard": "warn",
+        "rx_prio0_buf_discard": "context",
+        "tx_vport_rdma_unicast_bytes": "context",
+    }
+
+
+WARNED = {
+    "mlx5": "rx_discards_phy tx_pause_storm_error_events rx_pcs_symbol_err_phy total_success_recovery_phy "
+    "rx_crc_errors_phy rx_out_of_buffer dev_internal_queue_oob module_high_temp",
+    "bnxt_en": "continuous_roce_pause_events rx_total_discard_pkts rx_total_ring_discards tx_total_ring_discards "
+    "rx_total_buf_errors rx_total_oom_discards tx_total_resets rx_fec_uncorrectable_blocks rx_fcs_err_frames "
+    "rx_stat_discard tx_stat_error rx_discard_packets_cos4 tx_fifo_underruns",
+    "ice": "tx_timeout.nic mac_local_faults.nic mac_remote_faults.nic rx_crc_errors.nic illegal_bytes.nic "
+    "tx_dropped_link_down.nic rx_dropped.nic rx_jabber.nic rx_undersize.nic",
+    "i40e": "port.tx_timeout port.mac_local_faults port.rx_crc_errors port.rx_length_errors port.tx_dropped_link_down",
+    "ena": "tx_timeout wd_expired bw_in_allowance_exceeded conntrack_allowance_exceeded ena_admin_q_no_completion",
+    "gve": "rx_skb_alloc_fail rx_buf_alloc_fail rx_desc_err_dropped_pkt tx_timeouts reset_cnt adminq_timeouts",
+    "mana": "hc_rx_discards_no_wqe hc_tx_err_gdma hc_tx_err_vport_disabled hc_rx_pkt_drop_phy tx_cq_err",
+    "ionic": "hw_rx_dropped hw_tx_dropped hw_rx_over_errors frames_rx_bad_fcs frames_rx_jabber frames_rx_dropped",
+    "hns3": "mac_rx_fcs_err_pkt_num mac_tx_bad_pkt_num",
+}
+
+
+@pytest.mark.parametrize("driver", WARNED)
+def test_what_a_driver_calls_lost_damaged_or_reset_warns(driver: str) -> None:
+    names = WARNED[driver].split()
+    assert {name: rule and rule.severity for name in names for rule in [statistic_rule(name)]} == dict.fromkeys(
+        names, "warn"
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["pfc_pri3_rx_duration_us", "hc_tc3_rx_pause_phy", "rx_pripause_3_1us_count", "mac_rx_pfc_pri3_pkt_num"],
+)
+def test_a_pause_is_context_and_makes_its_priority_lossless(name: str) -> None:
+    rule = statistic_rule(name)
+    assert rule is not None
+    assert (rule.kind, rule.severity) == ("pause", "context")
+    assert lossless_priorities(DeviceStatistics("eth0", (name,), (1,))) == {3}
+
+
+def test_an_operator_takes_in_what_the_table_does_not_know_and_changes_what_it_does() -> None:
+    given = ["fw_*_err=page", "rx_discards_phy=context", "rx0_packets=warn"]
+    rules = StatisticRules(OwnSeverities([parse_counter_severity(text) for text in given]))
+    driver = SimulatedDriver(eth0={"fw_heap_err": 2, "rx_discards_phy": 3, "rx0_packets": 4, "rx1_packets": 5})
+    source = EthtoolStatistics(SteppedClock(), rules.use, driver)
+    source.watch(("eth0",))
+    clock = SteppedClock()
+    sampler = Sampler(clock)
+    sampler.add("ethtool", 1, source, 1.0)
+    clock.sleep(1)
+    sampler.read_due(clock.monotonic_ns())
+    found = sampler.state().device_of_source("ethtool", "eth0")
+    assert found is not None
+    assert [(one.name, one.severity, one.count) for one in ethernet_counters(source.last[0], found, rules)] == [
+        ("fw_heap_err", "page", 2),
+        ("rx_discards_phy", "context", 3),
+        ("rx0_packets", "warn", 4),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -256,7 +321,7 @@ def test_what_a_single_queue_counted_is_never_taken_in(queue: int, what: str, fo
 @given(st.text(max_size=40))
 def test_any_name_has_a_rule_or_none(name: str) -> None:
     rule = statistic_rule(name)
-    assert (rule is None) == (statistic_use(name) is StatisticUse.IGNORED)
+    assert (rule is None) == (RULES.use(name) is StatisticUse.IGNORED)
     assert rule is None or rule.priority is None or 0 <= rule.priority <= 7
 
 
@@ -283,7 +348,7 @@ def test_any_bytes_are_names_or_a_clean_error(data: bytes, count: int) -> None:
 def test_every_device_gets_its_own_values_whatever_its_driver_has(devices: list[dict[str, int]]) -> None:
     named = {f"eth{number}": values for number, values in enumerate(devices)}
     assert shown(reader(SimulatedDriver(**named))) == {
-        device: {name: value for name, value in values.items() if statistic_use(name) is StatisticUse.COUNTER}
+        device: {name: value for name, value in values.items() if RULES.use(name) is StatisticUse.COUNTER}
         for device, values in named.items()
     }
 

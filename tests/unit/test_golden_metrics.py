@@ -25,10 +25,11 @@ Sample = tuple[dict[str, str], int]
 FACTORS = {"port_xmit_data": 4, "port_rcv_data": 4}
 """InfiniBand counts data in units of four octets."""
 BYTES = {
-    "transmit": ("port_xmit_data", "tx_bytes", "ip4OutOctets", "ip6OutOctets"),
-    "receive": ("port_rcv_data", "rx_bytes", "ip4InOctets", "ip6InOctets"),
+    "transmit": ("port_xmit_data", "tx_bytes", "ip4OutOctets", "ip6OutOctets", "tx_rdma_ucast_bytes"),
+    "receive": ("port_rcv_data", "rx_bytes", "ip4InOctets", "ip6InOctets", "rx_rdma_ucast_bytes"),
 }
-NO_COUNTERS = {"lifespan", "active_qps", "watermark_qps"}
+GAUGES = {"db_fifo_register", "current_rate", "num_qps_congested"}
+NO_COUNTERS = {"lifespan", "active_qps", "watermark_qps"} | GAUGES
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +98,17 @@ def test_every_counter_of_a_rail_s_rdma_port_is_shown_with_its_file_s_value(
         if port in rails:
             expected = {counter: value for counter, value in files.items() if counter not in of_bytes | NO_COUNTERS}
             assert shown[port] == expected
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_what_rises_and_falls_is_a_gauge_with_its_file_s_value(
+    name: str, machines: dict[str, Path], printed: dict[str, str]
+) -> None:
+    shown = {(labels["device"], labels["name"]): value for labels, value in samples(printed[name], "rail_value")}
+    files = port_files(machines[name]).items()
+    expected = {(device, one): value for (device, _), found in files for one, value in found.items() if one in GAUGES}
+    assert shown == expected
+    assert expected or name not in ("bnxt_re", "mana_ib")
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -12,6 +12,7 @@ from railscope.agent.config.rail_patterns import parse_rail_pattern
 from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.facts.snapshot import Histogram
 from railscope.agent.node.rails.ethernet_facts import RailEthernet, ethernet_counters
+from railscope.agent.node.rails.ethernet_rules import StatisticRules
 from railscope.agent.node.rails.netdev_facts import members_of_bond, netns_labels, rail_facts
 from railscope.agent.node.rails.selection import (
     RdmaPorts,
@@ -361,7 +362,7 @@ def test_a_statistic_of_the_driver_that_is_one_of_the_kernels_is_told_once() -> 
     totals = DeviceTotals(1, "eth0", 0, 0, of_kernel, histogram, histogram, True)
     shown = DeviceStatistics("eth0", ("rx_errors", "rx_dropped", "rx_discards_phy"), (100, 3, 4))
     counted = replace(totals, counters=(("rx_errors", 100), ("rx_dropped", 3), ("rx_discards_phy", 4)))
-    ethernet = RailEthernet(1, "0", "eth0", ethernet_counters(shown, counted), (), None, None)
+    ethernet = RailEthernet(1, "0", "eth0", ethernet_counters(shown, counted, StatisticRules()), (), None, None)
     decision = RailDecision(device("eth0"), "0", "")
     assert rail_facts(decision, totals, netns_label="", ethernet=ethernet).counters == (
         ("rx_errors", "warn", 5),

@@ -38,6 +38,42 @@ def test_every_counter_of_the_simulated_mlx5_is_known() -> None:
     assert [name for name in MLX5_COUNTERS | MLX5_HW_COUNTERS if not rule_of(name).known] == []
 
 
+GAVE_UP = {
+    "mlx5": "req_transport_retries_exceeded req_rnr_retries_exceeded",
+    "mana_ib": "requester_retries_exceeded requester_rnr_nak_retries_exceeded total_fatal_error general_hw_error",
+    "bnxt_re": "max_retry_exceeded unrecoverable_err res_mem_err res_tx_pci_err res_rx_pci_err",
+    "ionic": "req_tx_retry_excd_err req_rx_rnr_retry_err",
+    "rxe": "retry_exceeded_err retry_rnr_exceeded_err",
+}
+WENT_WRONG = {
+    "mana_ib": "requester_timeout requester_oos_nak requester_rnr_nak responder_rnr_nak responder_oos "
+    "requester_implicit_nak requester_readresp_psn_mismatch",
+    "irdma": "RTO,Nak Sequence Error,Nak Sequence Error Implied,RNR received,Rcvd Out of order packets,CRC errors,"
+    "tcpRetransSegs,RetransSegs,ip4InDiscards",
+    "bnxt_re": "to_retransmits seq_err_naks_rcvd rnr_naks_rcvd missing_resp oos_drop_count rx_roce_discards",
+    "ionic": "tx_rdma_ack_timeout tx_rdma_retx_pkts tx_rdma_retx_bytes req_rx_pkt_seq_err req_rx_impl_nak_seq_err "
+    "resp_tx_pkt_seq_err resp_rx_outouf_seq",
+    "hns": "rx_err_pkt tx_err_pkt",
+    "efa": "rx_drops retrans_pkts retrans_bytes retrans_timeout_events unresponsive_remote_events no_completion_cmds",
+    "erdma": "hw_rx_disable_drop_cnt",
+}
+
+
+@pytest.mark.parametrize(("table", "severity"), [(GAVE_UP, "page"), (WENT_WRONG, "warn")])
+def test_every_driver_s_words_have_their_severity(table: dict[str, str], severity: str) -> None:
+    for driver, text in table.items():
+        for name in text.split(",") if "," in text else text.split():
+            assert rule_of(name).severity == severity, (driver, name)
+
+
+def test_congestion_control_and_an_applications_mistakes_are_context_with_every_driver() -> None:
+    names = "received_cnps cnpHandled rx_cnp_pkts rx_rdma_cnp_pkts rx_cnp_pkt nak_access_error remote_access_err"
+    assert {rule_of(name).severity for name in names.split()} == {"context"}
+    assert all(rule_of(name).known for name in names.split())
+    # bnxt_re fills it from the broadcast packets that it sent.
+    assert rule_of("recoverable_errors").severity == "context"
+
+
 def test_kinds_tell_congestion_from_loss_and_a_dead_link() -> None:
     kinds = {name: rule_of(name).kind for name in ("np_cnp_sent", "out_of_sequence", "link_downed", "symbol_error")}
     assert kinds == {
@@ -131,6 +167,34 @@ def test_a_port_shows_bytes_and_counters_with_their_meaning(tmp_path: Path, open
     assert facts.pinned == ()
     assert not {"tx_bytes", "rx_bytes", "port_xmit_data"} & {name for name, _severity, _count in facts.counters}
     assert host.port("mlx5_10/1").transmit_bytes == 1_010 * 4
+
+
+def test_a_value_that_falls_is_a_gauge_and_starts_nothing_anew(tmp_path: Path, opened: list[Watched]) -> None:
+    host = Watched(rdma.mana_ib(tmp_path))
+    opened.append(host)
+    host.beat()
+    assert host.port("mana_0/1").gauges == (("current_rate", 180), ("num_qps_congested", 4))
+    host.tree.set("mana_0/1", "hw_counters/num_qps_congested", 1)
+    host.tree.set("mana_0/1", "hw_counters/tx_bytes", 5_100)
+    host.beat()
+    facts = host.port("mana_0/1")
+    assert facts.gauges == (("current_rate", 180), ("num_qps_congested", 1))
+    assert facts.transmit_bytes == 5_100
+    assert host.counter("requester_retries_exceeded", "mana_0/1") == ("page", 1)
+    assert "num_qps_congested" not in {name for name, _severity, _count in facts.counters}
+
+
+def test_a_gauge_that_falls_alone_is_no_new_beginning(tmp_path: Path, opened: list[Watched]) -> None:
+    host = Watched(rdma.bnxt_re(tmp_path))
+    opened.append(host)
+    host.beat()
+    host.tree.set("bnxt_re0/1", "hw_counters/db_fifo_register", 5)
+    host.beat()
+    host.tree.set("bnxt_re0/1", "hw_counters/oos_drop_count", 9)
+    host.beat()
+    assert host.port("bnxt_re0/1").gauges == (("db_fifo_register", 5),)
+    assert host.counter("oos_drop_count", "bnxt_re0/1") == ("warn", 9)
+    assert host.sampler.state().resets == 0
 
 
 def test_bytes_of_soft_roce_are_unknown_not_nought(tmp_path: Path, opened: list[Watched]) -> None:

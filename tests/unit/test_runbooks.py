@@ -10,23 +10,22 @@ import yaml
 
 from railscope.agent.node.rails import counter_rules, ethernet_rules
 from railscope.agent.node.rails.counter_rules import rule_of
-from railscope.agent.node.rails.ethernet_rules import severity_of, statistic_rule
+from railscope.agent.node.rails.ethernet_rules import statistic_rule
 from railscope.agent.node.rails.netdev_facts import SEVERITIES
 
 DASHBOARDS: Final = Path(__file__).parents[2] / "dashboards"
-_LOSSLESS: Final = frozenset({3})
 
 
 def counters_told_of() -> set[str]:
-    """Those in the first column of the page's table; a priority's with the one that is lossless here."""
+    """Those in the first column of the page's table."""
     page = (DASHBOARDS / "runbooks/RailErrors.md").read_text()
     cells = re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE)
-    return {name.replace("N", "3") for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
 
 
 def pages(name: str) -> bool:
     statistic = statistic_rule(name)
-    of_driver = statistic is not None and severity_of(statistic, _LOSSLESS) == "page"
+    of_driver = statistic is not None and statistic.severity == "page"
     return of_driver or "page" in (SEVERITIES.get(name), rule_of(name).severity)
 
 

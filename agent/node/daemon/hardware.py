@@ -15,6 +15,7 @@ from railscope.agent.model.expected import ExpectedBytes
 from railscope.agent.node.attribution.evidence import HandedBytes
 from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.nvlink.watch import NvlinkWatch
+from railscope.agent.node.rails.counter_rules import OwnSeverities
 from railscope.agent.node.rails.ethernet import EthernetWatch
 from railscope.agent.node.rails.netdev_rails import NetdevRails
 from railscope.agent.node.rails.rdma_rails import RdmaRails
@@ -36,6 +37,7 @@ class Hardware:
     def __init__(self, config: Config, clock: Clock, on_reading: OnReading | None) -> None:
         """`on_reading` is called with every reading of byte counters."""
         self._config = config
+        own_severities = OwnSeverities(config.severities)
         self.rails = NetdevRails(
             clock,
             procfs=config.procfs,
@@ -46,6 +48,7 @@ class Hardware:
             patterns=config.rails,
             on_reading=on_reading,
             awaits_connections="tcp" in config.collectors and not self.simulated,
+            own_severities=own_severities,
         )
         self._rdma: RdmaRails | None = None
         if "rdma" in config.collectors:
@@ -56,6 +59,7 @@ class Hardware:
                 window_ns=config.correlation_window_ns,
                 patterns=config.rails,
                 on_reading=on_reading,
+                own_severities=own_severities,
             )
         self._ethernet: EthernetWatch | None = None
         wanted = {name: name in config.collectors for name in ("ethtool", "qdisc", "tcp")}
@@ -70,6 +74,7 @@ class Hardware:
                 ethtool=wanted["ethtool"],
                 queues=wanted["qdisc"],
                 tcp=wanted["tcp"],
+                own_severities=own_severities,
             )
         self._nvlink: NvlinkWatch | None = None
         if "nvlink" in config.collectors and str(config.sysfs) == "/sys":

@@ -21,6 +21,7 @@ from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.facts.remarks import Remark
 from railscope.agent.facts.snapshot import CollectorResult
 from railscope.agent.node.attribution.evidence import port_and_connections
+from railscope.agent.node.rails.counter_rules import TABLES_ONLY, OwnSeverities
 from railscope.agent.node.rails.ethernet_facts import (
     RailEthernet,
     ethernet_counters,
@@ -28,7 +29,7 @@ from railscope.agent.node.rails.ethernet_facts import (
     rail_queue,
     rail_tcp,
 )
-from railscope.agent.node.rails.ethernet_rules import statistic_use
+from railscope.agent.node.rails.ethernet_rules import StatisticRules
 from railscope.agent.node.sampling.sampler import Sampler
 from railscope.agent.node.sampling.state import SamplerState, SourceResult, join_troubles
 from railscope.probes.clock import Clock
@@ -169,6 +170,7 @@ class EthernetWatch:
         ethtool: bool = True,
         queues: bool = True,
         tcp: bool = True,
+        own_severities: OwnSeverities = TABLES_ONLY,
     ) -> None:
         """`lifetime_ns`: how long facts of a namespace stay after its last process went.  `period_seconds` is that at
         which sources are read unless `tick` is told that there is time.
@@ -186,6 +188,7 @@ class EthernetWatch:
         self._ethtool = ethtool
         self._queues = queues
         self._tcp = tcp
+        self._rules = StatisticRules(own_severities)
         self._watched: dict[int, _Watched] = {}
         self._gone: dict[int, _Gone] = {}
 
@@ -244,7 +247,7 @@ class EthernetWatch:
         return self._facts(self._sampler.state())
 
     def _facts(self, state: SamplerState) -> tuple[RailEthernet, ...]:
-        living = tuple(fact for watched in self._watched.values() for fact in _facts(watched, state))
+        living = tuple(fact for watched in self._watched.values() for fact in _facts(watched, state, self._rules))
         return living + tuple(fact for gone in self._gone.values() for fact in gone.facts)
 
     def collectors(self) -> tuple[CollectorResult, ...]:
@@ -296,7 +299,7 @@ class EthernetWatch:
         if self._ethtool:
             watched.statistics = _Inside(
                 watched.namespaces,
-                lambda: EthtoolStatistics(self._clock, statistic_use),
+                lambda: EthtoolStatistics(self._clock, self._rules.use),
                 lambda source: source.watch(watched.devices),
                 lambda: watched.devices,
             )
@@ -339,7 +342,7 @@ class EthernetWatch:
 
     def _close(self, netns: int) -> None:
         watched = self._watched.pop(netns)
-        facts = tuple(_for_good(fact) for fact in _facts(watched, self._sampler.state()))
+        facts = tuple(_for_good(fact) for fact in _facts(watched, self._sampler.state(), self._rules))
         self._gone[netns] = _Gone(facts, watched.accounts, self._clock.monotonic_ns() + self._lifetime_ns)
         for key in watched.remarks:
             self._sampler.remove(key)
@@ -352,7 +355,7 @@ class EthernetWatch:
                 remark.say(join_troubles(result.troubles))
 
 
-def _facts(watched: _Watched, state: SamplerState) -> Iterable[RailEthernet]:
+def _facts(watched: _Watched, state: SamplerState, rules: StatisticRules) -> Iterable[RailEthernet]:
     statistics = watched.statistics.opened if watched.statistics else None
     queues = watched.queues.opened if watched.queues else None
     connections = watched.connections.opened if watched.connections else None
@@ -368,7 +371,7 @@ def _facts(watched: _Watched, state: SamplerState) -> Iterable[RailEthernet]:
             netns=watched.namespace.inode,
             rail=rail,
             device=device,
-            counters=ethernet_counters(shown[device], counted) if device in shown and counted else (),
+            counters=ethernet_counters(shown[device], counted, rules) if device in shown and counted else (),
             gauges=ethernet_gauges(shown[device]) if device in shown else (),
             queue=rail_queue(waiting[device], queue) if device in waiting and queue else None,
             tcp=rail_tcp(faring[device], carried) if device in faring and carried else None,

@@ -11,8 +11,8 @@ from railscope.agent.node.rails.counter_rules import Severity
 from railscope.agent.node.rails.ethernet_rules import (
     Direction,
     StatisticKind,
+    StatisticRules,
     lossless_priorities,
-    severity_of,
     statistic_rule,
 )
 from railscope.agent.node.sampling.state import DeviceTotals
@@ -63,15 +63,17 @@ class RailEthernet:
     """Whether connections are to be read and have not been yet."""
 
 
-def ethernet_counters(shown: DeviceStatistics, counted: DeviceTotals) -> tuple[EthernetCounter, ...]:
+def ethernet_counters(
+    shown: DeviceStatistics, counted: DeviceTotals, rules: StatisticRules
+) -> tuple[EthernetCounter, ...]:
     """The driver's statistics of one Ethernet device as facts, in the driver's order."""
     lossless = lossless_priorities(shown)
     counts = dict(counted.counters)
     found = []
     for name in shown.names:
-        rule = statistic_rule(name)
+        rule = rules.rule(name)
         if rule is not None and name in counts:
-            severity = severity_of(rule, lossless)
+            severity = rules.severity(name, rule, lossless)
             found.append(
                 EthernetCounter(name, rule.kind, severity, rule.unit, rule.direction, rule.priority, counts[name])
             )

@@ -9,12 +9,13 @@ from typing import Final
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.facts.snapshot import Histogram, RailFacts, RailLedger
+from railscope.agent.node.rails.counter_rules import TABLES_ONLY, OwnSeverities, Severity
 from railscope.agent.node.rails.ethernet_facts import RailEthernet, pci_stalled
 from railscope.agent.node.sampling.state import DeviceTotals
 from railscope.agent.node.sampling.totals import RATE_BOUNDS
 from railscope.probes.netdev.inventory import NetworkDevice
 
-SEVERITIES: Final = {
+SEVERITIES: Final[dict[str, Severity]] = {
     "carrier_changes": "page",
     "rx_errors": "warn",
     "tx_errors": "warn",
@@ -76,6 +77,7 @@ def rail_facts(
     utilization: tuple[float | None, float | None] = (None, None),
     bond_members: tuple[tuple[str, bool | None], ...] = (),
     connections_awaited: bool = False,
+    own_severities: OwnSeverities = TABLES_ONLY,
 ) -> RailFacts:
     """The snapshot's facts of one rail; `totals` is None while no source has read it.
 
@@ -95,6 +97,10 @@ def rail_facts(
     empty = Histogram(RATE_BOUNDS, (0,) * (len(RATE_BOUNDS) + 1), 0.0)
     counted = totals.counters if totals else ()
     of_kernel = dict(counted) if totals else SEVERITIES
+
+    def severity(name: str) -> Severity:
+        return own_severities.of(name, SEVERITIES.get(name, "context"))
+
     if carrier_changes is not None:
         counted = (*counted, ("carrier_changes", carrier_changes))
     return RailFacts(
@@ -120,11 +126,11 @@ def rail_facts(
         transmit_rate=totals.transmit_rate if totals else empty,
         receive_rate=totals.receive_rate if totals else empty,
         counters=(
-            *((name, SEVERITIES.get(name, "context"), value) for name, value in counted),
+            *((name, severity(name), value) for name, value in counted),
             *(
                 (one.name, one.severity, one.count)
                 for one in (ethernet.counters if ethernet else ())
-                if one.name not in of_kernel or SEVERITIES.get(one.name) != one.severity
+                if one.name not in of_kernel or severity(one.name) != one.severity
             ),
         ),
         queue=ethernet.queue if ethernet else None,

@@ -21,6 +21,7 @@ from railscope.agent.model.expected import ExpectedBytes
 from railscope.agent.node.attribution.evidence import NOT_OBSERVED, HandedBytes, RailEvidence, RailLedgers, evidence_of
 from railscope.agent.node.attribution.explained import Correlator, PortTotals, RailWire
 from railscope.agent.node.rails.carrier_changes import CarrierChanges
+from railscope.agent.node.rails.counter_rules import TABLES_ONLY, OwnSeverities
 from railscope.agent.node.rails.ethernet_facts import RailEthernet
 from railscope.agent.node.rails.netdev_facts import members_of_bond, netns_labels, rail_facts
 from railscope.agent.node.rails.selection import (
@@ -96,6 +97,7 @@ class NetdevRails:
         patterns: Sequence[RailPattern],
         on_reading: OnReading | None = None,
         awaits_connections: bool = False,
+        own_severities: OwnSeverities = TABLES_ONLY,
     ) -> None:
         """`on_reading` is shown what the sampler reads; `awaits_connections`: connections of rails will be known."""
         self._clock = clock
@@ -104,6 +106,7 @@ class NetdevRails:
         self._interval_ns = sample_interval_ns
         self._lifetime_ns = lifetime_ns
         self._patterns = patterns
+        self._own_severities = own_severities
         self._sampler = Sampler(clock, on_reading)
         self._correlator = Correlator(window_ns=window_ns)
         self._watched: dict[int, _Watched] = {}
@@ -450,6 +453,7 @@ class NetdevRails:
                     receive_explained_ratio=wire.receive.explained_ratio if wire else None,
                     ethernet=ethernet,
                     connections_awaited=self._awaits_connections_of(ethernet),
+                    own_severities=self._own_severities,
                     bond_members=members_of_bond(device, devices),
                     ledger=self._ledgers.get((device.netns, device.name)),
                     utilization=self._utilization.ratios_of((device.netns, device.name), device.speed_bytes_per_second),

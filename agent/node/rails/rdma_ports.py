@@ -15,7 +15,7 @@ from typing import Final
 
 from railscope.agent.facts.remarks import Remark
 from railscope.agent.facts.snapshot import CollectorResult, Histogram
-from railscope.agent.node.rails.counter_rules import Severity, rule_of
+from railscope.agent.node.rails.counter_rules import TABLES_ONLY, OwnSeverities, Severity, rule_of
 from railscope.agent.node.sampling.sampler import Sampler
 from railscope.agent.node.sampling.state import DeviceTotals, join_troubles
 from railscope.probes.clock import Clock
@@ -23,6 +23,7 @@ from railscope.probes.rdma.counters import RdmaCounters
 from railscope.probes.rdma.inventory import RdmaInventory, RdmaPort, class_folder
 from railscope.probes.rdma.netlink import RdmaNetlink
 from railscope.probes.rdma.port import choose_byte_counters
+from railscope.probes.rdma.widths import GAUGES
 
 _log = logging.getLogger("railscope.rdma")
 
@@ -50,13 +51,21 @@ class PortFacts:
     pinned: tuple[str, ...]
     """Those of `counters` that stand at the most they can show: more may have happened since, and nothing says how
     much."""
+    gauges: tuple[tuple[str, int], ...] = ()
+    """(name, value of now) of what rises and falls."""
 
 
-def port_facts(port: RdmaPort, counters: DeviceTotals | None, byte_counters: DeviceTotals | None = None) -> PortFacts:
+def port_facts(
+    port: RdmaPort,
+    counters: DeviceTotals | None,
+    byte_counters: DeviceTotals | None = None,
+    own_severities: OwnSeverities = TABLES_ONLY,
+) -> PortFacts:
     """Bring together what is known of one RDMA port.
 
     `counters` are all its counters; `byte_counters`, read more often, take precedence for bytes.  None: not read.
     """
+    severity = own_severities.of
     carried = next((totals for totals in (byte_counters, counters) if totals and totals.bytes_counted), None)
     counted = counters.counters if counters else ()
     return PortFacts(
@@ -65,8 +74,11 @@ def port_facts(port: RdmaPort, counters: DeviceTotals | None, byte_counters: Dev
         receive_bytes=carried.receive_bytes if carried else None,
         transmit_rate=carried.transmit_rate if carried else None,
         receive_rate=carried.receive_rate if carried else None,
-        counters=tuple([(name, rule_of(name).severity, count) for name, count in counted]),
+        counters=tuple(
+            [(name, severity(name, rule_of(name).severity), count) for name, count in counted if name not in GAUGES]
+        ),
         pinned=counters.pinned if counters else (),
+        gauges=tuple([(name, value) for name, value in counted if name in GAUGES]),
     )
 
 
@@ -83,6 +95,7 @@ class RdmaWatch:
         bytes_period_seconds: float | None = None,
         excluded: Sequence[str] = (),
         netlink: bool = True,
+        own_severities: OwnSeverities = TABLES_ONLY,
     ) -> None:
         """`bytes_period_seconds` reads the bytes alone as well, at this period; None: they come with the others.
 
@@ -95,6 +108,7 @@ class RdmaWatch:
         self._bytes_period_seconds = bytes_period_seconds
         self._excluded = excluded
         self._use_netlink = netlink
+        self._own_severities = own_severities
         self._watching = False
         self._inventory = RdmaInventory(sysfs)
         self._inventory_ns: int | None = None
@@ -125,7 +139,10 @@ class RdmaWatch:
         state = self._sampler.state()
         return tuple(
             port_facts(
-                port, state.device_of_source(COUNTERS_KEY, port.name), state.device_of_source(BYTES_KEY, port.name)
+                port,
+                state.device_of_source(COUNTERS_KEY, port.name),
+                state.device_of_source(BYTES_KEY, port.name),
+                self._own_severities,
             )
             for port in self._ports
         )

@@ -28,6 +28,7 @@ from railscope.agent.node.attribution.evidence import (
 )
 from railscope.agent.node.attribution.explained import Correlator, PortTotals, RailWire
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
+from railscope.agent.node.rails.counter_rules import TABLES_ONLY, OwnSeverities
 from railscope.agent.node.rails.gpu_affinity import MappedNic, map_rails, rdma_ports
 from railscope.agent.node.rails.job_settings import Believed, JobSettings, TopologyFiles, believe, sockets_only
 from railscope.agent.node.rails.rdma_ports import PortFacts, RdmaWatch
@@ -59,6 +60,7 @@ class RdmaRails:
         window_ns: int,
         patterns: Sequence[RailPattern],
         on_reading: OnReading | None = None,
+        own_severities: OwnSeverities = TABLES_ONLY,
     ) -> None:
         """`on_reading` is shown what the sampler reads; None: nobody asks."""
         self._clock = clock
@@ -73,6 +75,7 @@ class RdmaRails:
             sysfs=sysfs,
             bytes_period_seconds=sample_interval_ns / 1e9,
             netlink=str(sysfs) == "/sys",
+            own_severities=own_severities,
         )
         self._correlator = Correlator(window_ns)
         self._said: dict[int, JobSettings | None] = {}
@@ -269,6 +272,7 @@ class RdmaRails:
             transmit_rate=facts.transmit_rate or _NO_RATES,
             receive_rate=facts.receive_rate or _NO_RATES,
             counters=facts.counters,
+            gauges=facts.gauges,
             transmit_collective_bytes=self._handed(port),
             pinned=facts.pinned,
             bond_members=tuple((member.name, member.up) for member in port.bond_members),

@@ -8,6 +8,7 @@ own, so that one which comes, goes or fails for a while does no harm to its neig
   its range: nothing counts that far between two reads, so it was set back, and stands still.
 * One that stops at its maximum is pinned there: it adds nothing, and that says nothing.  When it falls somebody
   cleared it, and what it shows is new.
+* A gauge is what it shows: nothing is added, and nothing follows from its fall.
 * A total that would pass 64 bits, because a driver shows all ones in place of a number, stands still.
 * A device whose bytes fall, or whose other counters fall while none rises, has begun anew: nothing is added for it.
 """
@@ -86,6 +87,8 @@ class ShapedTotals(Totals):
         baseline, known = self._baseline[:count], self._known[:count]
         baseline[previous_ns < 0] = known[previous_ns < 0] = False
         compared = baseline & shape.known
+        if shape.gauges is not None:
+            compared &= ~shape.gauges
         fallen = compared & (values < previous)
         delta = values - previous  # wraps where it fell
         rate = delta[:, self._directions] / (np.maximum(now_ns - previous_ns[:, np.newaxis], 1) / 1e9)
@@ -94,7 +97,10 @@ class ShapedTotals(Totals):
         added = _added(compared, fallen, delta, values, shape.maxima, shape.saturating)
         totals = self.totals[:count]
         risen = totals + np.where(anew[:, np.newaxis], np.uint64(0), added)
-        totals[:] = np.where(shape.known & ~self._counted[:count], values, np.maximum(totals, risen))
+        shown = shape.known & ~self._counted[:count]
+        if shape.gauges is not None:
+            shown |= shape.known & shape.gauges
+        totals[:] = np.where(shown, values, np.maximum(totals, risen))
         if rates:
             both = (known & compared)[:, self._directions].all(axis=1)
             self._observe(rate, both & ~anew)
@@ -124,17 +130,18 @@ class ShapedTotals(Totals):
         known, previous, previous_ns = shape.known, self._previous[:count], self._previous_ns[:count]
         if (self._known[:count] != known).any() or (known & ~self._baseline[:count]).any() or previous_ns.min() < 0:
             return False
-        if (known & ((values[0] < previous) | (values[1:] < values[:-1]).any(axis=0))).any():
+        gauges = np.zeros_like(known) if shape.gauges is None else known & shape.gauges
+        if (known & ~gauges & ((values[0] < previous) | (values[1:] < values[:-1]).any(axis=0))).any():
             return False
         now_ns = midpoints(block.times_ns)
         carrying = known[:, self._directions]
         read_ns = np.concatenate((previous_ns[np.newaxis], np.repeat(now_ns[:, np.newaxis], count, axis=1)))
         rate = np.where(carrying, self._rates(values, read_ns[1:] - read_ns[:-1]), 0.0)
         totals = self.totals[:count]
-        risen = totals + np.where(known, values[-1] - previous, np.uint64(0))
+        risen = totals + np.where(known & ~gauges, values[-1] - previous, np.uint64(0))
         if rate.max() > IMPLAUSIBLE_BYTES_PER_SECOND or (risen < totals).any():
             return False
-        totals[:] = risen
+        totals[:] = np.where(gauges, values[-1], risen)
         previous[known] = values[-1][known]
         previous_ns[:] = now_ns[-1]
         self._pinned[:count] = known & shape.saturating & (values[-1] >= shape.maxima)
