@@ -163,6 +163,7 @@ static __always_inline int enter_cuda(struct registers *ctx, __u64 cookie)
 	struct cuda_handle_key key = {.handle = FIRST_ARGUMENT(ctx)};
 	struct cuda_stream_key stream = {};
 	struct cuda_under_way call = {.kind = CUDA_KIND(cookie)};
+	struct cuda_under_way *left;
 	struct cuda_stream *mark;
 	struct thread thread;
 	__u32 tid = (__u32)bpf_get_current_pid_tgid();
@@ -208,8 +209,12 @@ static __always_inline int enter_cuda(struct registers *ctx, __u64 cookie)
 		return 0;
 	call.handle = key.handle;
 	call.tgid = thread.tgid;
-	bpf_map_update_elem(&cuda_calls_under_way, &tid, &call, BPF_ANY);
-	return 1;
+	left = bpf_map_lookup_elem(&cuda_calls_under_way, &tid);
+	if (left)
+		call.owner = left->owner;
+	/* Without a place its return is nobody's. */
+	return !put_shared(&cuda_calls_under_way, &tid, &call, &call.owner, left != 0, call.tgid, SHARED_CUDA_CALLS,
+			   CUDA_CALLS);
 }
 
 static __noinline int leave_cuda(struct registers *ctx, __u32 kind)
@@ -229,7 +234,7 @@ static __noinline int leave_cuda(struct registers *ctx, __u32 kind)
 	if (!found || found->kind != kind)
 		return 0;
 	call = *found;
-	bpf_map_delete_elem(&cuda_calls_under_way, &tid);
+	drop_shared(&cuda_calls_under_way, &tid, &call.owner, SHARED_CUDA_CALLS);
 	key.handle = call.handle;
 	key.tgid = call.tgid;
 	key.kind = kind == CUDA_ASK_STREAM ? CUDA_HANDLE_THREAD : CUDA_HANDLE_EVENT;
@@ -274,10 +279,17 @@ SEC("uprobe")
 int cuda_entry(struct registers *ctx)
 {
 	__u32 tid = (__u32)bpf_get_current_pid_tgid();
+	struct cuda_under_way *left;
+	struct owner owner;
 
+	if (enter_cuda(ctx, bpf_get_attach_cookie(ctx)))
+		return 0;
 	/* What a call left that never returned (longjmp, a thread's cancellation) must not be taken for this one. */
-	if (!enter_cuda(ctx, bpf_get_attach_cookie(ctx)) && bpf_map_lookup_elem(&cuda_calls_under_way, &tid))
-		bpf_map_delete_elem(&cuda_calls_under_way, &tid);
+	left = bpf_map_lookup_elem(&cuda_calls_under_way, &tid);
+	if (left) {
+		owner = left->owner;
+		drop_shared(&cuda_calls_under_way, &tid, &owner, SHARED_CUDA_CALLS);
+	}
 	return 0;
 }
 

@@ -76,10 +76,15 @@ struct cuda_under_way {
 	__u64 generation;
 	__u32 tgid;
 	__u32 kind;
+	struct owner owner;
 };
+ASSERT_SIZE(cuda_under_way, 32);
+
+#define CUDA_CALLS 4096
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 4096);
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, CUDA_CALLS);
 	__type(key, __u32);
 	__type(value, struct cuda_under_way);
 } cuda_calls_under_way SEC(".maps");

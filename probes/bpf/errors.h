@@ -14,6 +14,7 @@
 #define RAILSCOPE_ERRORS_H
 
 #include "completion.h"
+#include "shared_tables.h"
 
 #define RESULT_SUCCESS 0
 #define RESULT_IN_PROGRESS 7
@@ -45,6 +46,7 @@ struct error_event {
 struct async_result {
 	__u32 instance;
 	__s32 result;
+	struct owner owner;
 };
 
 /* A probed call under way. */
@@ -54,6 +56,7 @@ struct error_call {
 	__u32 tid;
 	__u32 instance;
 	__u32 reserved;
+	struct owner owner;
 };
 
 enum error_stat {
@@ -65,7 +68,8 @@ enum error_stat {
 
 ASSERT_SIZE(error_layout, 16);
 ASSERT_SIZE(error_event, 48);
-ASSERT_SIZE(async_result, 8);
+ASSERT_SIZE(async_result, 16);
+ASSERT_SIZE(error_call, 32);
 
 /* One slot a library. */
 struct {
@@ -75,17 +79,24 @@ struct {
 	__type(value, struct error_layout);
 } error_layouts SEC(".maps");
 
+#define ASYNC_RESULTS 4096
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 4096);
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, ASYNC_RESULTS);
 	__type(key, struct communicator_key);
 	__type(value, struct async_result);
 } async_results SEC(".maps");
 
-/* By thread and source: NCCL makes some of these calls within others. */
+/*
+ * By thread and source: NCCL makes some of these calls within others.  What a thread left that ended inside its call
+ * the reader takes out when its process has ended.
+ */
+#define ERROR_CALLS 4096
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 4096);
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, ERROR_CALLS);
 	__type(key, __u64);
 	__type(value, struct error_call);
 } error_calls SEC(".maps");
@@ -167,7 +178,9 @@ static __noinline int meet_error(struct error_call *call, __s32 result)
 	known = bpf_map_lookup_elem(&async_results, &key);
 	if (known && known->instance == fresh.instance && known->result == result)
 		return 0;
-	bpf_map_update_elem(&async_results, &key, &fresh, BPF_ANY);
+	if (known)
+		fresh.owner = known->owner;
+	put_shared(&async_results, &key, &fresh, &fresh.owner, known != 0, key.tgid, SHARED_ASYNC_RESULTS, ASYNC_RESULTS);
 	write_error(call, call->instance, result, ERROR_ASYNC);
 	return 0;
 }
@@ -209,6 +222,7 @@ int async_error_entry(struct registers *ctx)
 	struct error_call call = {};
 	struct communicator_key whose = {};
 	struct communicator *communicator;
+	struct error_call *left;
 	struct thread thread;
 	__s32 stored;
 
@@ -227,7 +241,11 @@ int async_error_entry(struct registers *ctx)
 	stored = stored_result(call.comm, COOKIE_LIBRARY(cookie));
 	if (is_error(stored))
 		meet_error(&call, stored);
-	bpf_map_update_elem(&error_calls, &key, &call, BPF_ANY);
+	/* What is there never returned: longjmp, or a thread that ended. */
+	left = bpf_map_lookup_elem(&error_calls, &key);
+	if (left)
+		call.owner = left->owner;
+	put_shared(&error_calls, &key, &call, &call.owner, left != 0, call.tgid, SHARED_ERROR_CALLS, ERROR_CALLS);
 	return 0;
 }
 
@@ -239,6 +257,7 @@ int async_error_return(struct registers *ctx)
 	__u64 key = error_call_key(source);
 	__s32 result = (__s32)RETURN_VALUE(ctx);
 	struct error_call *call;
+	struct owner owner;
 
 	count_error_stat(ERROR_STAT_CALLS);
 	call = bpf_map_lookup_elem(&error_calls, &key);
@@ -246,7 +265,8 @@ int async_error_return(struct registers *ctx)
 		return 0;
 	if (is_error(result))
 		write_error(call, call->instance, result, source);
-	bpf_map_delete_elem(&error_calls, &key);
+	owner = call->owner;
+	drop_shared(&error_calls, &key, &owner, SHARED_ERROR_CALLS);
 	return 0;
 }
 

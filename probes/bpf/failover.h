@@ -54,7 +54,14 @@ struct failover_call {
 	__u32 status;
 	__u32 vendor_error;
 	__u32 queue_pair;
-	__u32 reserved;
+	__u32 tgid;
+	struct owner owner;
+};
+
+/* A connection of which a port failed. */
+struct failed_over_connection {
+	__u64 resiliency;
+	struct owner owner;
 };
 
 struct failed_over_key {
@@ -73,21 +80,27 @@ enum failover_stat {
 ASSERT_SIZE(work_completion, 32);
 ASSERT_SIZE(failover_event, 104);
 ASSERT_SIZE(failed_over_key, 16);
+ASSERT_SIZE(failover_call, 48);
+ASSERT_SIZE(failed_over_connection, 16);
 
-/* By thread. */
+/* By thread.  What a thread left that ended inside its call the reader takes out when its process has ended. */
+#define FAILOVER_CALLS 4096
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 4096);
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, FAILOVER_CALLS);
 	__type(key, __u32);
 	__type(value, struct failover_call);
 } failover_calls SEC(".maps");
 
 /* Connections of which a port failed, each with its ncclIbResiliency: sends.h asks it which port carries what. */
+#define FAILED_OVER 16384
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 16384);
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, FAILED_OVER);
 	__type(key, struct failed_over_key);
-	__type(value, __u64);
+	__type(value, struct failed_over_connection);
 } failed_over SEC(".maps");
 
 /* 0: `failed_over` is empty, and no send looks there. */
@@ -134,6 +147,7 @@ int failover_entry(struct registers *ctx)
 	const struct internals_layout *layout;
 	struct work_completion completion = {};
 	struct failover_call call = {.resiliency = FIRST_ARGUMENT(ctx), .place = (__u32)THIRD_ARGUMENT(ctx)};
+	struct failover_call *left;
 	struct thread thread;
 	__u32 state = 0;
 
@@ -156,7 +170,12 @@ int failover_entry(struct registers *ctx)
 	call.status = completion.status;
 	call.vendor_error = completion.vendor_error;
 	call.queue_pair = completion.queue_pair;
-	bpf_map_update_elem(&failover_calls, &thread.tid, &call, BPF_ANY);
+	call.tgid = thread.tgid;
+	left = bpf_map_lookup_elem(&failover_calls, &thread.tid);
+	if (left)
+		call.owner = left->owner;
+	put_shared(&failover_calls, &thread.tid, &call, &call.owner, left != 0, thread.tgid, SHARED_FAILOVER_CALLS,
+		   FAILOVER_CALLS);
 	return 0;
 }
 
@@ -168,6 +187,8 @@ int failover_return(struct registers *ctx)
 	__u32 tid = (__u32)bpf_get_current_pid_tgid();
 	const struct internals_layout *layout;
 	struct failed_over_key key = {};
+	struct failed_over_connection connection = {};
+	struct failed_over_connection *before;
 	struct failover_event *event;
 	struct failover_call call;
 	struct failover_call *known;
@@ -184,7 +205,7 @@ int failover_return(struct registers *ctx)
 	if (!known || !layout)
 		return 0;
 	call = *known;
-	bpf_map_delete_elem(&failover_calls, &tid);
+	drop_shared(&failover_calls, &tid, &call.owner, SHARED_FAILOVER_CALLS);
 	if (read_user(&state, 4, port_state(call.resiliency, layout, call.place))) {
 		count_failover_stat(FAILOVER_STAT_UNREADABLE);
 		return 0;
@@ -194,7 +215,12 @@ int failover_return(struct registers *ctx)
 	if (result == 0) {
 		key.comm = call.comm;
 		key.tgid = thread.tgid;
-		bpf_map_update_elem(&failed_over, &key, &call.resiliency, BPF_ANY);
+		connection.resiliency = call.resiliency;
+		before = bpf_map_lookup_elem(&failed_over, &key);
+		if (before)
+			connection.owner = before->owner;
+		put_shared(&failed_over, &key, &connection, &connection.owner, before != 0, key.tgid, SHARED_FAILED_OVER,
+			   FAILED_OVER);
 		bpf_map_update_elem(&any_failed_over, &slot, &one, BPF_ANY);
 	}
 	place = take_place((__u32)bpf_get_current_uid_gid(), thread.tgid, SHARED_FAILOVER_EVENTS,
@@ -242,11 +268,11 @@ VERIFIED_ONCE __u32 failed_port(__u64 comm, __u32 tgid, __u32 library, __u32 cou
 {
 	struct failed_over_key key = {.comm = comm, .tgid = tgid};
 	const struct internals_layout *layout = bpf_map_lookup_elem(&internals_layouts, &library);
-	__u64 *resiliency = bpf_map_lookup_elem(&failed_over, &key);
+	struct failed_over_connection *connection = bpf_map_lookup_elem(&failed_over, &key);
 	__u64 now = 0;
 
 	/* Another connection may have this address by now. */
-	if (!layout || !resiliency || read_user(&now, 8, comm + layout->ib_resiliency) || now != *resiliency)
+	if (!layout || !connection || read_user(&now, 8, comm + layout->ib_resiliency) || now != connection->resiliency)
 		return count;
 #pragma unroll /* in older kernels no loop may go back from a call */
 	for (__u32 i = 0; i < IB_MOST_DEVICES; i++) {

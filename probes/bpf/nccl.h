@@ -190,6 +190,12 @@ struct hashed_aggregate {
 #define SHARED_ERROR_EVENTS 16
 #define SHARED_CALL_EVENTS 17
 #define SHARED_FAILOVER_EVENTS 20
+/* Calls under way, by thread, and what is kept of failures. */
+#define SHARED_ERROR_CALLS 21
+#define SHARED_ASYNC_RESULTS 22
+#define SHARED_FAILOVER_CALLS 23
+#define SHARED_FAILED_OVER 24
+#define SHARED_CUDA_CALLS 25
 #define SHARED_TABLES 32 /* a power of two */
 #define NOBODY 0xffffffffU /* no user's number */
 

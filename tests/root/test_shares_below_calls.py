@@ -19,11 +19,15 @@ import pytest
 from railscope.probes.libraries.elf import Elf
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.layouts.layout import TABLE, Layouts, comm_layout
+from railscope.probes.nccl.programs.errors import error_points
+from railscope.probes.nccl.programs.internals import Internals
 from railscope.probes.nccl.records import calls as records
+from railscope.probes.nccl.records.errors import ErrorSource, ErrorStat
 from railscope.probes.nccl.records.internals import InternalStat
 from tests.root.caller import Caller
 from tests.root.forged_proxy import FUNCTIONS, OWN, Forged, Probed, forged, probed
 from tests.root.probe_targets import all_reduce, assemble, attached, loaded, on_x86_64, target
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.root, on_x86_64]
 
@@ -41,6 +45,17 @@ COMPLETED: Final = 10_000
 """More operations than a process may have records of, and fewer than it may have under way."""
 NETWORK_CONNECTION: Final = 2 | 2 << 32
 """Memory full of this word has a connection over the network at each address."""
+
+
+ERROR_CALLS: Final = 4096
+_REMOTE_ERROR: Final = 6
+_RETURNS_WHEN_TOLD: Final = (
+    # (communicator, flag, seconds): sleeps so long, and 2 ms, again and again until the flag is 0; ncclRemoteError.
+    "push %rbp; push %rsi; sub $16, %rsp; mov %rdx, (%rsp); movq $2000000, 8(%rsp);"
+    "1: mov 16(%rsp), %rax; cmpl $0, (%rax); je 2f;"
+    "mov %rsp, %rdi; xor %esi, %esi; mov $35, %eax; syscall; jmp 1b;"
+    f"2: add $16, %rsp; pop %rsi; pop %rbp; mov ${_REMOTE_ERROR}, %eax; ret"
+)
 
 
 @pytest.fixture(scope="module")
@@ -239,6 +254,47 @@ def test_what_a_process_held_is_given_back_when_it_is_forgotten(library: Path) -
         launches = records.SHARED_TABLES.index("launches")
         assert [number for number, left in enumerate(held[records.NOBODY, 0]) if left and number != launches] == []
         assert all(left >= 0 for each in held.values() for left in each)
+
+
+def test_calls_of_many_threads_leave_room_for_the_error_of_another_users_call(
+    layouts: Layouts, tmp_path: Path
+) -> None:
+    library = assemble(tmp_path, ncclCommDestroy=_RETURNS_WHEN_TOLD)
+    with ExitStack() as stack:
+        callers = [stack.enter_context(Caller(library, user=user)) for user in (GREEDY, GREEDY, GREEDY, MODEST)]
+        programs = stack.enter_context(loaded())
+        internals = Internals.load(programs)
+        stack.callback(internals.close)
+        with library.open("rb") as file, Elf.open(file.fileno()) as elf:
+            points = error_points(elf, library=0)
+        stack.callback(internals.watch_errors(str(library), points, 0, None).close)
+        for caller in callers:
+            programs.observe(caller.pid)
+        *greedy, modest = callers
+        flag = modest.memory(8, 1)
+        modest.start("ncclCommDestroy", 0x1000, flag, 0)
+        for caller in greedy:
+            held = caller.memory(8, 1)
+            for _ in range(ERROR_CALLS // 2):
+                caller.start("ncclCommDestroy", 0x1000, held, 3600)
+        # One entered before all of them.
+        entered = 3 * (ERROR_CALLS // 2) + 1
+        eventually(lambda: internals.errors.stats().get(ErrorStat.CALLS) == entered)
+        calls = internals.errors._calls
+        tgids = calls.read()[1]["tgid"].tolist()
+        assert tgids.count(greedy[0].pid) == third(ERROR_CALLS - 1)
+        assert len(tgids) <= ERROR_CALLS // 2 + 1
+        assert tgids.count(modest.pid) == 1
+        modest.store(flag, 0, 8)
+        modest.finish()
+        errors = internals.error_events()
+        assert errors[["tgid", "result", "source"]].tolist() == [(modest.pid, _REMOTE_ERROR, ErrorSource.DESTROY)]
+        assert {user for _, user in programs.shares.refused()} == {GREEDY}
+        # What ended within its call is taken out with its process, and its places are free again.
+        internals.forget_processes({caller.pid for caller in greedy})
+        assert len(calls.read()[0]) == 0
+        programs.communicators.read()
+        assert taken_and_freed(programs.shares)[GREEDY, 0][records.SHARED_TABLES.index("error_calls")] == 0
 
 
 def taken_and_freed(shares: object) -> dict[tuple[int, int], list[int]]:

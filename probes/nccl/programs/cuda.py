@@ -96,6 +96,7 @@ class CudaEvents:
         )
         self._streams = shared("cuda_streams", cuda_records.STREAM_KEY, cuda_records.STREAM)
         self._marks = shared("cuda_marks", cuda_records.HANDLE_KEY, cuda_records.STREAM)
+        self._calls = shared("cuda_calls_under_way", SLOT, cuda_records.UNDER_WAY)
         self._processes = SharedMap(loaded.map_fds["cuda_processes"], "cuda_processes", SLOT, OWNER, shares)
         self._durations = map_of("cuda_durations", SLOT, DISTRIBUTION, per_cpu=True)
         self._stats = map_of("cuda_stats", SLOT, STAT, per_cpu=True)
@@ -170,6 +171,7 @@ class CudaEvents:
         ended = np.array(sorted(tgids), np.uint32)
         for table in (self._communicators, self._streams, self._marks):
             delete_where(table, lambda keys, _: np.isin(keys["tgid"], ended))
+        delete_where(self._calls, lambda _, calls: np.isin(calls["tgid"], ended))
         for tgid in tgids:
             self._processes.delete(tgid.to_bytes(4, "little"))
 

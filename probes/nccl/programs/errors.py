@@ -7,7 +7,7 @@ In between, `railscope.probes.nccl.records.errors.stored_result` reads the same 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -18,10 +18,19 @@ from railscope.probes.loading.bpf_syscall import possible_cpus
 from railscope.probes.loading.links import AttachKind, Links, ProbePoint
 from railscope.probes.loading.maps import Map
 from railscope.probes.nccl.functions.entry_points import END_FUNCTIONS
-from railscope.probes.nccl.programs.shared import SharedRing
+from railscope.probes.nccl.programs.readings import delete_where
+from railscope.probes.nccl.programs.shared import OwnedMap, SharedRing
 from railscope.probes.nccl.programs.shares import Shares
-from railscope.probes.nccl.records.calls import SLOT, STAT
-from railscope.probes.nccl.records.errors import ERROR_EVENT, ERROR_LAYOUT, ErrorLayout, ErrorStat
+from railscope.probes.nccl.records.calls import COMMUNICATOR_KEY, SLOT, STAT
+from railscope.probes.nccl.records.errors import (
+    ASYNC_RESULT,
+    ERROR_CALL,
+    ERROR_CALL_KEY,
+    ERROR_EVENT,
+    ERROR_LAYOUT,
+    ErrorLayout,
+    ErrorStat,
+)
 
 PROGRAMS: Final = ("async_error_entry", "async_error_return")
 """Programs of the object that `Internals` loads."""
@@ -54,6 +63,10 @@ class Errors:
         self._entry, self._return = (loaded.program_fds[program] for program in PROGRAMS)
         self._layouts = Map(loaded.map_fds["error_layouts"], "error_layouts", SLOT, ERROR_LAYOUT)
         self._stats = Map(loaded.map_fds["error_stats"], "error_stats", SLOT, STAT, cpus=possible_cpus(), per_cpu=True)
+        self._calls = OwnedMap(loaded.map_fds["error_calls"], "error_calls", ERROR_CALL_KEY, ERROR_CALL, shares)
+        self._results = OwnedMap(
+            loaded.map_fds["async_results"], "async_results", COMMUNICATOR_KEY, ASYNC_RESULT, shares
+        )
         self.events = SharedRing(loaded.map_fds["error_events"], _RING_BYTES, ERROR_EVENT, "error_events", shares)
 
     def describe(self, library: int, layout: ErrorLayout | None) -> None:
@@ -70,6 +83,16 @@ class Errors:
         links = Links(self._pids)
         links.attach_calls(self._attach_kind, self._entry, self._return, path, points, pid=pid)
         return links
+
+    def forget_processes(self, tgids: Collection[int]) -> None:
+        """Drop what processes left that have ended: calls that never returned, and the errors of communicators.
+
+        Raises:
+            KernelRefusal: the tables cannot be read or written.
+        """
+        ended = np.array(sorted(tgids), np.uint32)
+        delete_where(self._calls, lambda _, calls: np.isin(calls["tgid"], ended))
+        delete_where(self._results, lambda keys, _: np.isin(keys["tgid"], ended))
 
     def stats(self) -> Mapping[ErrorStat, int]:
         """What the programs counted about themselves, since load."""

@@ -6,7 +6,7 @@ failover: they may always stay.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -16,10 +16,17 @@ from railscope.probes.loading import libbpf
 from railscope.probes.loading.bpf_syscall import possible_cpus
 from railscope.probes.loading.links import AttachKind, Links, ProbePoint
 from railscope.probes.loading.maps import Map
-from railscope.probes.nccl.programs.shared import SharedRing
+from railscope.probes.nccl.programs.readings import delete_where
+from railscope.probes.nccl.programs.shared import OwnedMap, SharedRing
 from railscope.probes.nccl.programs.shares import Shares
 from railscope.probes.nccl.records.calls import SLOT, STAT
-from railscope.probes.nccl.records.failover import FAILED_OVER_KEY, FAILOVER_EVENT, FailoverStat
+from railscope.probes.nccl.records.failover import (
+    FAILED_OVER,
+    FAILED_OVER_KEY,
+    FAILOVER_CALL,
+    FAILOVER_EVENT,
+    FailoverStat,
+)
 
 PROGRAMS: Final = ("failover_entry", "failover_return")
 """Programs of the object that `Internals` loads."""
@@ -47,7 +54,10 @@ class Failover:
         self._attach_kind = attach
         self._pids = pids
         self._entry, self._return = (loaded.program_fds[program] for program in PROGRAMS)
-        self._failed_over = Map(loaded.map_fds["failed_over"], "failed_over", FAILED_OVER_KEY, np.dtype("<u8"))
+        self._failed_over = OwnedMap(
+            loaded.map_fds["failed_over"], "failed_over", FAILED_OVER_KEY, FAILED_OVER, shares
+        )
+        self._calls = OwnedMap(loaded.map_fds["failover_calls"], "failover_calls", SLOT, FAILOVER_CALL, shares)
         self._any = Map(loaded.map_fds["any_failed_over"], "any_failed_over", SLOT, np.dtype("<u4"))
         self._stats = Map(
             loaded.map_fds["failover_stats"], "failover_stats", SLOT, STAT, cpus=possible_cpus(), per_cpu=True
@@ -79,6 +89,16 @@ class Failover:
         self._any.update(_FIRST, _FIRST)
         if len(self._failed_over.read()[0]):  # one came in between
             self._any.update(_FIRST, (1).to_bytes(4, "little"))
+
+    def forget_processes(self, tgids: Collection[int]) -> None:
+        """Drop what processes left that have ended.
+
+        Raises:
+            KernelRefusal: the tables cannot be read or written.
+        """
+        ended = np.array(sorted(tgids), np.uint32)
+        delete_where(self._calls, lambda _, calls: np.isin(calls["tgid"], ended))
+        delete_where(self._failed_over, lambda keys, _: np.isin(keys["tgid"], ended))
 
     def stats(self) -> Mapping[FailoverStat, int]:
         """What the programs counted about themselves, since load."""

@@ -313,6 +313,8 @@ class Internals:
         ended = np.array(sorted(tgids), np.uint32)
         for table in (self._communicators, self._connections, self._operations, self._parts):
             delete_where(table, lambda keys, _: np.isin(keys["tgid"], ended))
+        self.errors.forget_processes(tgids)
+        self.failover.forget_processes(tgids)
 
     def forget_sent(self, tgids: Collection[int]) -> None:
         """Drop what ended processes sent."""

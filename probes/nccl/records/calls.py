@@ -175,6 +175,7 @@ SHARED_TABLES: Final = (
     *("cuda_communicators", "cuda_streams", "cuda_marks", "cuda_processes"),
     *("lifecycle_events", "completion_events", "error_events", "call_events", "cuda_ranges"),
     *("driver_threads", "failover_events"),
+    *("error_calls", "async_results", "failover_calls", "failed_over", "cuda_calls_under_way"),
 )
 """Tables and rings that are shared out among users, by their number in `nccl.h`."""
 _SHARE_PLACES: Final = 32

@@ -57,6 +57,8 @@ STREAM: Final = np.dtype(
     ]
 )
 """A stream, and an event's mark."""
+UNDER_WAY: Final = np.dtype([("handle", "<u8"), ("generation", "<u8"), ("tgid", "<u4"), ("kind", "<u4")])
+"""A call whose return matters, by its thread."""
 HANDLE_KEY: Final = np.dtype([("handle", "<u8"), ("tgid", "<u4"), ("kind", "<u4")])
 STREAM_KEY: Final = np.dtype([("stream", "<u8"), ("tgid", "<u4"), ("reserved", "<u4")])
 

@@ -31,7 +31,17 @@ ERROR_EVENT: Final = np.dtype(
 ERROR_LAYOUT: Final = np.dtype(
     [(name, "<u4") for name in ("known", "comm_async_result", "comm_proxy_state", "state_async_result")]
 )
-SIZES: Final = {"error_event": (owned(ERROR_EVENT), 48), "error_layout": (ERROR_LAYOUT, 16)}
+ERROR_CALL_KEY: Final = np.dtype([("tid", "<u4"), ("source", "<u4")])
+ERROR_CALL: Final = np.dtype(
+    [("comm", "<u8"), ("tgid", "<u4"), ("tid", "<u4"), ("instance", "<u4"), ("reserved", "<u4")]
+)
+ASYNC_RESULT: Final = np.dtype([("instance", "<u4"), ("result", "<i4")])
+SIZES: Final = {
+    "error_event": (owned(ERROR_EVENT), 48),
+    "error_layout": (ERROR_LAYOUT, 16),
+    "error_call": (owned(ERROR_CALL), 32),
+    "async_result": (owned(ASYNC_RESULT), 16),
+}
 """Each struct's dtype and the size that errors.h asserts, bytes."""
 
 assert all(dtype.itemsize == size for dtype, size in SIZES.values())

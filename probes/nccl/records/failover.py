@@ -29,7 +29,19 @@ FAILOVER_EVENT: Final = np.dtype(
 )
 """`result` 0: NCCL goes on; else it gives up with that `ncclResult_t`.  `place`: of the failed one among `devices`."""
 FAILED_OVER_KEY: Final = np.dtype([("comm", "<u8"), ("tgid", "<u4"), ("reserved", "<u4")])
-SIZES: Final = {"failover_event": (owned(FAILOVER_EVENT), 104), "failed_over_key": (FAILED_OVER_KEY, 16)}
+FAILED_OVER: Final = np.dtype([("resiliency", "<u8")])
+FAILOVER_CALL: Final = np.dtype(
+    [
+        *(("resiliency", "<u8"), ("comm", "<u8")),
+        *((name, "<u4") for name in ("place", "count", "status", "vendor_error", "queue_pair", "tgid")),
+    ]
+)
+SIZES: Final = {
+    "failover_event": (owned(FAILOVER_EVENT), 104),
+    "failed_over_key": (FAILED_OVER_KEY, 16),
+    "failed_over_connection": (owned(FAILED_OVER), 16),
+    "failover_call": (owned(FAILOVER_CALL), 48),
+}
 """Each struct's dtype and the size that failover.h asserts, bytes."""
 
 assert all(dtype.itemsize == size for dtype, size in SIZES.values())
