@@ -178,7 +178,7 @@ class Fabric:
     def _make(self) -> None:
         OWNERS_DIRECTORY.mkdir(parents=True, exist_ok=True)
         pid = os.getpid()
-        (OWNERS_DIRECTORY / self.suffix).write_text(f"{pid} {_start_ticks(pid)}\n")
+        (OWNERS_DIRECTORY / self.suffix).write_text(f"{pid} {_start_ticks(pid)} {_pid_namespace()}\n")
         namespaces = [self.switch, *(host.namespace for host in self.hosts)]
         _batch([f"netns add {name}" for name in namespaces])
         for name in namespaces:
@@ -243,10 +243,10 @@ def remove_leftovers() -> list[str]:
     removed = []
     for record in sorted(OWNERS_DIRECTORY.glob("*")):
         try:
-            pid, start_ticks = map(int, record.read_text().split())
+            pid, start_ticks, pid_namespace = map(int, record.read_text().split())
         except (OSError, ValueError):
             continue  # its owner is writing it, or has just removed it
-        if _start_ticks(pid) != start_ticks:
+        if pid_namespace == _pid_namespace() and _start_ticks(pid) != start_ticks:
             _remove(record.name)
             removed.append(record.name)
     return removed
@@ -261,6 +261,11 @@ def _remove(suffix: str) -> None:
                     os.kill(int(pid), signal.SIGKILL)
         subprocess.run(["ip", "netns", "del", path.name], capture_output=True)
     (OWNERS_DIRECTORY / suffix).unlink(missing_ok=True)
+
+
+def _pid_namespace() -> int:
+    """Whose numbers are pids: another namespace's owners cannot be looked up, and are left alone."""
+    return Path("/proc/self/ns/pid").stat().st_ino
 
 
 def _start_ticks(pid: int) -> int | None:

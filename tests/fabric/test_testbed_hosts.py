@@ -129,6 +129,15 @@ def test_what_a_killed_owner_left_is_removed_and_the_living_are_spared(two_hosts
     assert len(namespaces(two_hosts.suffix)) == 3
 
 
+def test_who_sees_other_pids_takes_nothing_away(two_hosts: Fabric) -> None:
+    """In a container the owner's number is nobody's, or another process's."""
+    apart = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+    program = "from railscope.testbed.hosts import remove_leftovers; print(remove_leftovers())"
+    done = subprocess.run([*apart, sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert two_hosts.suffix not in done.stdout
+    assert len(namespaces(two_hosts.suffix)) == 3
+
+
 def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(TestbedError, match="root"), Fabric():

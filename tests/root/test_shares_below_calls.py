@@ -256,9 +256,7 @@ def test_what_a_process_held_is_given_back_when_it_is_forgotten(library: Path) -
         assert all(left >= 0 for each in held.values() for left in each)
 
 
-def test_calls_of_many_threads_leave_room_for_the_error_of_another_users_call(
-    layouts: Layouts, tmp_path: Path
-) -> None:
+def test_calls_of_many_threads_leave_room_for_the_error_of_another_users_call(tmp_path: Path) -> None:
     library = assemble(tmp_path, ncclCommDestroy=_RETURNS_WHEN_TOLD)
     with ExitStack() as stack:
         callers = [stack.enter_context(Caller(library, user=user)) for user in (GREEDY, GREEDY, GREEDY, MODEST)]
