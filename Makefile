@@ -19,7 +19,7 @@ PACKAGES_VM := $(PACKAGES_ROOT) qemu-system-x86 xz-utils zstd
 
 include build.mk
 
-.PHONY: setup build bytecode demo stack check test test-search test-faults lint bench bench-fleet packages packages-test packages-bench packages-panels packages-spark packages-vm test-panels test-spark test-vm gpu-kit clean wheel lock service-env fuzz soak test-controls
+.PHONY: setup build bytecode demo stack check test test-search test-faults lint bench bench-fleet packages packages-test packages-bench packages-panels packages-spark packages-vm test-panels test-spark test-vm gpu-kit clean wheel lock service-env fuzz soak soak-harm test-controls
 
 setup: packages $(STAMPS)/venv build bytecode  ## install what is needed, make .venv, the BPF objects and bytecode
 
@@ -101,6 +101,9 @@ fuzz: setup  ## coverage-guided fuzzing of what strangers write: FUZZ="--seconds
 soak: setup  ## an hour of jobs that come and go beside one agent: what must stay flat, as a table; SOAK="--seconds 600"
 	$(BIN)/python -m tests.soak $(SOAK)
 	RAILSCOPE_TEST_KILLS=100 $(BIN)/python -m pytest --quiet --timeout 900 tests/fabric/test_restarts.py
+
+soak-harm: setup $(STAMPS)/nccl  ## 500 short NCCL jobs beside agents that come, go and are killed, 500 without; HARM="--jobs 50"
+	$(BIN)/python -m tests.soak.harm $(HARM)
 
 test-spark: setup packages-spark  ## that reports come out equal on Spark (400 MB)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[spark]'
