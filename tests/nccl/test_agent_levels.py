@@ -45,6 +45,23 @@ def test_a_job_that_costs_more_than_the_budget_loses_levels_and_no_count(
     assert inflight == []
 
 
+def test_an_agent_that_comes_to_a_running_job_of_small_calls_counts_alone_unless_a_person_names_a_level(
+    two_hosts: Fabric, double: Double, tmp_path: Path
+) -> None:
+    with Job(two_hosts, tmp_path, double, iterations=ENDLESS, size_bytes=1_024) as job:
+        pids = job.ready()
+        job.start()
+        # So small a budget that no level beyond counts is tried before ten seconds, however slow this machine is.
+        log = tmp_path / "agent.log"
+        with AgentProcess("--pid", *map(str, pids), "--budget", "0.05%", log=log) as agent:
+            assert level(agent) == 0
+            agent.until(lambda: "counts: a job ran before the agent" in log.read_text())
+            agent.until(lambda: min(by_rank(agent, "railscope_comm_enqueued_total").values(), default=0) > 100)
+            assert level(agent) == 0
+        with AgentProcess("--pid", *map(str, pids), "--budget", "0.05%", "--level", "rails") as agent:
+            assert level(agent) == 2
+
+
 def test_replays_of_a_graph_are_told_from_calls_and_are_no_stall(
     two_hosts: Fabric, double: Double, tmp_path: Path
 ) -> None:

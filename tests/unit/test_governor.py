@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -464,3 +465,69 @@ def test_short_pauses_between_jobs_do_not_add_up_to_the_end_of_one() -> None:
         for processes, seconds in ((0, FORGET_AFTER_NS // SECOND_NS - 2), (1, 2)):
             job.processes = processes
             assert set(job.ticks(seconds)) == {Level.COUNTS}
+
+
+# An agent that comes later than a job
+
+
+def arrived(rates: Hits, **options: Any) -> Job:
+    return Job(Governor(CALIBRATION, late=True), rates, **options)
+
+
+def test_an_agent_that_comes_to_a_usual_job_counts_first_and_follows_it_within_seconds() -> None:
+    job = arrived(LIGHT)
+    assert job.governor.level is Level.COUNTS
+    assert job.ticks(2) == [Level.COMPLETION, Level.RAILS]
+    assert min(job.ticks(60)) >= Level.RAILS
+
+
+def test_an_agent_that_comes_to_a_job_of_many_small_calls_only_counts_for_as_long_as_it_has_not_watched_it() -> None:
+    job = arrived(HEAVY)
+    assert set(job.ticks(TICKS_UP - 1)) == {Level.COUNTS}
+    assert job.tick() is Level.COMPLETION, "then what it costs is measured"
+    assert job.ticks(10)[-1] is Level.COUNTS
+
+
+def test_in_the_first_seconds_beside_any_job_probes_never_take_more_than_the_budget_where_prices_are_usual() -> None:
+    for scale in (1, 3, 10, 30, 100, 300, 1000):
+        usual = Hits(**{f.name: scale * getattr(LIGHT, f.name) for f in fields(Hits)})
+        job = arrived(usual)
+        taken = [load(usual, job.governor.level), *(load(usual, level) for level in job.ticks(5))]
+        assert max(taken) <= max(0.01, load(usual, Level.COUNTS))
+
+
+def test_where_no_job_calls_an_agent_is_ready_for_all_of_the_next_one_at_once() -> None:
+    levels = {}
+    for running in (True, False):
+        governor = Governor(CALIBRATION, late=True)
+        governor.judge_arrival(running=running)
+        levels[running] = governor.level
+        assert ("ran before the agent" if running else "no job is running") in governor.reason
+    assert levels == {True: Level.COUNTS, False: START}
+
+
+def test_where_a_job_that_called_has_gone_an_agent_waits_for_a_second() -> None:
+    job = arrived(Hits(), processes=0)
+    half = Measured(Interval(SECOND_NS // 2, Hits()), 0, Level.ALL)
+    assert [job.governor.decide(half) for _ in range(2)] == [Level.COUNTS, START]
+    job.processes, job.rates = 1, LIGHT
+    assert min(job.ticks(10)) >= START
+
+
+def test_a_tick_that_comes_at_once_judges_nothing() -> None:
+    governor = Governor(CALIBRATION, late=True)
+    assert governor.decide(Measured(Interval(1000, Hits()), 1, Level.ALL)) is Level.COUNTS
+    assert governor.decide(Measured(Interval(SECOND_NS, LIGHT), 1, Level.ALL)) is Level.COMPLETION
+
+
+def test_a_level_that_a_person_names_is_there_at_once_however_late_the_agent_comes() -> None:
+    job = Job(Governor(CALIBRATION, fixed=Level.ALL, late=True), HEAVY)
+    assert job.governor.level is Level.ALL
+    assert set(job.ticks(10)) == {Level.ALL}
+
+
+@pytest.mark.parametrize("rates", [LIGHT, HEAVY, Hits(), Hits(proxy_post=100, proxy_stop=100, socket_send=100)])
+def test_an_agent_that_comes_late_ends_where_one_that_was_there_before_does(rates: Hits) -> None:
+    ends = [Job(Governor(CALIBRATION, late=late), rates).ticks(1200)[-600:] for late in (False, True)]
+    assert max(ends[0]) is max(ends[1])
+    assert sum(ends[0]) / len(ends[0]) == pytest.approx(sum(ends[1]) / len(ends[1]), abs=0.1)

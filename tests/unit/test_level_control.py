@@ -97,6 +97,50 @@ def test_the_level_begins_where_the_governor_begins_or_where_it_is_fixed() -> No
         assert completion.levels.target_level is expected
 
 
+def test_an_agent_that_comes_late_starts_with_counts_unless_a_person_names_a_level(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for text, first, second in (("auto", Level.COUNTS, Level.COMPLETION), ("all", Level.ALL, Level.ALL)):
+        calls, clock = CountedCalls(), SimulatedClock()
+        completion = Completion(CountingPrograms(), Level.COUNTS, inspection=InProcess())
+        control = LevelControl(
+            *(calls, completion, ASSUMED, clock),
+            budget_ratio=0.01,
+            level=text,
+            procfs=Path("/nonexistent"),
+            late=True,
+        )
+        with real_library(monkeypatch) as library:
+            assert completion.set_libraries([library]) == []
+            assert completion.levels.target_level is first
+            calls.hits[Stat.CALLS] += 1
+            assert control.judge_arrival() == []
+            assert completion.levels.target_level is first
+            calls.hits[Stat.CALLS] += 100
+            clock.now_ns += SECOND_NS
+            assert control.update(1) == []
+            assert completion.levels.target_level is second
+            completion.close()
+
+
+def test_where_no_job_calls_an_agent_attaches_all_that_the_next_one_may_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = CountingPrograms()
+    completion = Completion(programs, Level.COUNTS, inspection=InProcess())
+    control = LevelControl(
+        *(CountedCalls(), completion, ASSUMED, SimulatedClock()),
+        budget_ratio=0.01,
+        level="auto",
+        procfs=Path("/nonexistent"),
+        late=True,
+    )
+    with real_library(monkeypatch) as library:
+        assert completion.set_libraries([library]) == []
+        assert programs.still_attached() == []
+        assert control.judge_arrival() == []
+        assert programs.still_attached() == ["COMPLETION", "RAILS"]
+        completion.close()
+
+
 def test_what_hits_cost_is_added_up_also_where_only_calls_are_counted() -> None:
     calls, clock = CountedCalls(), SimulatedClock()
     control = control_of(calls, None, clock, "auto")

@@ -85,6 +85,8 @@ _FIRST_PROBED_NS: Final = 400_000_000
 are in all."""
 _FIRST_PATIENCE_SECONDS: Final = 0.5
 """How long a scan waits for answers about one user's processes, who may have a thousand; the others come meanwhile."""
+_FIRST_CALLS_NS: Final = 200_000_000
+"""A job that does not call within this time of its probes, as the agent comes, is not slowed by more of them."""
 _TROUBLE_SECONDS: Final = 0.2
 _SETTLE_SECONDS: Final = 0.005
 """New mappings are looked at together after this long: a start maps dozens of libraries at once."""
@@ -254,6 +256,7 @@ class Daemon:
             level=self._config.level,
             procfs=self._config.procfs,
             driver=driver_calls,
+            late=True,
         )
 
     def _bind(self) -> MetricsServer:
@@ -352,6 +355,7 @@ class Daemon:
             self._selector.register(self._verdicts, selectors.EVENT_READ, self._verdicts.serve)
         self._schedule.first_scanned(complete=self.observer.scan(self._scan_ns))
         self._await_first_inspections()
+        probed_ns = self._clock.monotonic_ns()
         self.recordings.prepare()
         if self._server is not None:
             if self._kept is not None:
@@ -360,7 +364,6 @@ class Daemon:
             self._server.start()
             _log.info("listening on %s", self._server.url)
         self._probed = self.observer.attached()
-        self._ready.set()
         # What was made so far lives as long as the process: the collector need not look at it again, which would
         # hold up the sampler.
         gc.collect()
@@ -368,6 +371,12 @@ class Daemon:
         libc = ctypes.CDLL(None)
         if hasattr(libc, "malloc_trim"):
             libc.malloc_trim(0)
+        if self._programs is not None:
+            if self._probed[0]:
+                left_ns = probed_ns + _FIRST_CALLS_NS - self._clock.monotonic_ns()
+                self._clock.sleep(max(0, left_ns) / 1e9)
+            self.observer.judge_arrival()
+        self._ready.set()
         self._say_how()
         self._service.ready("attached")
 

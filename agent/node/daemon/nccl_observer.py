@@ -311,6 +311,11 @@ class NcclObserver:
         """See `Libraries.probed_in_a_crowd`."""
         return self._libraries.probed_in_a_crowd
 
+    def judge_arrival(self) -> None:
+        """Choose the level to begin with, once the processes that were found had time to call."""
+        if self._control is not None:
+            self._troubles.say(self._control.judge_arrival(), more=True)
+
     def _end_the_silent(self, now_ns: int) -> None:
         """End processes whose exit no descriptor reported: there may be too many processes for a descriptor each.
 

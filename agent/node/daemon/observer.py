@@ -154,6 +154,12 @@ class Observer:
         with self._lock:
             return self._nccl.scan(budget_ns)
 
+    def judge_arrival(self) -> None:
+        """Choose the level to begin with, once the processes that were found had time to call."""
+        if self._nccl is not None:
+            with self._lock:
+                self._nccl.judge_arrival()
+
     def scan_processes(self, pids: Set[int]) -> None:
         """Scan processes that have just mapped an executable file."""
         if self._nccl is not None:

@@ -53,16 +53,17 @@ class LevelControl:
         level: str,
         procfs: Path,
         driver: DriverProbes | None = None,
+        late: bool = False,
     ) -> None:
         """`level` is a key of `LEVELS`; `completion` None: calls are counted, and nothing else can be.
 
-        `driver` None: there are no probes on CUDA's driver.
+        `driver` None: there are no probes on CUDA's driver.  `late`: jobs may run already, which are to notice nothing.
         """
         self._programs = programs
         self._completion = completion
         self._procfs = procfs
         self._overhead = Overhead(calibration, clock)
-        self._governor = Governor(calibration, budget_ratio, LEVELS[level])
+        self._governor = Governor(calibration, budget_ratio, LEVELS[level], late=late)
         self._reason = self._governor.reason
         self._driver = driver
         self._driver_governor = Governor(calibration, budget_ratio)
@@ -86,6 +87,15 @@ class LevelControl:
     def is_stable(self) -> bool:
         """See `Governor.is_stable`."""
         return self._governor.is_stable
+
+    def judge_arrival(self) -> list[str]:
+        """Choose the level to begin with by whether a job has called since the programs came; returns errors."""
+        try:
+            running = self._programs.stats()[Stat.CALLS] > 0
+        except KernelRefusal as refusal:
+            return [f"the probes' cost cannot be read: {refusal.strerror}"]
+        self._governor.judge_arrival(running=running)
+        return self._completion.set_level(self._governor.level) if self._completion is not None else []
 
     def update(self, processes: int) -> list[str]:
         """Add up the cost and change the level if necessary; returns errors, one line each.

@@ -13,8 +13,13 @@ A library that lacks a level's functions does with less (`allowed_level`).
 
 How it moves, one level at a time but for the worst:
 
-- It starts at *rails*: what a level costs is known only from being there, so every job shows its completion and rails
-  from the first second, and one that cannot afford them loses them within one to three ticks.
+- It starts at *rails* where jobs come later than the agent: what a level costs is known only from being there, so
+  every job shows its completion and rails from the first second, and one that cannot afford them loses them within one
+  to three ticks.
+- Where an agent comes later than a job it starts at *counts*, as what a level costs this job is not known, and the
+  start of the agent costs it enough.  After a second of its calls each next level is added as soon as its price is
+  expected to be within the budget: by the calls, at what a call usually costs there.  Where nothing calls NCCL as the
+  agent comes, it begins as above.
 - Down when the average of three to five ticks, or of five seconds, is over the budget, or at once when one tick is over
   four times it; then past every level that would be so too.
 - Up when over ten ticks, or ten seconds, the level's predicted cost is below 70 % of the budget.  It is predicted
@@ -61,6 +66,12 @@ DOWN_NS: Final = 5 * _SECOND_NS
 UP_NS: Final = 10 * _SECOND_NS
 REMEMBERED_NS: Final = 600 * _SECOND_NS
 FORGET_AFTER_NS: Final = 10 * _SECOND_NS
+ARRIVAL_NS: Final = _SECOND_NS
+"""So long an agent that has just come watches calls alone before it judges what they tell."""
+USUAL_PRICE: Final[Mapping[Level, float]] = {Level.COMPLETION: 10.0, Level.RAILS: 25.0}
+"""What the hits of a level and those below it take of the busier thread for each hit that counts a call, before it was
+measured: an operation is posted once, stopped once a channel, and each message of a channel is a hit.  A guess for two
+ranks with several channels: where it is too high the level is merely tried later, as after any other ten seconds."""
 
 _PROXY: Final = frozenset({"proxy_stop", "socket_send", "ib_send"})
 """Programs that run in the proxy's thread; all others run in a thread that calls NCCL, or CUDA for it."""
@@ -156,8 +167,12 @@ class Governor:
         calibration: Calibration,
         budget_ratio: float = DEFAULT_BUDGET_RATIO,
         fixed: Level | None = None,
+        *,
+        late: bool = False,
     ) -> None:
         """`budget_ratio`: share of the observed threads' time; `fixed`: the level, whatever it costs.
+
+        `late`: jobs may run already.
 
         Raises:
             ValueError: the budget is not above 0 and at most 1.
@@ -174,6 +189,9 @@ class Governor:
         """Why the level is what it is, one line for the log; changes whenever the level does."""
         self._level = Level.COUNTS
         self._start_anew()
+        self._arriving = late and fixed is None
+        if self._arriving:
+            self._level = Level.COUNTS
 
     def reconfigure(self, budget_ratio: float, fixed: Level | None) -> None:
         """Take another budget, or another fixed level; where the level was or becomes fixed all begins anew.
@@ -190,11 +208,21 @@ class Governor:
 
     def _start_anew(self) -> None:
         self._level = START if self._fixed is None else self._fixed
+        self._arriving = False
+        """Whether jobs that ran before the agent came have not been judged yet."""
         self._since_ns = self._now_ns
         self._ticks: deque[_Tick] = deque(maxlen=TICKS_UP)
         """The last ones at this level."""
         self._evidence: dict[Level, _Evidence] = {}
         self._retries: dict[Level, _Retry] = {}
+
+    def judge_arrival(self, *, running: bool) -> None:
+        """Begin: with calls alone where a job was found running when the agent came, else at once with all."""
+        if self._arriving and running:
+            self.reason = f"{level_name(self.level)}: a job ran before the agent, and is watched first"
+        elif self._arriving:
+            self._start_anew()
+            self.reason = f"{level_name(Level.COUNTS)} to {level_name(self.level)}: no job is running yet"
 
     @property
     def level(self) -> Level:
@@ -237,6 +265,8 @@ class Governor:
             self._step_down(tick, self._refuge(tick))
         elif self.level > Level.COUNTS and recent.load > self._budget and len(self._ticks) >= FEWEST_TICKS_DOWN:
             self._step_down(recent, Level(self.level - 1))
+        elif self._arriving:
+            self._consider_next(_average(self._ticks))
         elif self.level < self._available and self._may_step_up:
             self._consider_step_up(_average(self._ticks))
         return self.level
@@ -256,9 +286,27 @@ class Governor:
             last.append(tick)
         return last
 
+    def _consider_next(self, now: _Tick) -> None:
+        """Of jobs that ran before the agent came: add the next level if its usual price is within the budget."""
+        if now.elapsed_ns < ARRIVAL_NS:
+            return
+        if self.level >= min(START, self._available):
+            self._arriving = False
+            return
+        level = Level(self.level + 1)
+        calls = now.loads[Level.COUNTS].worse * USUAL_PRICE[level] * now.busy_factor
+        if max(calls, now.load) > COMFORT * self._budget:
+            # The usual way from here on: it is tried once the job was watched for longer.
+            self._arriving = False
+            return
+        self._move(level, f"{calls:.2%} of the observed threads' time is usual there, budget {self._budget:.2%}")
+
     def _wait_for_processes(self, elapsed_ns: int) -> None:
         before_ns, self._without_processes_ns = self._without_processes_ns, self._without_processes_ns + elapsed_ns
         self.load_ratio = 0.0
+        if self._arriving and self._without_processes_ns >= ARRIVAL_NS:
+            self.judge_arrival(running=False)
+            return
         if before_ns < FORGET_AFTER_NS <= self._without_processes_ns:
             before = self.level
             self._start_anew()
