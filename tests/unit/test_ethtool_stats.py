@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroute2.ethtool.ioctl import IoctlEthtool, NotSupportedError
 
-from railscope.agent.node.rails.ethernet_facts import ethernet_counters, ethernet_gauges, pci_stalled
 from railscope.agent.config.counter_severity import parse_counter_severity
 from railscope.agent.node.rails.counter_rules import OwnSeverities
+from railscope.agent.node.rails.ethernet_facts import ethernet_counters, ethernet_gauges, pci_stalled
 from railscope.agent.node.rails.ethernet_rules import StatisticRules, lossless_priorities, statistic_rule
 from railscope.agent.node.sampling.sampler import Sampler
 from railscope.probes.clock import SystemClock

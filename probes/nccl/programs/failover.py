@@ -54,9 +54,7 @@ class Failover:
         self._attach_kind = attach
         self._pids = pids
         self._entry, self._return = (loaded.program_fds[program] for program in PROGRAMS)
-        self._failed_over = OwnedMap(
-            loaded.map_fds["failed_over"], "failed_over", FAILED_OVER_KEY, FAILED_OVER, shares
-        )
+        self._failed_over = OwnedMap(loaded.map_fds["failed_over"], "failed_over", FAILED_OVER_KEY, FAILED_OVER, shares)
         self._calls = OwnedMap(loaded.map_fds["failover_calls"], "failover_calls", SLOT, FAILOVER_CALL, shares)
         self._any = Map(loaded.map_fds["any_failed_over"], "any_failed_over", SLOT, np.dtype("<u4"))
         self._stats = Map(
