@@ -6,19 +6,24 @@ A trace is a graph of nodes; the ones that communicate name the operation and it
      "durationMicros": "28", "attr": [{"name": "comm_type", "int64Val": "0"}, {"name": "comm_size", "int64Val":
      "212480"}, {"name": "pg_name", "stringVal": "0"}]}
 
-`comm_size` is what one rank puts in, which is n times NCCL's count for ReduceScatter and AllToAll; n is the number of
-ranks whose files use the group.  Send and Recv have the peer in `comm_dst` and `comm_src`, as a rank of the job.  The
-host's side of an operation (`is_cpu_op`) has no `comm_type` and is not counted again.
+`comm_size` is what one rank puts in, which is n times NCCL's count for ReduceScatter and AllToAll.  How many ranks a
+group has is what the trace says: `pg_size` or `pg_ranks` of a node, or the list of groups that PyTorch's trace begins
+with, which the converter keeps as the inputs of its node.  Most traces say nothing; then the files tell it if they are
+those of all ranks, which only the user knows, and otherwise it is unknown.  Send and Recv have the peer in `comm_dst`
+and `comm_src`, as a rank of the job.  The host's side of an operation (`is_cpu_op`) has no `comm_type` and is not
+counted again.
 
 Many traces have no times: then they tell the order of each rank, and nothing else.  What PyTorch itself writes and
 Chakra calls "host trace" is the business of `execution_trace`.
 
-Source: schema/protobuf/et_def.proto, src/converter and src/jsonizer of Chakra 1.0 (schema 0.0.4).
+Source: schema/protobuf/et_def.proto, src/converter and src/jsonizer of Chakra 1.0 (schema 0.0.4);
+torch/csrc/profiler/standalone/execution_trace_observer.cpp (`## process_group:init ##`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,12 +38,19 @@ from railscope.agent.imports.chakra_messages import (
     decode_node,
     split_messages,
 )
-from railscope.agent.imports.facts import ImportedCall, ImportedEnd, ImportedKernel, ImportedOperation, Problems
-from railscope.agent.imports.json_stream import JsonStream, text, whole_number
+from railscope.agent.imports.facts import (
+    MOST_RANKS,
+    ImportedCall,
+    ImportedEnd,
+    ImportedKernel,
+    ImportedOperation,
+    Problems,
+)
+from railscope.agent.imports.json_stream import JsonStream, small_number, text, whole_number
 from railscope.agent.imports.kineto import NO_HOST, rank_in_name
 from railscope.agent.imports.sources import Source
 from railscope.agent.imports.target import ImportTarget
-from railscope.agent.imports.torch_names import parse_kernel_name
+from railscope.agent.imports.torch_names import parse_kernel_name, parse_whole_numbers
 from railscope.probes.nccl.abi import Op
 
 FORMAT: Final = "chakra"
@@ -69,6 +81,11 @@ _COLLECTIVE_NAMES: Final = (
 ).split()
 _SHARED: Final = frozenset({Op.ReduceScatter, Op.AllToAll})
 _RANK: Final = re.compile(r"\.(\d{1,7})\.(?:et|json)$")
+_GROUPS: Final = "## process_group:init ##"
+_OF_ALL: Final = frozenset({"", "0", "default_pg"})
+"""Groups of all ranks of the job, in which a rank has its number of the job."""
+_LONGEST_PREFIX: Final = 10
+"""Bytes of a length."""
 _MADE_UP_STEP_NS: Final = 1_000
 _MOST_MICROSECONDS: Final = 1 << 52
 
@@ -85,6 +102,8 @@ class ChakraNode:
     duration_us: int
     attributes: Mapping[str, Any]
     """Numbers, texts and truth values by name; others are left out."""
+    inputs: str = ""
+    """As PyTorch wrote them, of the node that lists the groups."""
 
     @property
     def op(self) -> Op | None:
@@ -103,6 +122,17 @@ class ChakraNode:
     def group(self) -> str:
         return str(self.attributes.get("pg_name", ""))[:200]
 
+    @property
+    def group_size(self) -> int | None:
+        """As the node itself says; None: it does not."""
+        size = small_number(self.attributes.get("pg_size", self.attributes.get("group_size")))
+        return size if size is not None and 0 < size <= MOST_RANKS else None
+
+    @property
+    def group_ranks(self) -> tuple[int, ...]:
+        """Ranks of the job in its group; empty: it does not say."""
+        return parse_whole_numbers(self.attributes.get("pg_ranks", "")) or ()
+
 
 def has_format(head: bytes) -> bool:
     """Whether the beginning of a file looks like a Chakra execution trace."""
@@ -113,31 +143,151 @@ def has_format(head: bytes) -> bool:
         or b"COMM_COLL_NODE" in head
     ):
         return head.lstrip()[:1] == b"{"
-    # The first message is GlobalMetadata: a version (field 1) or an attribute (field 2), whose first field is a name.
-    if len(head) < 8 or head[1] not in (0x0A, 0x12) or head[0] == 0:
+    first = _next_message(head, 0)
+    if first is None:
         return False
-    if head[1] == 0x12:
-        return head[3] == 0x0A and (head[0] >= 0x80 or head[2] <= head[0])
-    return head[2] < head[0] and head[3 : 3 + head[2]].isascii() and head[3 : 3 + head[2]].decode("ascii").isprintable()
+    begin, end = first
+    if begin == end:
+        # GlobalMetadata that says nothing: the first node has to tell.
+        node = _next_message(head, end)
+        return node is not None and _begins_as_node(head[slice(*node)])
+    return _begins_as_metadata(head[begin:end])
 
 
-def import_files(sources: Sequence[Source], target: ImportTarget, problems: Problems, node: str | None) -> None:
-    """Put communication and timed compute nodes of Chakra traces into the dataset; `node` None: they do not say."""
+def _next_message(head: bytes, at: int) -> tuple[int, int] | None:
+    """Where the message behind a length begins and ends; None: there is no length."""
+    length = 0
+    for place in range(_LONGEST_PREFIX):
+        if at + place >= len(head):
+            return None
+        length |= (head[at + place] & 0x7F) << (7 * place)
+        if head[at + place] < 0x80:
+            return at + place + 1, at + place + 1 + length
+    return None
+
+
+def _begins_as_metadata(message: bytes) -> bool:
+    """GlobalMetadata begins with a version (field 1), or with an attribute (field 2), which begins with its name."""
+    if message[:1] == b"\x12":
+        attribute = _next_message(message, 1)
+        return attribute is not None and _begins_with_text(message[attribute[0] :])
+    return _begins_with_text(message)
+
+
+def _begins_as_node(message: bytes) -> bool:
+    """A node begins with its number (field 1) and its name (field 2)."""
+    number = _next_message(message, 1) if message[:1] == b"\x08" else (0, 0)
+    return number is not None and _begins_with_text(message[number[0] :], b"\x12")
+
+
+def _begins_with_text(message: bytes, tag: bytes = b"\x0a") -> bool:
+    text_at = _next_message(message, 1) if message[:1] == tag else None
+    said = message[slice(*text_at)] if text_at is not None else b""
+    return bool(said) and text_at is not None and text_at[1] <= len(message) and said.isascii() and _printable(said)
+
+
+def _printable(said: bytes) -> bool:
+    return said.decode("ascii").isprintable()
+
+
+def import_files(
+    sources: Sequence[Source], target: ImportTarget, problems: Problems, node: str | None, all_ranks: int | None = None
+) -> None:
+    """Put communication and timed compute nodes of Chakra traces into the dataset.
+
+    Args:
+        node: the host; None: they do not say.
+        all_ranks: how many ranks the job has, as the user says; None: not known.
+    """
     ranks = [_rank(source, place) for place, source in enumerate(sources)]
     if len(set(ranks)) != len(ranks):
         problems.add_note("two files name the same rank: they are read in the order of the command line")
         ranks = list(range(len(sources)))
-    members: defaultdict[str, set[int]] = defaultdict(set)
+    groups = _Groups(all_ranks, complete=all_ranks == len(sources))
     for source, rank in zip(sources, ranks, strict=True):
         for found in _nodes(source, Problems()):
-            if found.op is not None:
-                members[found.group].add(rank)
+            groups.record(found, rank)
     where = node or UNNAMED_NODE
     base_ns = min(source.modified_ns for source in sources)
     for source, rank in zip(sources, ranks, strict=True):
-        _Trace(source, target, problems, where, rank, members, base_ns).read()
+        _Trace(source, target, problems, where, rank, groups, base_ns).read()
+    if groups.unknown:
+        problems.add_note(
+            "these traces do not say how many ranks their groups have, so payload of ReduceScatter and AllToAll is "
+            "unknown: with the files of all N ranks of the job, --ranks N says it"
+        )
     if node is None:
         problems.add_note(NO_HOST)
+
+
+class _Groups:
+    """What all files together say of the process groups."""
+
+    def __init__(self, all_ranks: int | None, *, complete: bool) -> None:
+        """`complete`: the files are those of all ranks of the job."""
+        self._all_ranks = all_ranks
+        self._complete = complete
+        self._users: defaultdict[str, set[int]] = defaultdict(set)
+        """Ranks whose files use a group."""
+        self._ranks: dict[str, tuple[int, ...]] = {}
+        self._sizes: dict[str, int] = {}
+        self.unknown = False
+        """It was asked for the size of a group that is not known."""
+
+    def record(self, found: ChakraNode, rank: int) -> None:
+        """Record what a node of a rank's file says."""
+        if found.name == _GROUPS:
+            self._record_list(found.inputs)
+        if found.op is not None:
+            self._users[found.group].add(rank)
+            if found.group_size is not None:
+                self._sizes[found.group] = found.group_size
+            if found.group_ranks:
+                self._ranks[found.group] = found.group_ranks
+
+    def _record_list(self, inputs: str) -> None:
+        """The list of groups, a text of JSON in a list of one."""
+        try:
+            listed = json.loads(inputs[inputs.index("[{") : inputs.rindex("}]") + 2].replace('\\"', '"'))
+        except (ValueError, RecursionError):
+            return
+        for one in listed if isinstance(listed, list) else []:
+            name = text(one.get("pg_name"))[:200] if isinstance(one, dict) else ""
+            size = small_number(one.get("group_size")) if name else None
+            if size is not None and 0 < size <= MOST_RANKS:
+                self._sizes[name] = size
+                # The group of all ranks lists none.
+                ranks = parse_whole_numbers(one.get("ranks")) or ()
+                if len(ranks) == size:
+                    self._ranks[name] = ranks
+
+    def size(self, group: str) -> int | None:
+        """Ranks of a group; None: not known."""
+        ranks = self.ranks(group)
+        size = len(ranks) if ranks else self._sizes.get(group, self._all_ranks if group in _OF_ALL else None)
+        self.unknown |= size is None
+        return size
+
+    def ranks(self, group: str) -> tuple[int, ...]:
+        """Ranks of the job by rank in the group; empty: not all of them are known."""
+        said = self._ranks.get(group)
+        if said is not None:
+            return said
+        users = tuple(sorted(self._users[group]))
+        return users if self._complete or len(users) == self._sizes.get(group) else ()
+
+    def rank_in(self, group: str, rank: int) -> int | None:
+        """Rank in a group of a rank of the job; None: not known, or no member."""
+        ranks = self.ranks(group)
+        if ranks:
+            return ranks.index(rank) if rank in ranks else None
+        size = self.size(group)
+        return rank if group in _OF_ALL and (size is None or rank < size) else None
+
+    def comm(self, group: str) -> str:
+        """A name of the communicator that all ranks come to."""
+        members = ",".join(map(str, self.ranks(group))) or f"of {self._sizes.get(group)}"
+        return f"pg-{group or 'all'}-{hashlib.sha256(members.encode()).hexdigest()[:8]}"
 
 
 def _rank(source: Source, place: int) -> int:
@@ -162,7 +312,7 @@ class _Trace:
         problems: Problems,
         node: str,
         rank: int,
-        members: Mapping[str, set[int]],
+        groups: _Groups,
         base_ns: int,
     ) -> None:
         """`base_ns`: where made-up times begin, on all ranks alike."""
@@ -171,7 +321,7 @@ class _Trace:
         self._problems = problems
         self._node = node
         self._rank = rank
-        self._members = members
+        self._groups = groups
         self._base_ns = base_ns
         self._instances: dict[str, int] = {}
         self._timed: bool | None = None
@@ -193,14 +343,12 @@ class _Trace:
             self._problems.add_note("timestamps are synthetic and give only the order: these traces have none")
         ends = []
         for group, instance in self._instances.items():
-            ranks = sorted(self._members[group])
-            digest = hashlib.sha256(",".join(map(str, ranks)).encode()).hexdigest()[:8]
             ends.append(
                 ImportedEnd(
                     instance=instance,
-                    comm=f"pg-{group or 'all'}-{digest}",
-                    rank=ranks.index(self._rank),
-                    nranks=len(ranks),
+                    comm=self._groups.comm(group),
+                    rank=self._groups.rank_in(group, self._rank),
+                    nranks=self._groups.size(group),
                     pid=self._pid,
                     world_rank=self._rank,
                     group_name=group or None,
@@ -226,17 +374,18 @@ class _Trace:
                 self._source.name, found.number, "a node without its time, where others have theirs"
             )
             return
-        ranks = sorted(self._members[found.group])
-        payload_bytes = size_bytes
+        payload_bytes: int | None = size_bytes
         if op in _SHARED:
-            if size_bytes % len(ranks):
+            ranks = self._groups.size(found.group)
+            if ranks is not None and size_bytes % ranks:
                 self._problems.count_skipped(
-                    self._source.name, found.number, f"{op.name} of {size_bytes} bytes among {len(ranks)} ranks"
+                    self._source.name, found.number, f"{op.name} of {size_bytes} bytes among {ranks} ranks"
                 )
                 return
-            payload_bytes = size_bytes // len(ranks)
+            payload_bytes = None if ranks is None else size_bytes // ranks
         other = whole_number(found.attributes.get("comm_dst" if op is Op.Send else "comm_src"))
-        peer = ranks.index(other) if op in (Op.Send, Op.Recv) and other in ranks else None
+        to_one = op in (Op.Send, Op.Recv) and other is not None
+        peer = self._groups.rank_in(found.group, other) if to_one and other is not None else None
         if found.group not in self._instances:
             self._instances[found.group] = self._target.new_instance(self._node)
         instance = self._instances[found.group]
@@ -324,6 +473,7 @@ def _of_message(number: int, message: bytes) -> ChakraNode:
         start_us=start_us if 0 < start_us < _MOST_MICROSECONDS else None,
         duration_us=min(node.duration_micros, _MOST_MICROSECONDS),
         attributes=attribute_values(node.attr),
+        inputs=node.inputs.values if node.name == _GROUPS else "",
     )
 
 
@@ -333,6 +483,7 @@ def _of_json(line: int, node: Mapping[str, Any]) -> ChakraNode:
     for one in listed if isinstance(listed, list) else []:
         if isinstance(one, dict):
             attributes.update({text(one.get("name")): value for key, value in one.items() if key.endswith("Val")})
+    inputs = node.get("inputs")
     start_us = whole_number(node.get("startTimeMicros"))
     duration_us = whole_number(node.get("durationMicros")) or 0
     return ChakraNode(
@@ -342,4 +493,5 @@ def _of_json(line: int, node: Mapping[str, Any]) -> ChakraNode:
         start_us=start_us if start_us is not None and 0 < start_us < _MOST_MICROSECONDS else None,
         duration_us=duration_us if 0 <= duration_us < _MOST_MICROSECONDS else 0,
         attributes=attributes,
+        inputs=text(inputs.get("values")) if isinstance(inputs, dict) and node.get("name") == _GROUPS else "",
     )

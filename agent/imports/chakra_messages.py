@@ -47,7 +47,8 @@ class BrokenMessage(ValueError):
 
 
 def decode_node(content: bytes) -> Any:
-    """A node of a Chakra trace: `name`, `type`, `start_time_micros`, `duration_micros`, `attr`; 0 or empty: not said.
+    """A node of a Chakra trace: `name`, `type`, `start_time_micros`, `duration_micros`, `inputs.values`, `attr`; 0 or
+    empty: not said.
 
     Raises:
         BrokenMessage: it is no message.
@@ -119,6 +120,9 @@ def _message_classes() -> tuple[Any, Any]:
     _add_field(node, "type", 3, "uint32")
     _add_field(node, "start_time_micros", 6, "uint64")
     _add_field(node, "duration_micros", 7, "uint64")
+    inputs = file.message_type.add(name="IOInfo")
+    _add_field(inputs, "values", 1, "string")
+    _add_field(node, "inputs", 8, "message").type_name = f".{_PACKAGE}.IOInfo"
     _add_attributes(node, 10)
     metadata = file.message_type.add(name="GlobalMetadata")
     _add_attributes(metadata, 2)

@@ -13,7 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from railscope.agent.imports.facts import FORMATS, ImportFailure
+from railscope.agent.imports.facts import FORMATS, MOST_RANKS, ImportFailure
 
 if TYPE_CHECKING:
     from railscope.agent.imports.runner import Imported
@@ -42,6 +42,13 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
         "--format", choices=(AUTO, *FORMATS), default=AUTO, help="format of the files; auto detects it for each file"
     )
     parser.add_argument("--node", metavar="NAME", help="host of the files, if they do not name it themselves")
+    parser.add_argument(
+        "--ranks",
+        metavar="N",
+        type=int,
+        help="how many ranks the job has, if the files do not say: with as many Chakra traces, who is in a group is "
+        "known as well",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
@@ -59,7 +66,9 @@ def run_import(parsed: Any, out: TextIO) -> int:
         return COULD_NOT_RUN
     try:
         chosen = None if parsed.format == AUTO else parsed.format
-        imported = import_paths(parsed.files, parsed.output, chosen, parsed.node)
+        if parsed.ranks is not None and not 0 < parsed.ranks <= MOST_RANKS:
+            raise ImportFailure(f"--ranks {parsed.ranks}: a job has 1 to {MOST_RANKS} ranks")
+        imported = import_paths(parsed.files, parsed.output, chosen, parsed.node, parsed.ranks)
     except (ImportFailure, DatasetError) as error:
         print(f"railscope import: {error}", file=sys.stderr)
         return COULD_NOT_RUN

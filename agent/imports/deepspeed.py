@@ -26,6 +26,7 @@ from railscope.agent.imports.line_times import LineTimes
 from railscope.agent.imports.sources import Source, numbered_lines
 from railscope.agent.imports.target import ImportTarget
 from railscope.agent.imports.torch_names import UnknownName, parse_operation
+from railscope.agent.imports.wrapped_lines import unwrap_line, without_codes
 from railscope.probes.nccl.abi import Op
 
 FORMAT: Final = "deepspeed"
@@ -72,10 +73,7 @@ class _Log:
                 if line is None:
                     self._problems.count_skipped(self._source.name, number, "the line is too long")
                 elif _MARK in line:
-                    try:
-                        self._line(number, line, ranks)
-                    except UnknownName as error:
-                        self._problems.count_skipped(self._source.name, number, str(error))
+                    self._wrapped_line(number, line, ranks)
             if stream.damage:
                 self._problems.count_skipped(self._source.name, 0, stream.damage)
         if self._times.made_up:
@@ -93,6 +91,20 @@ class _Log:
                 world_rank=rank,
             )
             self._target.add_ends(self._node, [end])
+
+    def _wrapped_line(self, number: int, line: str, ranks: int | None) -> None:
+        line = without_codes(line)
+        wrapped = unwrap_line(line, _MARK)
+        if wrapped is not None:
+            self._times.read_prefix(number, wrapped.before)
+            if wrapped.time is not None:
+                self._times.read_number(number, wrapped.time)
+        for text in (line,) if wrapped is None else wrapped.texts:
+            if _MARK in text:
+                try:
+                    self._line(number, text, ranks)
+                except UnknownName as error:
+                    self._problems.count_skipped(self._source.name, number, str(error))
 
     def _line(self, number: int, line: str, ranks: int | None) -> None:
         found = _LINE.search(line)

@@ -33,7 +33,7 @@ class ImportedCall(NamedTuple):
     time_ns: int
     instance: int
     op: str
-    payload_bytes: int
+    payload_bytes: int | None
     """With NCCL's meaning of count: what one rank sends in an AllGather, what it receives in a ReduceScatter, and
     what goes to one peer in an AllToAll."""
     data_type: str | None = None

@@ -1,5 +1,13 @@
 """Times of log lines: parsed from the prefix, or made up to keep the order if there is none.
 
+Container runtimes, schedulers, launchers and loggers each write times in a form of their own:
+
+    2026-01-06T10:11:12.123456789Z · 2026-01-06 10:11:12,345 · 2026/01/06 10:11:12 · 2026-01-06 10:11:12 UTC
+    Jan 06 10:11:12 (syslog, journald) · Tue Jan  6 10:11:12 2026 (mpirun) · 06/Jan/2026:10:11:12 +0000
+    I0106 10:11:12.345678 (glog) · 01-06 10:11:12 (vLLM) · 1767694272.123456 (journald, fluentd) · [10:11:12.345] (NCCL)
+
+What such a form leaves out is taken from when the file was last written: the year, or the day, and said.
+
 Whether a log has times is decided at its first call.  Equal times, which those that only count seconds often are, are
 told apart by one nanosecond a call, so that the order of calls stays.  A time before the last one is taken as it is.
 """
@@ -7,27 +15,50 @@ told apart by one nanosecond a call, so that the order of calls stays.  A time b
 from __future__ import annotations
 
 import re
+from collections import deque
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Final
 
 from railscope.agent.imports.facts import Problems
 
-_TIME: Final = re.compile(
-    r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?(?!\d)", re.ASCII
+_CLOCK: Final = r"(?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)(?:[.,](?P<fraction>\d{1,9}))?"
+_MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_MONTH: Final = rf"(?P<month>{'|'.join(_MONTHS)})"
+_ZONE: Final = r"(?P<zone> ?(?:Z|UTC|GMT)\b|(?: (?=[+-]\d{4}\b))?[+-]\d\d:?\d\d)?"
+_FORMS: Final = tuple(
+    re.compile(form, re.ASCII)
+    for form in (
+        rf"(?P<year>\d{{4}})[-/](?P<month>\d\d)[-/](?P<day>\d\d)[T _]{_CLOCK}{_ZONE}(?!\d)",
+        rf"\b{_MONTH} +(?P<day>\d\d?) {_CLOCK} (?P<year>\d{{4}})(?!\d)",
+        rf"\b(?P<day>\d\d)/{_MONTH}/(?P<year>\d{{4}})[: ]{_CLOCK}{_ZONE}(?!\d)",
+        rf"\b{_MONTH} +(?P<day>\d\d?) {_CLOCK}(?! ?\d)",
+        rf"(?<![\w-])[IWEF](?P<month>\d\d)(?P<day>\d\d) {_CLOCK}(?!\d)",
+        rf"(?<![\w/-])(?P<month>\d\d)[-/](?P<day>\d\d) {_CLOCK}(?!\d)",
+        r"(?<![\w.:])(?P<epoch>1\d{9})\.(?P<fraction>\d{3,9})(?![\d.])",
+        r"(?<![\w.:])(?P<epoch>1\d{9})(?P<digits>\d{3}|\d{6}|\d{9})(?![\w.:])",
+        rf"^\W*{_CLOCK}(?=[\])\s]|$)",
+        rf"[\s\[]{_CLOCK}\]?\s*$",
+    )
 )
+"""The more complete first."""
+_SHORTEST: Final = len("00:00:00")
 _MOST_NS: Final = 1 << 62
+_SECOND_NS: Final = 1_000_000_000
+_DAY_NS: Final = 86_400 * _SECOND_NS
 _OUT_OF_ORDER_NS: Final = 2_000_000_000
 """Several processes that write into one file may be so far apart."""
 _LATEST_TIMES: Final = 1 << 12
 _MADE_UP_STEP_NS: Final = 1_000
 """From one line to the next."""
+_EPOCH_UNITS: Final = ((1 << 57, 1), (1 << 47, 1_000), (1 << 37, 1_000_000), (0, _SECOND_NS))
+"""Nanoseconds of a unit, by the least number of it that is a time of our days."""
 
 
 class LineTimes:
     """Feed every line's prefix to `read_prefix`, then ask `next_call_ns` for the time of each call in it."""
 
     def __init__(self, base_ns: int) -> None:
-        """`base_ns`: where made-up times begin, time of day."""
+        """`base_ns`: when the file was last written, time of day; made-up times begin there."""
         self._base_ns = base_ns
         self._number = 0
         self._found_ns: int | None = None
@@ -35,12 +66,16 @@ class LineTimes:
         self._given: dict[int, int] = {}
         """How many calls had a time, of the latest times."""
         self._stepped_back = False
+        self._form: re.Pattern[str] | None = None
+        """The one that the last time had."""
         self._text = ""
         self._made_up: bool | None = None
+        self._day_ns: int | None = None
+        """The day of the last time, of those that have none."""
         self.resolution_ns: int | None = None
         """What the times that were found may be off by."""
-        self.zone_assumed = False
-        """A time named no zone."""
+        self._assumed: set[str] = set()
+        """What times leave out."""
 
     @property
     def made_up(self) -> bool:
@@ -50,12 +85,40 @@ class LineTimes:
     def read_prefix(self, number: int, prefix: str) -> None:
         """Read the prefix of a line; of several times in it the last one counts."""
         self._number = number
-        if self._made_up or len(prefix) < len("2000-01-01 00:00:00"):
+        if self._made_up or len(prefix) < _SHORTEST:
             return
-        times = list(_TIME.finditer(prefix))
-        if times and times[-1][0] != self._text:
-            self._text = times[-1][0]
-            self._found_ns = self._time_ns(times[-1])
+        found = self._last_of(self._form, prefix) if self._form is not None else None
+        if found is None:
+            # Of several in a prefix, the one that stands next to the message is of who wrote it; of several forms that
+            # fit the same one, the first.
+            every = [one for form in _FORMS if (one := self._last_of(form, prefix)) is not None]
+            found = max(
+                every, key=lambda one: one.start("epoch" if "epoch" in one.re.groupindex else "second"), default=None
+            )
+        if found is None:
+            return
+        self._form = found.re
+        if found[0] != self._text:
+            self._text = found[0]
+            self._found_ns = self._time_ns(found)
+
+    def read_number(self, number: int, value: float | str) -> None:
+        """Read the time that stands beside a line's text: a text, or seconds, ms, µs or ns since 1970."""
+        if isinstance(value, str):
+            plain = value.strip()
+            if not plain.isdecimal():
+                self.read_prefix(number, value)
+                return
+            value = int(plain[:20])
+        self._number = number
+        if self._made_up or not 0 <= value < _MOST_NS:
+            return
+        unit_ns = next(unit_ns for least, unit_ns in _EPOCH_UNITS if value >= least)
+        whole = int(value)
+        now_ns = whole * unit_ns + round((value - whole) * unit_ns)
+        if now_ns < _MOST_NS:
+            self._found_ns = now_ns
+            self._resolve(unit_ns if isinstance(value, int) else 1_000)
 
     def next_call_ns(self) -> int:
         """The time of a call in this line, ns."""
@@ -72,7 +135,11 @@ class LineTimes:
 
     def report_doubts(self, problems: Problems) -> None:
         """Add notes on doubtful times."""
-        if self.zone_assumed:
+        if "day" in self._assumed:
+            problems.add_note("timestamps in these logs have no date: the day on which the file was written is assumed")
+        elif "year" in self._assumed:
+            problems.add_note("timestamps in these logs have no year: that of the file's last change is assumed")
+        if "zone" in self._assumed:
             problems.add_note("timestamps in these logs have no time zone: UTC is assumed")
         if self._stepped_back:
             problems.add_note(
@@ -80,20 +147,62 @@ class LineTimes:
                 "concatenated files): they are used unchanged"
             )
 
+    @staticmethod
+    def _last_of(form: re.Pattern[str], prefix: str) -> re.Match[str] | None:
+        return next(iter(deque(form.finditer(prefix), maxlen=1)), None)
+
     def _time_ns(self, found: re.Match[str]) -> int | None:
-        year, month, day, hour, minute, second, fraction, zone = found.groups()
+        said = found.groupdict()
+        fraction = said.get("fraction") or said.get("digits") or ""
         try:
-            where = UTC if zone in (None, "Z") else timezone(_offset(zone))
-            moment = datetime(int(year), int(month), int(day), int(hour), int(minute), int(second), tzinfo=where)
-            whole_ns = int(moment.timestamp()) * 1_000_000_000
+            whole_ns = self._epoch_ns(said) if said.get("epoch") else self._calendar_ns(said)
         except (ValueError, OverflowError):
             return self._found_ns
         if not 0 <= whole_ns < _MOST_NS:
             return self._found_ns
-        self.zone_assumed |= zone is None
-        digits = len(fraction) if fraction else 0
-        self.resolution_ns = max(self.resolution_ns or 0, 10 ** (9 - digits))
-        return whole_ns + (int(fraction) * 10 ** (9 - digits) if fraction else 0)
+        self._resolve(10 ** (9 - len(fraction)))
+        return whole_ns + (int(fraction) * 10 ** (9 - len(fraction)) if fraction else 0)
+
+    @staticmethod
+    def _epoch_ns(said: dict[str, str]) -> int:
+        return int(said["epoch"]) * _SECOND_NS
+
+    def _calendar_ns(self, said: dict[str, str]) -> int:
+        zone = (said.get("zone") or "").strip()
+        if not zone:
+            self._assumed.add("zone")
+        where = timezone(_offset(zone)) if zone[:1] in ("+", "-") and zone else UTC
+        clock = int(said["hour"]), int(said["minute"]), int(said["second"])
+        written = datetime.fromtimestamp(self._base_ns // _SECOND_NS, UTC)
+        if "day" not in said:
+            self._assumed.add("day")
+            return self._of_a_day(datetime(written.year, written.month, written.day, *clock, tzinfo=where))
+        month = said["month"]
+        number = _MONTHS.index(month) + 1 if month in _MONTHS else int(month)
+        if said.get("year"):
+            return _ns(datetime(int(said["year"]), number, int(said["day"]), *clock, tzinfo=where))
+        self._assumed.add("year")
+        moment = datetime(written.year, number, int(said["day"]), *clock, tzinfo=where)
+        # No log is written before what it tells of: what seems to lie ahead was last year.
+        return _ns(moment if moment <= written + timedelta(days=1) else moment.replace(year=written.year - 1))
+
+    def _of_a_day(self, moment: datetime) -> int:
+        """A time of the day, of the same day as the last one, or of the next where it is long before that."""
+        now_ns = _ns(moment)
+        if self._day_ns is None:
+            self._day_ns = now_ns - now_ns % _DAY_NS
+        now_ns = self._day_ns + now_ns % _DAY_NS
+        if self._found_ns is not None and self._found_ns - now_ns > _DAY_NS // 2:
+            self._day_ns += _DAY_NS
+            now_ns += _DAY_NS
+        return now_ns
+
+    def _resolve(self, resolution_ns: int) -> None:
+        self.resolution_ns = max(self.resolution_ns or 0, resolution_ns)
+
+
+def _ns(moment: datetime) -> int:
+    return int(moment.timestamp()) * _SECOND_NS
 
 
 def _offset(zone: str) -> timedelta:

@@ -8,7 +8,8 @@ These lines are read (here without what stands before them, and with `…` for a
     NCCL INFO Channel 02/0 : 3[3] -> 11[3] [send] via NET/IB/4/GDRDMA
 
 What has to be minded: opCount is hexadecimal and may stay 0, so it numbers nothing; `root` is the peer of Send and
-Recv, whose other buffer is `(nil)`; launchers put their own prefixes in front (ray, srun, torchrun, mpirun, loggers);
+Recv, whose other buffer is `(nil)`; launchers put their own prefixes in front (ray, srun, torchrun, mpirun, loggers),
+or wrap lines into JSON (`wrapped_lines`); some logs keep only `[3] NCCL INFO`, where host and process are unknown;
 several processes write into one file, so that a line may hold the beginnings of two, and the rest of one stands on a
 line of its own; RCCL adds `task` and `globalrank` behind the stream, others add pairs of words in between.
 
@@ -27,12 +28,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES
+from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES, UNNAMED_NODE
 from railscope.agent.imports.facts import MOST_RANKS, ImportedCall, ImportedConnection, Problems, printable
 from railscope.agent.imports.line_times import LineTimes
 from railscope.agent.imports.nccl_log_communicators import Communicators, Process, parse_comm_id
 from railscope.agent.imports.sources import Source, numbered_lines
 from railscope.agent.imports.target import ImportTarget
+from railscope.agent.imports.wrapped_lines import unwrap_line, without_codes
 from railscope.probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op
 
 FORMAT: Final = "nccl-log"
@@ -60,7 +62,8 @@ _LINK: Final = re.compile(
 _PAIR: Final = re.compile(r"(?<![A-Za-z])([A-Za-z]{1,32}) ((?:0x)?-?[0-9a-fA-F]+)")
 _LAUNCHER: Final = re.compile(r"(?:\(\w+ pid=\d+(?:, ip=[^()]{1,60})?\) |\[rank\d+\]:|\[\d+,\d+\]<std(?:out|err)>:)$")
 """A prefix that belongs to what follows on the same line: of ray, torchrun, mpirun."""
-_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+_BARE: Final = re.compile(r"\[(\d{1,4})\] $")
+_RAY_LEFT_OUT: Final = re.compile(r"\[repeated \d+x across ")
 _MARK: Final = "NCCL INFO"
 _VERSION: Final = "NCCL version "
 _DATA_TYPES: Final = {
@@ -73,6 +76,8 @@ _OF_TWO: Final = frozenset(op.name for op in (Op.Send, Op.Recv, Op.PutSignal, Op
 _OPS: Final = {op.name.lower(): (op.name, op in _WITH_PEER) for op in Op if op not in (Op.Unknown, Op.SendRecv)}
 """Name, and whether `root` says anything, by the name in small letters: RCCL writes AllToAll, NCCL AlltoAll."""
 _LONGEST_HEADER: Final = 512
+_PROCESSES_OF_A_FILE: Final = 10_000
+"""More than there are numbers of GPUs."""
 _MOST_WRITERS: Final = 1 << 16
 _MOST_FRAGMENTS: Final = 64
 """Beginnings of calls that wait for the rest of their line; the oldest gives way."""
@@ -89,8 +94,8 @@ def import_files(sources: Sequence[Source], target: ImportTarget, problems: Prob
     """Put the calls and communicators of NCCL's logs into the dataset."""
     communicators = Communicators(target, problems)
     base_ns = min(source.modified_ns for source in sources)
-    for source in sources:
-        _Log(source, target, problems, communicators, LineTimes(base_ns)).read()
+    for place, source in enumerate(sources):
+        _Log(source, place, target, problems, communicators, LineTimes(base_ns)).read()
     communicators.finish()
 
 
@@ -127,12 +132,15 @@ class _Log:
     def __init__(
         self,
         source: Source,
+        place: int,
         target: ImportTarget,
         problems: Problems,
         communicators: Communicators,
         times: LineTimes,
     ) -> None:
+        """`place`: which of the files it is."""
         self._source = source
+        self._place = place
         self._target = target
         self._problems = problems
         self._communicators = communicators
@@ -148,7 +156,7 @@ class _Log:
             for number, line in numbered_lines(stream):
                 if line is None:
                     self._skip(number, "the line is too long")
-                elif _MARK in line or "opCount" in line or self._fragments:
+                elif self._concerns(line):
                     self._line(number, line)
             if stream.damage:
                 self._skip(0, stream.damage)
@@ -165,8 +173,22 @@ class _Log:
             self._times.report_doubts(self._problems)
 
     def _line(self, number: int, line: str) -> None:
-        if "\x1b" in line:
-            line = _COLOURS.sub("", line)
+        line = without_codes(line)
+        wrapped = unwrap_line(line, _MARK)
+        if wrapped is None:
+            self._message_line(number, line)
+            return
+        self._times.read_prefix(number, wrapped.before)
+        if wrapped.time is not None:
+            self._times.read_number(number, wrapped.time)
+        for text in wrapped.texts:
+            if self._concerns(text):
+                self._message_line(number, text)
+
+    def _concerns(self, line: str) -> bool:
+        return _MARK in line or "opCount" in line or bool(self._fragments)
+
+    def _message_line(self, number: int, line: str) -> None:
         while self._fragments and number - self._fragments[0].line > _MOST_LINES_APART:
             self._incomplete(self._fragments.popleft())
         headers = self._headers(line)
@@ -176,6 +198,8 @@ class _Log:
             self._rest(number, before)
         elif not headers:
             self._skip(number, "a line of NCCL's without its process")
+        if "[repeated " in line and _RAY_LEFT_OUT.search(line):
+            self._problems.add_note("Ray left out lines that it took for repeated: RAY_DEDUP_LOGS=0 keeps them all")
         for place, header in enumerate(headers, 1):
             text = line[header.end :]
             if place < len(headers):
@@ -195,7 +219,18 @@ class _Log:
             if writer is not None:
                 start = at - len(device) - len(token) - 2 + offset
                 found.append(_Header(writer, start, min(begin + 1, len(line))))
+            elif not self._hosts and (bare := _BARE.search(line, max(0, at - _LONGEST_HEADER), at)) is not None:
+                # Where other lines name their process, this is the rest of one.
+                found.append(_Header(self._unnamed(bare[1]), bare.start(), min(begin + 1, len(line))))
         return found
+
+    def _unnamed(self, device: str) -> _Writer:
+        """The writer of lines that only name the GPU: processes have one each."""
+        number = self._place * _PROCESSES_OF_A_FILE + int(device)
+        self._problems.add_note(
+            "these logs do not name host and process: each GPU number of a file counts as a process of its own"
+        )
+        return _Writer(Process(UNNAMED_NODE, -1 - number, device), 0)
 
     def _writer(self, token: str, device: str) -> tuple[_Writer | None, int]:
         """The form of a writer's token, and where the host's name begins in it; None: it is not such a token."""

@@ -4,7 +4,8 @@ Within a process the address of a communicator names it until it is destroyed; a
 then.  Across processes `commId` of its Init line names it, and for the child of a split its parent, the number of the
 split and the colour.  Without such lines (NCCL before 2.17, or a log of COLL alone) communicators of equal size are
 taken for one only where there is no other way to put them together: as many processes as the communicator has ranks,
-each with the same number of communicators of that size, and no rank twice.
+or one with as many ranks, where calls name theirs (RCCL), each with the same number of communicators of that size, and
+no rank twice.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ class Process:
 
     host: str
     pid: int
+    """Negative: not said, and another number for each process."""
     device: str
     """Number of the CUDA device in the process; empty: not said."""
 
@@ -160,6 +162,7 @@ class Communicators:
             if end.physical_device
         }
         by_host: defaultdict[str, list[ImportedEnd]] = defaultdict(list)
+        shared = _shared_devices(self._ends, names)
         for end in self._ends:
             place = end.process.host, end.process.pid, end.device
             by_host[end.process.host].append(
@@ -168,8 +171,8 @@ class Communicators:
                     comm=names[end.instance, end.process.host],
                     rank=end.rank,
                     nranks=end.nranks,
-                    pid=end.process.pid,
-                    gpu=physical.get(place, end.device) or None,
+                    pid=end.process.pid if end.process.pid >= 0 else None,
+                    gpu=None if end.instance in shared[end.process.host] else physical.get(place, end.device) or None,
                     nccl_version=self._versions.get((end.process.host, end.process.pid)),
                 )
             )
@@ -208,6 +211,23 @@ def _names(ends: list[LoggedEnd], problems: Problems) -> dict[tuple[int, str], s
     return names
 
 
+def _shared_devices(ends: list[LoggedEnd], names: Mapping[tuple[int, str], str]) -> defaultdict[str, set[int]]:
+    """By host, ends that cannot be on the GPU that their lines name, as another rank of their communicator is.
+
+    A line names the GPU that is its thread's current one: of a process with several of them that is any.
+    """
+    by_place: defaultdict[tuple[str, int, str, str], list[LoggedEnd]] = defaultdict(list)
+    for end in ends:
+        if not end.physical_device:
+            name = names[end.instance, end.process.host]
+            by_place[end.process.host, end.process.pid, end.device, name].append(end)
+    found: defaultdict[str, set[int]] = defaultdict(set)
+    for (host, *_), those in by_place.items():
+        if len({end.rank for end in those}) > 1:
+            found[host].update(end.instance for end in those)
+    return found
+
+
 def _unique_ids(ends: list[LoggedEnd]) -> set[str]:
     """Identifiers that name one communicator: no rank has two of it, and all agree on its size.
 
@@ -241,11 +261,16 @@ def _name(end: LoggedEnd, unique: set[str]) -> str:
 def _matched(ends: list[LoggedEnd], problems: Problems) -> dict[tuple[int, str], str]:
     """Names for ends of equal size that no line of the log names."""
     size = ends[0].nranks
-    by_process: defaultdict[tuple[str, int, str], list[LoggedEnd]] = defaultdict(list)
+    by_member: defaultdict[object, list[LoggedEnd]] = defaultdict(list)
+    ranked = (
+        all(end.rank is not None for end in ends) and len({(end.process.host, end.process.pid) for end in ends}) == 1
+    )
     for end in ends:
-        by_process[end.process.host, end.process.pid, end.device].append(end)
-    rounds = list(zip(*by_process.values(), strict=False))
-    complete = len(by_process) == size and len({len(one) for one in by_process.values()}) == 1
+        # One process may have all GPUs.
+        member = end.rank if ranked else (end.process.host, end.process.pid, end.device)
+        by_member[member].append(end)
+    rounds = list(zip(*by_member.values(), strict=False))
+    complete = len(by_member) == size and len({len(one) for one in by_member.values()}) == 1
     if complete and all(_no_rank_twice(one) for one in rounds):
         return {
             (end.instance, end.process.host): f"of-{size}-ranks-{number}"

@@ -95,12 +95,15 @@ class Imported:
     problems: Problems
 
 
-def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: str | None) -> Imported:
+def import_paths(
+    paths: Sequence[Path], folder: Path, chosen: str | None, node: str | None, ranks: int | None = None
+) -> Imported:
     """Import files of any known format into a dataset's folder.
 
     Args:
         chosen: the format of all files; None: each file's own beginning tells.
         node: the host of files that do not name theirs.
+        ranks: how many ranks the job has, where files do not say; None: not known.
 
     Raises:
         ImportFailure: a file cannot be opened or is of no known format, or there is nothing in any of them.
@@ -132,7 +135,7 @@ def import_paths(paths: Sequence[Path], folder: Path, chosen: str | None, node: 
                 continue
             target = ImportTarget(folder, name, content)
             try:
-                _import(name, content.sources, target, problems, node)
+                _import(name, content.sources, target, problems, _Said(node, ranks))
                 if not target.empty:
                     nodes += target.finish(problems.count - before)
                     times_known &= target.times_known
@@ -202,7 +205,16 @@ def _sorted_by_format(sources: Sequence[Source], chosen: str | None, problems: P
     return by_format
 
 
-def _import(name: str, sources: Sequence[Source], target: ImportTarget, problems: Problems, node: str | None) -> None:
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What the user says of files that do not."""
+
+    node: str | None
+    ranks: int | None
+
+
+def _import(name: str, sources: Sequence[Source], target: ImportTarget, problems: Problems, said: _Said) -> None:
+    node = said.node
     if name == nccl_log.FORMAT:
         nccl_log.import_files(sources, target, problems)
     elif name == nccl_inspector.FORMAT:
@@ -219,7 +231,7 @@ def _import(name: str, sources: Sequence[Source], target: ImportTarget, problems
         if host_traces:
             execution_trace.import_files(host_traces, target, problems, node)
         if others:
-            chakra.import_files(others, target, problems, node)
+            chakra.import_files(others, target, problems, node, said.ranks)
 
 
 def _is_host_trace(source: Source) -> bool:

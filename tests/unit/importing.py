@@ -46,9 +46,11 @@ class Result:
         return [(one.line, one.reason) for one in self.imported.problems.first]
 
 
-def imported(folder: Path, *files: Path, chosen: str | None = None, node: str | None = None) -> Result:
+def imported(
+    folder: Path, *files: Path, chosen: str | None = None, node: str | None = None, ranks: int | None = None
+) -> Result:
     """Import files into a dataset in a folder."""
-    return Result(import_paths(files, folder / "dataset", chosen, node))
+    return Result(import_paths(files, folder / "dataset", chosen, node, ranks))
 
 
 def written(folder: Path, name: str, content: str | bytes) -> Path:

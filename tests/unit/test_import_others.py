@@ -30,7 +30,7 @@ START_NS = 1_700_000_000_000_000_000
 
 
 def test_chakras_messages_give_calls_operations_and_compute(tmp_path: Path) -> None:
-    result = imported(tmp_path, *TRACES)
+    result = imported(tmp_path, *TRACES, ranks=2)
     assert result.imported.problems.count == 0
     # comm_size is what a rank puts in: for a ReduceScatter among two, twice what it receives.
     assert result.calls() == [
