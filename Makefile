@@ -45,6 +45,8 @@ $(STAMPS)/venv: pyproject.toml setup.py
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@mkdir -p $(TREE) $(STAMPS)
 	@ln -sfn $(foreach folder,$(FOLDERS),../../../$(folder)) $(TREE)
+# A path, and no import hook, which would take longer than Python itself at every start.
+	@echo $(abspath $(VENV)/tree) > "$$(echo $(VENV)/lib/python3*/site-packages/__editable__.railscope-*.pth)"
 	@touch $@
 
 build: $(BUILT)  ## compile the BPF objects and the demo's workload

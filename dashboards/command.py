@@ -18,6 +18,7 @@ from railscope.agent.cluster.fleet.prometheus import parse_duration
 from railscope.agent.config.values import option_type, whole_number
 from railscope.dashboards.alerting.alert import RUNBOOKS
 from railscope.dashboards.alerting.thresholds import describe_thresholds, parse_thresholds
+from railscope.probes.installation import remedy_for_missing_extra
 
 FINE, PROBLEM, COULD_NOT_RUN = 0, 1, 2
 
@@ -143,7 +144,7 @@ def run_dashboards(parsed: argparse.Namespace, out: TextIO) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _OF_EXTRA:
             raise
-        return _cannot(f"{error.name} is missing: run: {sys.executable} -m pip install 'railscope[grafana]'")
+        return _cannot(f"{error.name} is missing: {remedy_for_missing_extra('grafana')}")
 
 
 def _cannot(what: str) -> int:

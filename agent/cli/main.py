@@ -24,6 +24,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from railscope.agent.cli.log import print_error, set_up_logging
 from railscope.agent.cli.options import add_options
+from railscope.agent.cli.start import INTERRUPTED, start
 from railscope.agent.config.effective import config_from
 from railscope.agent.config.options import CommandParser
 from railscope.probes.loading.bpf_syscall import KernelRefusal
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit:
         raise
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader of a pipe has gone, as `| head` does; what is left to write goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -441,4 +442,4 @@ def _dashboards(parsed: Any) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(start(main))

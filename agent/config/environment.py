@@ -4,9 +4,11 @@ The name is the key's, or the flag's where there is no key, in capitals, with `_
 commas or spaces between its entries, and an empty text is the empty list.  true, yes, on and 1 are true; false, no, off
 and 0 are false.
 
-As in the file, a mistyped name is an error: a variable that begins with `RAILSCOPE_` and a group's name sets a key, or
-is wrong.  Kubernetes gives every container variables of its services (`RAILSCOPE_WEB_SERVICE_HOST`,
-`RAILSCOPE_PORT_9779_TCP_ADDR`), also of one that is called railscope or railscope-web: those are left alone.
+As in the file, a mistyped name is an error: a variable that begins with `RAILSCOPE_` and a group's name, or that is
+close to a variable which sets a key, sets one, or is wrong; so is one that is made of a flag (`RAILSCOPE_STALL_AFTER`
+of `--stall.after`, whose key is `stalls.after`).  Kubernetes gives every container variables of its services
+(`RAILSCOPE_WEB_SERVICE_HOST`, `RAILSCOPE_PORT_9779_TCP_ADDR`), also of one that is called railscope or railscope-web:
+those are left alone.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ _OF_KUBERNETES: Final = re.compile(
 )
 """Source: makeLinkVariables in pkg/kubelet/envvars/envvars.go of Kubernetes."""
 _LONGEST_NAME: Final = 80
+_SURELY: Final = 0.85
+"""Likeness, of 1, from which a name outside of all groups is a mistyped one."""
 
 
 def read_environment(environment: Mapping[str, str], keys: Mapping[str, Key]) -> dict[str, Written]:
@@ -47,6 +51,7 @@ def read_environment(environment: Mapping[str, str], keys: Mapping[str, Key]) ->
     groups = {
         variable.removeprefix(VARIABLE_PREFIX).partition("_")[0] for variable, key in keys.items() if "." in key.name
     }
+    of_flags = {_of_flag(key.flag): variable for variable, key in keys.items() if key.flag}
     values: dict[str, Written] = {}
     problems = []
     for variable, text in sorted(environment.items()):
@@ -56,22 +61,33 @@ def read_environment(environment: Mapping[str, str], keys: Mapping[str, Key]) ->
                 values[key.name] = Written(_value(text, key), variable)
             except ValueError as error:
                 problems.append(f"environment: {variable}: {error}")
-        elif _looks_like_ours(variable, groups):
-            hint = suggest_nearest(variable, keys) or "; unset it"
-            problems.append(f"environment: {variable[:_LONGEST_NAME]} sets no key{hint}")
+        elif variable.startswith(VARIABLE_PREFIX) and not _OF_KUBERNETES.fullmatch(variable):
+            group, underscore, _ = variable.removeprefix(VARIABLE_PREFIX).partition("_")
+            if variable in of_flags:
+                hint = f"; did you mean {of_flags[variable]}?"
+            elif underscore and group in groups:
+                hint = suggest_nearest(variable, keys) or "; unset it"
+            else:
+                hint = _close_to(variable, keys)
+            if hint:
+                problems.append(f"environment: {variable[:_LONGEST_NAME]} sets no key{hint}")
     if problems:
         raise ConfigError(*problems)
     return values
 
 
-def _looks_like_ours(variable: str, groups: set[str]) -> bool:
-    group, underscore, _ = variable.removeprefix(VARIABLE_PREFIX).partition("_")
-    return bool(
-        variable.startswith(VARIABLE_PREFIX)
-        and underscore
-        and group in groups
-        and not _OF_KUBERNETES.fullmatch(variable)
-    )
+def _close_to(variable: str, keys: Mapping[str, Key]) -> str:
+    """A hint at the variable that was surely meant, else nothing: other programs' begin with our name, too."""
+    import difflib  # only ever for an error
+
+    names = [known.removeprefix(VARIABLE_PREFIX) for known in keys]
+    close = difflib.get_close_matches(variable.removeprefix(VARIABLE_PREFIX), names, n=1, cutoff=_SURELY)
+    return f"; did you mean {VARIABLE_PREFIX}{close[0]}?" if close else ""
+
+
+def _of_flag(flag: str) -> str:
+    """The variable that someone would write who knows the flag."""
+    return VARIABLE_PREFIX + re.sub(r"[.-]", "_", flag.removeprefix("--")).upper()
 
 
 def _value(text: str, key: Key) -> object:

@@ -20,6 +20,8 @@ from railscope.agent.config.keys import TRUE_WORDS, ConfigError, Key, Kind, Writ
 __all__ = ["ConfigError", "Key", "Kind", "read_config_file"]
 
 _LARGEST_FILE_BYTES: Final = 1 << 20
+_LONGEST_NAME: Final = 80
+_DID_YOU_MEAN: Final = "; did you mean "
 _TAG: Final = "tag:yaml.org,2002:"
 
 
@@ -105,12 +107,35 @@ class _Reader:
         return entries
 
     def _unknown(self, prefix: str, name: str, allowed: list[str]) -> str:
-        hint = suggest_nearest(name.replace("-", "_"), allowed)
-        if not hint:
-            elsewhere = [key for key in self.keys if key.partition(".")[2] == name.rpartition(".")[2].replace("-", "_")]
-            hint = f"; did you mean {elsewhere[0]}?" if elsewhere else ""
         kind = "key" if prefix else "group"
-        return f"{prefix}{one_line(name)[:80]} is no {kind} of this file{hint} (allowed: {', '.join(allowed)})"
+        shown = one_line(name)[:_LONGEST_NAME]
+        return f"{prefix}{shown} is no {kind} of this file{self._hint(prefix, name, allowed)}"
+
+    def _hint(self, prefix: str, name: str, allowed: list[str]) -> str:
+        """What to write instead: never what was written, which may be a key's very name in the wrong place."""
+        word = name.strip().lstrip("-").replace("-", "_").casefold()
+        listed = f" (allowed: {', '.join(allowed)})"
+        by_flag = {key.flag.lstrip("-").replace("-", "_"): key.name for key in self.keys.values()}
+        for whole in (prefix + word, word):
+            if (key := self.keys.get(whole) or self.keys.get(by_flag.get(whole, ""))) is not None:
+                return self._right_place(prefix, name, key.name)
+        if word in allowed:
+            return f"; did you mean {word}?{listed}"
+        if hint := suggest_nearest(word, allowed):
+            return hint + listed
+        # A key of another group, or one whose group was mistyped, too.
+        elsewhere = [key for key in self.keys if key.partition(".")[2] == word.rpartition(".")[2]]
+        if not elsewhere and (close := suggest_nearest(prefix + word, self.keys)).startswith(_DID_YOU_MEAN):
+            elsewhere = [close.removeprefix(_DID_YOU_MEAN).rstrip("?")]
+        return self._right_place(prefix, name, elsewhere[0]) if elsewhere else listed
+
+    def _right_place(self, prefix: str, written: str, name: str) -> str:
+        """A hint at the key called `name`; keys stand below their groups, whatever messages and documents call them."""
+        group, _, key = name.partition(".")
+        if prefix == f"{group}.":
+            return f"; did you mean {key}?"
+        nested = f"write {group}: {{{key}: …}}"
+        return f"; {nested}" if written == name else f"; did you mean {name}? ({nested})"
 
     def _value(self, node: yaml.Node, key: Key) -> object:
         if key.kind is not Kind.LIST:

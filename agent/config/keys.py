@@ -41,6 +41,8 @@ class Key:
     kind: Kind
     read: Callable[[str], object]
     """Makes the value of the text (of each entry, for a list); raises ValueError with one sentence."""
+    flag: str = ""
+    """`--group.key` on the command line, as people write it elsewhere by mistake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +68,24 @@ def one_line(text: str | None) -> str:
 def suggest_nearest(word: str, allowed: Iterable[str]) -> str:
     """`; did you mean …?` if one of the allowed words is close, else nothing; leading dashes do not count.
 
-    Of a word such as `--collector.x`, whose group exists, the rest alone tells what was meant: if nothing in the group
-    is close to it, all that is there is named.
+    What begins with the word, or has its letters in another order, is close to it.  Of a word such as `--collector.x`,
+    whose group exists, the rest alone tells what was meant: if nothing in the group is close to it, all that is there
+    is named.
     """
     import difflib  # only ever for an error
 
+    typed = word
     names = {name.lstrip("-"): name for name in allowed}
     word = word.lstrip("-")
     group = word[: word.rfind(".") + 1]
     inside = {name.removeprefix(group): flag for name, flag in names.items() if name.startswith(group)}
     if not inside:
         group, inside = "", names
-    close = difflib.get_close_matches(word.removeprefix(group), inside, n=1)
-    if close:
-        return f"; did you mean {inside[close[0]]}?"
+    folded = {name.casefold(): flag for name, flag in inside.items()}
+    rest = word.removeprefix(group).casefold()
+    begun = [name for name in folded if name.startswith(rest)] if len(rest) > 1 else []
+    swapped = [name for name in folded if sorted(name) == sorted(rest)]
+    close = begun if len(begun) == 1 else swapped or difflib.get_close_matches(rest, folded, n=1)
+    if close and folded[close[0]] != typed:
+        return f"; did you mean {folded[close[0]]}?"
     return f"; there are {', '.join(inside.values())}" if group else ""

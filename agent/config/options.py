@@ -7,7 +7,9 @@ agent/config/effective.py puts their values together.  Flags that other Promethe
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import contextlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -293,8 +295,8 @@ OPTIONS: Final = (
 FILE_KEYS: Final = {
     key.name: key
     for key in (
-        *(Key(option.key, option.kind, option.read) for option in OPTIONS if option.key),
-        *(Key(collector.key, Kind.BOOLEAN, bool) for collector in COLLECTORS),
+        *(Key(option.key, option.kind, option.read, option.flag) for option in OPTIONS if option.key),
+        *(Key(collector.key, Kind.BOOLEAN, bool, collector.flag) for collector in COLLECTORS),
     )
 }
 """What the configuration file may hold."""
@@ -303,7 +305,7 @@ ENVIRONMENT_KEYS: Final = {
     f"{VARIABLE_PREFIX}{key.name.upper().replace('.', '_')}": key
     for key in (
         *FILE_KEYS.values(),
-        *(Key(option.name, option.kind, option.read) for option in OPTIONS if not option.key),
+        *(Key(option.name, option.kind, option.read, option.flag) for option in OPTIONS if not option.key),
     )
 }
 """What the environment may hold, by variable."""
@@ -319,7 +321,7 @@ RELOADABLE: Final = frozenset(
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, with the nearest option where one is close; exit status 2.
+    """An argument parser whose errors are one line, with the nearest word that is right; exit status 2.
 
     Options are not abbreviated, so that a new option never changes the meaning of an old command line.  Parsers of
     subcommands are of this class too.
@@ -328,6 +330,16 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **settings: Any) -> None:
         settings.setdefault("allow_abbrev", False)
         super().__init__(*args, **settings)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's; an option of a command that stands before the command is an error."""
+        words = list(sys.argv[1:] if args is None else args)
+        commands = self._commands()
+        if commands is not None and words and words[0].startswith("-") and len(words[0]) > 1:
+            flag = words[0].partition("=")[0]
+            if flag not in self._option_string_actions:
+                self._refuse_early_option(flag, words, commands)
+        return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Print one line and leave with status 2."""
@@ -338,13 +350,47 @@ class CommandParser(argparse.ArgumentParser):
             message = f"unknown {kind} {word}{suggest_nearest(word, self._flags()) if kind == 'option' else ''}"
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())} (see {self.prog} --help)\n")
 
-    def _flags(self) -> list[str]:
-        flags: list[str] = []
+    def _print_message(self, message: str, file: Any = None) -> None:
+        # Standard error that is full or closed takes nothing, and that is no other error.
+        with contextlib.suppress(OSError):
+            super()._print_message(message, file)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """As argparse's, with the nearest choice.
+
+        Raises:
+            argparse.ArgumentError: the value is no choice.
+        """
+        if action.choices is None or value in action.choices:
+            return
+        choices = [str(choice) for choice in action.choices]
+        word = str(value)
+        if not isinstance(action, argparse._SubParsersAction):
+            hint = suggest_nearest(word, choices) or f"; choose from {', '.join(choices)}"
+            raise argparse.ArgumentError(action, f"{word!r} is no choice{hint}")
+        # `help` and `version` are options here.
+        hint = suggest_nearest(word, [*choices, *self._option_string_actions]) or f"; there are {', '.join(choices)}"
+        raise argparse.ArgumentError(None, f"there is no {str(action.metavar).lower()} {word!r}{hint}")
+
+    def _refuse_early_option(
+        self, flag: str, words: Sequence[str], commands: Mapping[str, argparse.ArgumentParser]
+    ) -> NoReturn:
+        command = next((word for word in words if word in commands), None)
+        if command is None:
+            self.error(f"unknown option {flag}{suggest_nearest(flag, self._option_string_actions)}")
+        self.error(f"{flag} stands before {command}: write the options of a command behind it")
+
+    def _commands(self) -> Mapping[str, argparse.ArgumentParser] | None:
+        """Parsers of subcommands, by name; None: there are no subcommands."""
         for action in self._actions:
-            flags += action.option_strings
             if isinstance(action, argparse._SubParsersAction):
-                for parser in action.choices.values():
-                    flags += parser._flags()
+                return action.choices
+        return None
+
+    def _flags(self) -> list[str]:
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        for parser in (self._commands() or {}).values():
+            flags += parser._flags() if isinstance(parser, CommandParser) else ()
         return flags
 
 

@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import os
 import platform
+import re
 import signal
 import struct
 from dataclasses import dataclass, replace
@@ -21,11 +22,12 @@ import numpy as np
 from railscope.agent.config.options import Config
 from railscope.agent.config.probe_settings import AUTO, attach_kind, enqueue_time, loader
 from railscope.agent.doctor.findings import Finding, one_line, privilege_remedy, run_guarded
+from railscope.probes.installation import remedy_for_missing_file
 from railscope.probes.libraries.elf import EM_AARCH64, EM_X86_64
 from railscope.probes.libraries.mmap_events import MmapEvents, MmapEventsError
 from railscope.probes.loading import bcc_loader
 from railscope.probes.loading.bpf_syscall import KernelRefusal, bpf
-from railscope.probes.loading.libbpf import LoadError
+from railscope.probes.loading.libbpf import ARCHITECTURES, OBJECT_STEMS, IncompleteInstallation, LoadError
 from railscope.probes.loading.links import AttachKind, ProbePoint, perf_uprobe_type
 from railscope.probes.nccl.abi import DATA_TYPE_BYTES, DataType
 from railscope.probes.nccl.functions.entry_points import COLLECTIVE_FUNCTIONS, collective_cookie
@@ -63,6 +65,8 @@ class Mode:
     lost: str
     """What is lost without it."""
     remedy: str
+    since: tuple[int, int] | None
+    """The version of Linux that has it; None: all."""
 
 
 MODES: Final = (
@@ -72,15 +76,24 @@ MODES: Final = (
         EnqueueTime.SESSION,
         "host time inside calls is not sampled unless --probe.enqueue-time=pair is given",
         "boot Linux 6.13 or newer to have it",
+        (6, 13),
     ),
-    Mode("uprobe_multi", AttachKind.MULTI, EnqueueTime.OFF, "perf events must serve", _NEWER_KERNEL),
-    Mode("uprobe_multi pair", AttachKind.MULTI, EnqueueTime.PAIR, "no pair of probes on uprobe_multi", _NEWER_KERNEL),
+    Mode("uprobe_multi", AttachKind.MULTI, EnqueueTime.OFF, "perf events must serve", _NEWER_KERNEL, (6, 6)),
+    Mode(
+        "uprobe_multi pair",
+        AttachKind.MULTI,
+        EnqueueTime.PAIR,
+        "no pair of probes on uprobe_multi",
+        _NEWER_KERNEL,
+        (6, 6),
+    ),
     Mode(
         "perf event uprobes",
         AttachKind.PERF,
         EnqueueTime.OFF,
         "there is no replacement for uprobe_multi",
         "give CAP_SYS_ADMIN to have it",
+        None,
     ),
 )
 
@@ -280,13 +293,13 @@ def _bcc(config: Config, without: str | None) -> Finding:
 
 
 def _objects(folder: Path) -> list[Finding]:
-    architecture = {"x86_64": "x86", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
-    names = [f"{stem}.{architecture}.bpf.o" for stem in ("nccl", "nccl_session")]
+    architecture = ARCHITECTURES.get(platform.machine(), platform.machine())
+    names = [f"{stem}.{architecture}.bpf.o" for stem in OBJECT_STEMS]
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
-        remedy = "make build in a checkout, or install the railscope wheel again"
-        return [Finding("BPF objects", "problem", f"{', '.join(missing)} missing in {folder}", remedy)]
-    return [Finding("BPF objects", "ok", ", ".join(names))]
+        what = f"{', '.join(missing)} missing in {folder}"
+        return [Finding("BPF objects", "problem", what, remedy_for_missing_file())]
+    return [Finding("BPF objects", "ok", f"all {len(names)} for {platform.machine()}")]
 
 
 def _perf_type(sysfs: Path) -> list[Finding]:
@@ -302,7 +315,7 @@ def _mode(mode: Mode, another_works: bool) -> Finding:
     except (LoadError, OSError, ValueError) as error:
         what = f"does not work: {one_line(error)}"
         if another_works:
-            return Finding(mode.check, "note", f"{what}; without it: {mode.lost}", mode.remedy)
+            return Finding(mode.check, "note", f"{what}; without it: {mode.lost}", _remedy(mode, error))
         # The problem and its remedy are reported once, by the finding about what the agent would choose.
         return Finding(mode.check, "note", what)
     if trial.exact:
@@ -310,6 +323,14 @@ def _mode(mode: Mode, another_works: bool) -> Finding:
     return Finding(
         mode.check, "problem", f"works, but is not exact: {trial}", "report this line and your kernel version"
     )
+
+
+def _remedy(mode: Mode, error: Exception) -> str:
+    if isinstance(error, IncompleteInstallation):
+        return error.remedy
+    if mode.since is not None and tuple(map(int, re.findall(r"\d+", platform.release())[:2])) >= mode.since:
+        return "this kernel is new enough for it: report this line and your kernel version"
+    return mode.remedy
 
 
 def _chosen(config: Config) -> Finding:
@@ -325,7 +346,10 @@ def _chosen(config: Config) -> Finding:
             )
             if value != AUTO
         ]
-        remedy = f"leave out {' and '.join(forced)}, or fix the findings above" if forced else privilege_remedy()
+        if isinstance(error, IncompleteInstallation):
+            remedy = error.remedy
+        else:
+            remedy = f"leave out {' and '.join(forced)}, or fix the findings above" if forced else privilege_remedy()
         return Finding("probes", "problem", f"no call can be counted: {one_line(error)}", remedy)
     kind = {AttachKind.MULTI: "uprobe_multi links", AttachKind.PERF: "perf event links"}[trial.attach]
     times = {
@@ -362,7 +386,8 @@ def _stop_signals() -> list[Finding]:
     try:
         stops = Stops.load()
     except LoadError as error:
-        return [Finding("stop signals", "note", f"{one_line(error)}: {late}", privilege_remedy())]
+        remedy = error.remedy if isinstance(error, IncompleteInstallation) else privilege_remedy()
+        return [Finding("stop signals", "note", f"{one_line(error)}: {late}", remedy)]
     try:
         told = _tells_of_a_stop(stops)
     finally:
@@ -378,9 +403,11 @@ def _tells_of_a_stop(stops: Stops) -> bool:
     waits, goes = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.read(waits, 1)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        os._exit(0)
+        try:
+            os.read(waits, 1)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        finally:  # whatever interrupts it, it never goes on as a second doctor
+            os._exit(0)
     try:
         stops.watch(pid)
         os.write(goes, b".")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from railscope.agent.imports.facts import FORMATS, MOST_RANKS, ImportFailure
+from railscope.probes.installation import remedy_for_missing_extra
 
 if TYPE_CHECKING:
     from railscope.agent.imports.runner import Imported
@@ -62,7 +63,7 @@ def run_import(parsed: Any, out: TextIO) -> int:
         if module == "railscope":
             raise
         package = _DISTRIBUTIONS.get(module, module)
-        print(f"railscope import: needs {package}: install railscope[analysis]", file=sys.stderr)
+        print(f"railscope import: needs {package}: {remedy_for_missing_extra('analysis')}", file=sys.stderr)
         return COULD_NOT_RUN
     try:
         chosen = None if parsed.format == AUTO else parsed.format

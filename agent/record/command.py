@@ -27,6 +27,7 @@ from railscope.agent.recording.file import RecordingError, read_recording
 from railscope.agent.recording.recording import FILE_SUFFIX, Recording
 from railscope.agent.recording.summary import describe, describe_overwritten, summarise
 from railscope.probes.clock import Clock, SystemClock
+from railscope.probes.installation import remedy_for_missing_extra
 
 _log = logging.getLogger("railscope.record")
 
@@ -176,7 +177,7 @@ def analysis_needed(what: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise RecordingError(f"{what} needs {error.name}: install railscope[analysis]") from None
+        raise RecordingError(f"{what} needs {error.name}: {remedy_for_missing_extra('analysis')}") from None
 
 
 def run_describe(path: Path, out: TextIO, *, as_json: bool) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 from argparse import Namespace
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from railscope.agent.recording.file import RecordingError, read_recording
 from railscope.agent.trace.from_recording import RecordingFile, make_timelines
 from railscope.agent.trace.same_operations import SameOperations, join_operations
 from railscope.agent.trace.timeline import HostTimeline, cut_timeline
+from railscope.probes.installation import remedy_for_missing_extra
 from railscope.probes.printable import printable
 
 _MOST_NAMED: Final = 8
@@ -109,8 +109,7 @@ def _open_dataset(folder: Path, opened: contextlib.ExitStack) -> _Source:
         from railscope.agent.trace.from_dataset import DatasetTimelines
     except ImportError as error:
         raise RecordingError(
-            f"{folder}: datasets need the package {error.name}: "
-            f"run '{sys.executable} -m pip install \"railscope[analysis]\"'"
+            f"{folder}: datasets need the package {error.name}: {remedy_for_missing_extra('analysis')}"
         ) from None
     return DatasetTimelines(opened.enter_context(open_dataset([folder])), str(folder))
 
@@ -155,9 +154,7 @@ def _save(path: Path, write: Callable[[IO[bytes]], TraceSummary]) -> TraceSummar
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("perfetto", "google"):
             raise
-        raise RecordingError(
-            f"traces need the perfetto package: run '{sys.executable} -m pip install \"railscope[traces]\"'"
-        ) from None
+        raise RecordingError(f"traces need the perfetto package: {remedy_for_missing_extra('traces')}") from None
     finally:
         with contextlib.suppress(OSError):
             partial.unlink()

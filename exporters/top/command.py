@@ -13,6 +13,7 @@ from typing import Any, Final, TextIO
 from railscope.exporters.top.agent_client import AgentAddress, AgentClient, ClientError
 from railscope.exporters.top.node_watch import Agent, NodeWatch
 from railscope.exporters.top.plain import render_lines
+from railscope.probes.installation import remedy_for_missing_extra
 
 FINE: Final = 0
 COULD_NOT_RUN: Final = 2
@@ -64,7 +65,5 @@ def _live(agent: Agent, interval_seconds: float, out: TextIO) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "rich":
             raise
-        raise ClientError(
-            f"the live view needs rich: run '{sys.executable} -m pip install \"railscope[top]\"', or add --plain"
-        ) from None
+        raise ClientError(f"the live view needs rich: {remedy_for_missing_extra('top')}, or add --plain") from None
     return run_live(agent, interval_seconds, out)

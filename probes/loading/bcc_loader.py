@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from railscope.probes.installation import remedy_for_missing_file
 from railscope.probes.loading.bcc_helper import NO_BCC
 from railscope.probes.loading.bcc_source import BccSource, SourceError, bcc_source, read_source
 from railscope.probes.loading.libbpf import LoadedObject, LoadError, host_refusal
@@ -59,7 +60,7 @@ def load(
     try:
         source = bcc_source(read_source(path), map_entries, constants)
     except OSError as error:
-        raise LoadError(f"{error.filename}: {error.strerror}: install railscope again") from None
+        raise LoadError(f"{error.filename}: {error.strerror}: {remedy_for_missing_file(compiled=False)}") from None
     except SourceError as error:
         raise LoadError(f"{path.name} cannot be compiled by bcc: {error}") from None
     if missing := set(attach_types) - set(source.programs):

@@ -28,7 +28,6 @@ import numpy as np
 
 from railscope.probes.loading import libbpf
 from railscope.probes.loading.bpf_syscall import KernelRefusal
-from railscope.probes.loading.libbpf import ARCHITECTURES, OBJECTS
 from railscope.probes.loading.links import AttachKind, Links, ProbePoint, plain_attach_type
 
 DEFAULT_TRAP_NS: Final = 600.0
@@ -175,11 +174,10 @@ def _own_function() -> Iterator[tuple[str, Loop]]:
 @contextmanager
 def _empty_probe(attach: AttachKind, path: str) -> Iterator[None]:
     """Attach the program that does nothing to the function at the start of a file."""
-    architecture = ARCHITECTURES[platform.machine()]
     links = Links()
     try:
         loaded = libbpf.load(
-            OBJECTS / f"empty.{architecture}.bpf.o",
+            libbpf.object_path("empty"),
             attach_types={"empty": plain_attach_type(attach)},
             map_entries={},
         )

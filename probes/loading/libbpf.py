@@ -13,9 +13,12 @@ import errno
 import fcntl
 import logging
 import os
+import platform
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
+
+from railscope.probes.installation import remedy_for_missing_file
 
 _log = logging.getLogger(__name__)
 
@@ -24,6 +27,9 @@ OBJECTS: Final = Path(__file__).resolve().parents[1] / "bpf"
 ARCHITECTURES: Final = {"x86_64": "x86", "aarch64": "arm64"}
 """The part of an object's name that says which processor it is for, by machine."""
 
+OBJECT_STEMS: Final = ("nccl", "nccl_session", "nccl_internals", "driver_calls", "stops", "empty")
+"""What the names of the objects begin with."""
+
 _PRINT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
@@ -31,8 +37,31 @@ class LoadError(RuntimeError):
     """A BPF object could not be loaded; one line says why and what to do."""
 
 
+class IncompleteInstallation(LoadError):
+    """A file of railscope's own is missing or of another version; no kernel and no right is at fault."""
+
+    def __init__(self, what: str) -> None:
+        self.remedy: Final = remedy_for_missing_file()
+        super().__init__(f"{what}: {self.remedy}")
+
+
 class HostRefusal(LoadError):
     """This host lets this user load nothing, whatever loads it."""
+
+
+def object_path(stem: str) -> Path:
+    """The compiled BPF object for this machine's processor; `stem` is one of `OBJECT_STEMS`.
+
+    Raises:
+        LoadError: it is missing, or there is none for such a processor.
+    """
+    machine = platform.machine()
+    if machine not in ARCHITECTURES:
+        raise LoadError(f"there are BPF objects for {' and '.join(ARCHITECTURES)}, and none for {machine}")
+    path = OBJECTS / f"{stem}.{ARCHITECTURES[machine]}.bpf.o"
+    if not path.is_file():
+        raise IncompleteInstallation(f"{path} is missing")
+    return path
 
 
 class _Library:
@@ -163,11 +192,11 @@ def _prepare(
             library.set_attach_type(program, attach_types[name])
         program = library.next_program(handle, program)
     if missing := set(attach_types) - seen:
-        raise LoadError(f"the BPF object has no program {', '.join(sorted(missing))}: rebuild it with 'make build'")
+        raise IncompleteInstallation(f"the BPF object has no program {', '.join(sorted(missing))}")
     for name, entries in map_entries.items():
         found = library.find_map(handle, name.encode())
         if not found or library.set_max_entries(found, entries) < 0:
-            raise LoadError(f"the BPF object has no map {name} to resize: rebuild it with 'make build'")
+            raise IncompleteInstallation(f"the BPF object has no map {name} to resize")
     if constants is not None:
         _set_constants(library, handle, constants, constants_map)
 
@@ -176,7 +205,7 @@ def _share(library: _Library, handle: int, shared_maps: Mapping[str, int]) -> No
     for name, descriptor in shared_maps.items():
         found = library.find_map(handle, name.encode())
         if found and library.reuse_map(found, descriptor) < 0:
-            raise LoadError(f"the map {name} cannot be shared between two BPF objects: rebuild them with 'make build'")
+            raise IncompleteInstallation(f"the map {name} cannot be shared between two BPF objects")
 
 
 def _set_constants(library: _Library, handle: int, constants: bytes, constants_map: str) -> None:
@@ -187,7 +216,7 @@ def _set_constants(library: _Library, handle: int, constants: bytes, constants_m
     size = ctypes.c_size_t()
     address = initial(found, ctypes.byref(size)) if found else None
     if not address or size.value < len(constants):
-        raise LoadError(f"the BPF object's constants are not {len(constants)} bytes: rebuild it with 'make build'")
+        raise IncompleteInstallation(f"the BPF object's constants are not {len(constants)} bytes")
     ctypes.memmove(address, constants, len(constants))
 
 

@@ -22,6 +22,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from railscope.probes.installation import remedy_for_missing_file
+
 _log = logging.getLogger("railscope.beats")
 
 LIBRARY: Final = Path(__file__).resolve().parent / f"beats.{platform.machine()}.so"
@@ -259,7 +261,8 @@ def _library() -> ctypes.CDLL | None:
     try:
         library = ctypes.CDLL(str(LIBRARY), use_errno=True)
     except OSError as error:
-        _log.info("counters are read by Python, which costs more CPU at short periods: %s", error)
+        costs = "counters are read by Python, which costs more CPU at short periods"
+        _log.info("%s: %s: %s", costs, error, remedy_for_missing_file())
         return None
     pointer, size, time = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64
     netlink = (pointer, ctypes.c_int, ctypes.c_char_p, size, size, time, time, size)
@@ -283,7 +286,8 @@ def _library() -> ctypes.CDLL | None:
         try:
             function = getattr(library, name)
         except AttributeError as error:
-            _log.warning("counters are read by Python: the library is of another version, run 'make build': %s", error)
+            remedy = remedy_for_missing_file()
+            _log.warning("counters are read by Python: the library is of another version: %s: %s", error, remedy)
             return None
         function.restype, function.argtypes = result, arguments
     return library

@@ -17,6 +17,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from railscope.probes.installation import remedy_for_missing_extra
+
 LIBRARY: Final = "libnvidia-ml.so.1"
 """Found as every library is: ld.so.cache, LD_LIBRARY_PATH."""
 
@@ -172,7 +174,7 @@ class NvmlSession:
         try:
             import pynvml
         except ImportError:
-            remedy = "pip install 'railscope[nvlink]'"
+            remedy = remedy_for_missing_extra("nvlink")
             raise NvmlMissing("the NVIDIA driver's library is installed, nvidia-ml-py is not", remedy) from None
         session = cls(pynvml, loaded)
         session._call("nvmlInitWithFlags", _NO_GPUS)

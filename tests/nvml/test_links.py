@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from railscope.probes.installation import remedy_for_missing_extra
 from railscope.probes.nvlink.links import GpuLinks, GpuReading, LinkReading, refresh_seconds
 from railscope.probes.nvlink.nvml import ALL_LINKS, NvmlError, NvmlMissing, NvmlSession
 from tests.nvml.stub import (
@@ -228,7 +229,7 @@ def test_missing_bindings_name_the_extra(stub: Stub, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(NvmlMissing, match="nvidia-ml-py is not") as caught:
         NvmlSession.open(stub.library)
-    assert caught.value.remedy == "pip install 'railscope[nvlink]'"
+    assert caught.value.remedy == remedy_for_missing_extra("nvlink")
 
 
 @pytest.mark.parametrize("code", [DRIVER_NOT_LOADED, VERSION_MISMATCH])

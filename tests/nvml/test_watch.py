@@ -20,6 +20,7 @@ from railscope.agent.node.nvlink import gpu as nvlink_gpu
 from railscope.agent.node.nvlink import watch as nvlink
 from railscope.agent.node.nvlink.watch import NvlinkWatch
 from railscope.probes.clock import SystemClock
+from railscope.probes.installation import remedy_for_missing_extra
 from tests.nvml.stub import DRIVER_NOT_LOADED, GPU_IS_LOST, Stub, build_stub, link_lines
 
 PERIOD_SECONDS = 0.01
@@ -265,7 +266,7 @@ class TestDoctor:
     ) -> None:
         monkeypatch.setitem(sys.modules, "pynvml", None)
         (finding,) = check_nvlink(tmp_path, SystemClock(), library=stub.library)
-        assert (finding.status, finding.remedy) == ("note", "pip install 'railscope[nvlink]'")
+        assert (finding.status, finding.remedy) == ("note", remedy_for_missing_extra("nvlink"))
 
     def test_an_inactive_link_among_active_ones_is_a_problem(self, stub: Stub, tmp_path: Path) -> None:
         stub.say("gpus 1", *link_lines(0, range(4)), "link 0 2 0 2 90")

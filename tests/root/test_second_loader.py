@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from railscope.probes.loading import bcc_loader
+from railscope.probes.loading import bcc_loader, libbpf
 from railscope.probes.loading.bpf_syscall import KernelRefusal, bpf
 from railscope.probes.loading.libbpf import OBJECTS, LoadError
 from railscope.probes.loading.links import AttachKind
@@ -160,6 +160,7 @@ def test_bcc_serves_where_no_object_fits(
 ) -> None:
     for file in [*OBJECTS.glob("*.c"), *OBJECTS.glob("*.h")]:
         shutil.copy(file, tmp_path)
+    monkeypatch.setattr(libbpf, "OBJECTS", tmp_path)
     monkeypatch.setattr(programs_module, "OBJECTS", tmp_path)
     with pytest.raises(LoadError, match="make build"):
         NcclPrograms.load(ProgramSettings(loader=Loader.LIBBPF))
@@ -176,6 +177,7 @@ def test_bcc_is_left_alone_where_an_object_fits(caplog: pytest.LogCaptureFixture
 
 
 def test_where_neither_serves_the_first_loaders_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libbpf, "OBJECTS", tmp_path)
     monkeypatch.setattr(programs_module, "OBJECTS", tmp_path)
     with pytest.raises(LoadError, match="make build"):
         NcclPrograms.load(ProgramSettings())

@@ -33,8 +33,11 @@ from railscope.agent.dataset.reader import open_dataset
 from railscope.agent.estimate.answer import estimate_of
 from railscope.agent.estimate.options import request_from
 from railscope.agent.model.mapping import default_mapping
+from railscope.probes.installation import remedy_for_missing_extra
 from tests.unit.datasets import BEGAN_NS, JobDataset, gpt_job
 from tests.unit.model_shapes import GPT_3B
+
+ANALYSIS = remedy_for_missing_extra("analysis")
 
 SHAPE = replace(
     GPT_3B, layers=8, hidden=64, sequence=16, vocabulary=1000, global_batch=16, micro_batch=2, pipeline=2, data=2
@@ -445,7 +448,7 @@ def test_repeated_runs_without_scipy_say_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "scipy.special", None)
     said = refusal(capsys, folders["usual"], folders["slow"], "--a-again", folders["again"])
-    assert said == "railscope compare: scipy is not installed: install railscope[analysis]\n"
+    assert said == f"railscope compare: scipy is not installed: {ANALYSIS}\n"
 
 
 def test_runs_of_different_numbers_of_gpus_have_their_scaling(tmp_path: Path) -> None:

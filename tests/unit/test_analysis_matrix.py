@@ -29,8 +29,11 @@ from railscope.agent.analysis.timing.iteration_count import CountedIterations, c
 from railscope.agent.dataset.reader import open_dataset
 from railscope.agent.model.mapping import custom_mapping, default_mapping
 from railscope.agent.model.traffic import estimate_traffic
+from railscope.probes.installation import remedy_for_missing_extra
 from tests.unit.datasets import BEGAN_NS, SECOND_NS, JobDataset, gpt_job
 from tests.unit.model_shapes import GPT_3B
+
+ANALYSIS = remedy_for_missing_extra("analysis")
 
 SHAPE = replace(
     GPT_3B, layers=8, hidden=64, sequence=16, vocabulary=1000, global_batch=16, micro_batch=2, pipeline=2, data=2
@@ -328,7 +331,7 @@ def test_a_missing_package_is_one_line(command: str, missing: str, tmp_path: Pat
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == f"railscope {command}: {missing} is not installed: install railscope[analysis]\n"
+    assert done.stderr == f"railscope {command}: {missing} is not installed: {ANALYSIS}\n"
 
 
 def test_png_without_its_package_is_one_line(
@@ -337,7 +340,7 @@ def test_png_without_its_package_is_one_line(
     monkeypatch.delitem(sys.modules, "railscope.agent.analysis.pictures.png", raising=False)
     monkeypatch.setitem(sys.modules, "PIL", None)
     said = refusal(capsys, recording, "-o", tmp_path / "m.png")
-    assert said == "railscope matrix: PIL is not installed: install railscope[analysis], or write SVG\n"
+    assert said == f"railscope matrix: PIL is not installed: {ANALYSIS}, or write SVG\n"
 
 
 def iterations_of(job: JobDataset, regularity: Regularity) -> CountedIterations | None:

@@ -40,9 +40,12 @@ from railscope.agent.model.mapping import Mapping, custom_mapping, default_mappi
 from railscope.agent.model.shape import Mode, Shape
 from railscope.agent.model.traffic import Nodes, estimate_traffic
 from railscope.agent.model.volumes import stage_volumes
+from railscope.probes.installation import remedy_for_missing_extra
 from tests.unit.datasets import BEGAN_NS, SECOND_NS, JobDataset, gpt_job
 from tests.unit.gpt_datasets import MIB, inference_job
 from tests.unit.model_shapes import GPT_3B, shapes
+
+ANALYSIS = remedy_for_missing_extra("analysis")
 
 USUAL = PlaceRequest(None, 0.05, 1.0, None, None)
 SMALL = Shape(
@@ -473,7 +476,7 @@ def test_without_scipy_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     monkeypatch.setattr(answer, "find_placement", lambda *_: best_assignment(np.eye(2, dtype=np.int64)))
     assert run(folder)[0] == 2
-    assert capsys.readouterr().err == "railscope place: scipy is not installed: install railscope[analysis]\n"
+    assert capsys.readouterr().err == f"railscope place: scipy is not installed: {ANALYSIS}\n"
 
 
 @pytest.mark.parametrize("words", [["--top", "0"], ["--epsilon", "-1"], ["--network-share", "0"], ["--c-nic", "x"]])

@@ -27,8 +27,11 @@ from railscope.agent.dataset.reader import DatasetError
 from railscope.agent.model.mapping import default_mapping
 from railscope.agent.model.shape import Shape
 from railscope.agent.node.recorder.store import save
+from railscope.probes.installation import remedy_for_missing_extra
 from tests.unit.datasets import BEGAN_NS, SECOND_NS, JobDataset, gpt_job
 from tests.unit.recordings import recording
+
+ANALYSIS = remedy_for_missing_extra("analysis")
 
 SAMPLES = Path(__file__).parent / "data" / "imports"
 
@@ -415,7 +418,7 @@ def test_missing_packages_are_one_line_that_says_what_to_install(
     monkeypatch.delitem(sys.modules, "railscope.agent.dataset.reader", raising=False)
     monkeypatch.setitem(sys.modules, "ibis", None)
     assert run(["job"]) == (2, "")
-    assert capsys.readouterr().err == "railscope report: ibis is not installed: install railscope[analysis]\n"
+    assert capsys.readouterr().err == f"railscope report: ibis is not installed: {ANALYSIS}\n"
 
 
 @pytest.mark.parametrize(
@@ -449,5 +452,5 @@ def test_what_cannot_be_reported_is_one_line_that_names_it(
 
 def test_an_engine_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark.errors", None)
-    with pytest.raises(DatasetError, match=r"install railscope\[spark\]"):
+    with pytest.raises(DatasetError, match=r"run .* -m pip install .*pyspark"):
         make_report([tmp_path], ReportOptions(engine="spark"))

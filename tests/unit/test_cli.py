@@ -62,6 +62,48 @@ def test_a_word_that_is_no_command_names_the_help_of_all(capsys: pytest.CaptureF
     assert "(see railscope --help)" in text
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["agnet"], "there is no command 'agnet'; did you mean agent?"),
+        (["Doctor"], "there is no command 'Doctor'; did you mean doctor?"),
+        (["dash"], "there is no command 'dash'; did you mean dashboards?"),
+        (["help"], "there is no command 'help'; did you mean --help?"),
+        (["version"], "there is no command 'version'; did you mean --version?"),
+        (["--verison"], "unknown option --verison; did you mean --version?"),
+        (["config", "chekc"], "there is no action 'chekc'; did you mean check?"),
+        (["dashboards", "biuld"], "there is no action 'biuld'; did you mean build?"),
+        (["demo", "--pattern", "tensor"], "argument --pattern: 'tensor' is no choice; did you mean tensor-parallel?"),
+        (["demo", "--pattern", "x"], "argument --pattern: 'x' is no choice; choose from all, ddp, "),
+        (["--json", "doctor"], "--json stands before doctor: write the options of a command behind it"),
+        (["config", "--json", "show"], "--json stands before show: write the options of a command behind it"),
+        (["agent", "-web.listen-address", ":1"], "unknown option -web.listen-address; did you mean --web.listen-add"),
+    ],
+)
+def test_a_mistyped_word_gets_the_nearest_right_one(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, text = said(capsys, *words)
+    assert status == 2
+    assert text.count("\n") == 1
+    assert f"error: {says}" in text
+
+
+def test_every_command_is_found_with_two_letters_swapped(capsys: pytest.CaptureFixture[str]) -> None:
+    _, text = said(capsys, "--help")
+    commands = re.findall(r"^    ([a-z]+)(?:\s|$)", text, re.MULTILINE)
+    for command in commands:
+        swapped = command[0] + command[2] + command[1] + command[3:]
+        _, text = said(capsys, swapped)
+        assert swapped == command or f"did you mean {command}?" in text
+
+
+def test_no_option_is_suggested_to_who_wrote_it(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--web.listen-address", ":1", "agent"], ["--json", "config", "show"], ["--help-me"]):
+        _, text = said(capsys, *words)
+        assert f"did you mean {words[0]}?" not in text
+
+
 def test_the_doctor_s_help_lists_what_matters_to_it_and_takes_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
     _, text = said(capsys, "doctor", "--help")
     for flag in ("--json", "--pid", "--rail.devices", "--loader", "--probe.attach", "--path.procfs", "--config.file"):

@@ -16,6 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from railscope.agent.config.effective import config_from
+from railscope.agent.config.keys import Key
 from railscope.agent.config.options import (
     COLLECTORS,
     FILE_KEYS,
@@ -416,3 +417,30 @@ def test_an_address_is_shown_as_it_was_written(text: str) -> None:
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not an address"):
         listen_address(text)
+
+
+def wrong_spellings(name: str, flag: str) -> dict[str, str]:
+    """Files that name a key as people do who know its name and not its place; by the word that they wrote."""
+    group, _, key = name.partition(".")
+    return {
+        name: f"{name}: 1\n",
+        flag: f"{flag}: 1\n",
+        flag.removeprefix("--"): f"{flag.removeprefix('--')}: 1\n",
+        name.replace("_", "-"): f"{name.replace('_', '-')}: 1\n",
+        key.upper(): f"{group}:\n  {key.upper()}: 1\n",
+        f"{group}.{name}": f"{group}:\n  {name}: 1\n",
+        group.capitalize(): f"{group.capitalize()}:\n  {key}: 1\n",
+    }
+
+
+@pytest.mark.parametrize("key", FILE_KEYS.values(), ids=lambda key: key.name)
+def test_a_key_in_the_wrong_place_is_told_its_place_and_never_what_was_written(file: Path, key: Key) -> None:
+    group, _, member = key.name.partition(".")
+    for written, text in wrong_spellings(key.name, key.flag).items():
+        said = error_of(file, text)
+        assert f"did you mean {written}?" not in said
+        assert f"write {written}:" not in said
+        _, _, hint = said.partition("; ")
+        assert f"{group}: {{{member}: …}}" in hint or hint.startswith(
+            (f"did you mean {member}?", f"did you mean {group}?")
+        ), said

@@ -107,6 +107,10 @@ def test_an_empty_variable_is_an_empty_value() -> None:
     ("variable", "text", "message"),
     [
         ("RAILSCOPE_WEB_LISTEN_ADRESS", ":1", "sets no key; did you mean RAILSCOPE_WEB_LISTEN_ADDRESS?"),
+        ("RAILSCOPE_STALL_AFTER", "5s", "sets no key; did you mean RAILSCOPE_STALLS_AFTER?"),
+        ("RAILSCOPE_LOG_LEVEL", "debug", "sets no key; did you mean RAILSCOPE_LOGGING_LEVEL?"),
+        ("RAILSCOPE_WBE_LISTEN_ADDRESS", ":1", "sets no key; did you mean RAILSCOPE_WEB_LISTEN_ADDRESS?"),
+        ("RAILSCOPE_COLLECTOR_TCP", "0", "sets no key; did you mean RAILSCOPE_COLLECTORS_TCP?"),
         ("RAILSCOPE_LIMITS_ZZZZZZZZZZZZZZZZZZZZZ", "1", "sets no key; unset it"),
         ("RAILSCOPE_STALLS_AFTER", "5", "'5' is not a duration: write a number with its unit"),
         ("RAILSCOPE_COLLECTORS_TCP", "maybe", "'maybe' is not true or false"),
@@ -273,3 +277,16 @@ def test_what_a_reload_takes_over_is_told_where_settings_are(page: str) -> None:
 def _text_of(page: str) -> str:
     text = (Path(__file__).parents[2] / page).read_text()
     return re.sub(r"\n(?:# )?", " ", text)
+
+
+def test_a_variable_made_of_any_flag_is_taken_or_told_of() -> None:
+    for option in (*OPTIONS, *COLLECTORS):
+        variable = "RAILSCOPE_" + re.sub("[.-]", "_", option.flag.removeprefix("--")).upper()
+        if variable not in ENVIRONMENT_KEYS:
+            with pytest.raises(ConfigError, match=rf"{variable} sets no key; did you mean RAILSCOPE_\w+\?"):
+                config({variable: "1"})
+
+
+@pytest.mark.parametrize("variable", ["RAILSCOPE_EVENT", "RAILSCOPE_CAUSE", "RAILSCOPE_VERSION", "RAILSCOPE_IMAGE_TAG"])
+def test_variables_of_others_that_begin_with_our_name_are_left_alone(variable: str) -> None:
+    config({variable: "1"})

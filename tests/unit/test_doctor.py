@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import io
 import json
+import re
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -27,12 +29,14 @@ from railscope.agent.doctor.probes import Trial, check_probes, configured_settin
 from railscope.agent.doctor.rails import check_rails
 from railscope.probes.clock import SystemClock
 from railscope.probes.libraries.mmap_events import MmapEventsError
+from railscope.probes.loading import libbpf
 from railscope.probes.loading.libbpf import OBJECTS, LoadError
 from railscope.probes.loading.links import AttachKind
-from railscope.probes.nccl.programs.calls import EnqueueTime
+from railscope.probes.nccl.programs.calls import EnqueueTime, ProgramSettings
 from railscope.probes.processes.namespaces import NamespaceDenied
 from railscope.probes.processes.processes import MappedFileError
 
+REPOSITORY: Final = Path(__file__).resolve().parents[2]
 BPF, PERFMON, SYS_ADMIN, SYS_PTRACE, DAC_READ_SEARCH, DAC_OVERRIDE = 39, 38, 21, 19, 2, 1
 
 LIBRARY = LibraryReport(
@@ -195,7 +199,45 @@ def test_a_check_that_fails_is_a_finding_of_one_line(error: Exception) -> None:
 def test_objects_that_were_not_built_are_a_problem_with_the_command(tmp_path: Path) -> None:
     found = {finding.check: finding for finding in check_probes(Config(), tmp_path)}
     assert found["BPF objects"].status == "problem"
-    assert "make build" in found["BPF objects"].remedy
+    assert found["BPF objects"].remedy == f"run 'make build' in {REPOSITORY}"
+
+
+def test_what_fails_for_a_missing_object_is_told_to_build_it_and_not_to_boot_another_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(libbpf, "OBJECTS", tmp_path)
+    monkeypatch.setattr("railscope.probes.loading.bcc_loader.installed_version", lambda: None)
+    found = check_probes(Config(loader="libbpf"), tmp_path)
+    lacking = [finding for finding in found if "is missing" in finding.what]
+    assert {finding.check for finding in lacking} >= {"probes", "stop signals"}
+    assert not [finding for finding in found if re.search("boot|leave out", finding.remedy)]
+    assert {finding.remedy for finding in lacking} <= {"", f"run 'make build' in {REPOSITORY}"}
+
+
+def test_one_missing_object_is_told_where_another_way_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacks_sessions(settings: ProgramSettings) -> Trial:
+        if settings.enqueue_time is EnqueueTime.SESSION:
+            raise libbpf.IncompleteInstallation("nccl_session.x86.bpf.o is missing")
+        return Trial(AttachKind.MULTI, EnqueueTime.OFF, 5, 2000, 5, 0)
+
+    monkeypatch.setattr("railscope.agent.doctor.probes.try_mode", lacks_sessions)
+    found = {finding.check: finding for finding in check_probes(Config(), OBJECTS)}
+    assert found["uprobe session"].remedy == f"run 'make build' in {REPOSITORY}"
+
+
+@pytest.mark.parametrize(("release", "remedy"), [("6.12.3", "boot Linux 6.13"), ("6.13.0", "report this line")])
+def test_a_kernel_that_is_new_enough_is_not_told_to_be_newer(
+    release: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(settings: ProgramSettings) -> Trial:
+        if settings.enqueue_time is EnqueueTime.SESSION:
+            raise LoadError("the kernel refuses it")
+        return Trial(AttachKind.MULTI, EnqueueTime.OFF, 5, 2000, 5, 0)
+
+    monkeypatch.setattr("railscope.agent.doctor.probes.try_mode", refused)
+    monkeypatch.setattr("platform.release", lambda: release)
+    found = {finding.check: finding for finding in check_probes(Config(), OBJECTS)}
+    assert remedy in found["uprobe session"].remedy
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 from railscope.agent.dataset.writer import DatasetWriter
 from railscope.agent.imports import target
 from railscope.agent.imports.command import add_import_arguments, run_import
+from railscope.probes.installation import remedy_for_missing_extra
 from tests.unit.importing import SAMPLES, written
 
 
@@ -136,4 +137,4 @@ def test_without_a_library_it_says_what_to_install_and_help_needs_none(module: s
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == f"railscope import: needs {package}: install railscope[analysis]\n"
+    assert done.stderr == f"railscope import: needs {package}: {remedy_for_missing_extra('analysis')}\n"

@@ -21,6 +21,7 @@ from railscope.agent.record import command as record
 from railscope.agent.record.command import RecordSettings, run_describe
 from railscope.agent.recording.recording import KINDS, Recording
 from railscope.agent.recording.summary import CallsSummary, CompletionsSummary, RailSummary, describe, summarise
+from railscope.probes.installation import remedy_for_missing_extra
 from tests.unit.identities import named
 from tests.unit.recordings import BEGAN_NS, REALTIME_NS, SECOND_NS, recording, records
 
@@ -216,7 +217,7 @@ def test_without_what_datasets_need_it_is_said_what_to_install(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert main(["record", *words]) == 2
-    assert capsys.readouterr().err.endswith(" needs pyarrow: install railscope[analysis]\n")
+    assert capsys.readouterr().err.endswith(f" needs pyarrow: {remedy_for_missing_extra('analysis')}\n")
 
 
 @pytest.mark.parametrize(

@@ -258,7 +258,7 @@ def test_without_rich_one_line_says_what_to_install(tmp_path: Path) -> None:
         said = [line for line in terminal.lines() if line]
     assert len(said) == 1
     assert "needs rich: run '" in said[0]
-    assert '-m pip install "railscope[top]"\', or add --plain' in said[0]
+    assert '-m pip install "rich>=13.9"\', or add --plain' in said[0]
 
 
 def test_a_password_opens_an_agent_that_asks_for_one(serve: Serve, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from railscope.agent.analysis.facts.options import SPARK
 from railscope.agent.dataset.reader import DatasetError
+from railscope.probes.installation import remedy_for_missing_extra
 
 
 @contextmanager
@@ -53,7 +54,8 @@ def _spark(memory_bytes: int) -> Iterator[Any]:
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ImportError:
-        raise DatasetError("pyspark is not installed: install railscope[spark], or use --engine duckdb") from None
+        remedy = remedy_for_missing_extra("spark")
+        raise DatasetError(f"pyspark is not installed: {remedy}, or use --engine duckdb") from None
     builder = (
         SparkSession.builder.appName("railscope")
         .config("spark.driver.memory", f"{memory_bytes >> 20}m")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from railscope.probes.installation import remedy_for_missing_extra
+
 _PACKAGES: Final = frozenset({"duckdb", "ibis", "PIL", "pyarrow", "scipy"})
 
 
@@ -16,4 +18,4 @@ def not_installed(error: ModuleNotFoundError) -> str:
     package = (error.name or "").split(".")[0]
     if package not in _PACKAGES:
         raise error
-    return f"{package} is not installed: install railscope[analysis]"
+    return f"{package} is not installed: {remedy_for_missing_extra('analysis')}"

@@ -250,6 +250,8 @@ class _Maker:
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 env=environment,
+                # Ctrl-C is for the daemon: this one would end at it with a traceback until it ignores it.
+                process_group=0,
             )
         self._control.settimeout(_START_SECONDS)
         self._starts += 1

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
+from railscope.probes.installation import remedy_for_missing_file
 from railscope.probes.libraries.elf import Elf
 
 TABLE: Final = Path(__file__).with_name("layouts.json")
@@ -128,7 +129,9 @@ class Layouts:
                 }
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise LayoutTableError(f"{table} is missing or damaged ({error}): install railscope again") from None
+            raise LayoutTableError(
+                f"{table} is missing or damaged ({error}): {remedy_for_missing_file(compiled=False)}"
+            ) from None
 
     def layout_of(self, elf: Elf) -> CommLayout | None:
         """The layout of `struct ncclComm` in this library, `None` when nothing trustworthy tells.

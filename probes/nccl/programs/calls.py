@@ -406,9 +406,7 @@ def _load(
             constants=values,
             architecture=architecture,
         )
-    path = OBJECTS / f"{'nccl_session' if session else 'nccl'}.{architecture}.bpf.o"
-    if not path.exists():
-        raise libbpf.LoadError(f"{path} is missing: run 'make build'")
+    path = libbpf.object_path("nccl_session" if session else "nccl")
     return libbpf.load(path, attach_types=attach_types, map_entries=map_entries, constants=values)
 
 

@@ -6,7 +6,6 @@ table of shares is common to both.
 
 from __future__ import annotations
 
-import platform
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Self
@@ -15,7 +14,6 @@ import numpy as np
 
 from railscope.probes.loading import libbpf
 from railscope.probes.loading.bpf_syscall import BPF_TRACE_UPROBE_SESSION, KernelRefusal, possible_cpus
-from railscope.probes.loading.libbpf import ARCHITECTURES, OBJECTS
 from railscope.probes.loading.links import Links, ProbePoint, plain_attach_type
 from railscope.probes.loading.maps import Map, Records
 from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms, constants
@@ -57,9 +55,7 @@ class DriverCalls:
         Raises:
             LoadError: this kernel does not take them.
         """
-        path = OBJECTS / f"driver_calls.{ARCHITECTURES[platform.machine()]}.bpf.o"
-        if not path.exists():
-            raise libbpf.LoadError(f"{path} is missing: run 'make build'")
+        path = libbpf.object_path("driver_calls")
         if programs.enqueue_time is EnqueueTime.SESSION:
             types = {_SESSION: BPF_TRACE_UPROBE_SESSION}
         else:

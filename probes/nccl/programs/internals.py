@@ -7,7 +7,6 @@ tables of communicators and observed processes are shared, so that both speak of
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -16,7 +15,6 @@ import numpy as np
 
 from railscope.probes.loading import libbpf
 from railscope.probes.loading.bpf_syscall import KernelRefusal, possible_cpus
-from railscope.probes.loading.libbpf import ARCHITECTURES, OBJECTS
 from railscope.probes.loading.links import Links, ProbePoint, plain_attach_type
 from railscope.probes.loading.maps import Map, Records
 from railscope.probes.nccl.abi import Op
@@ -140,9 +138,7 @@ class Internals:
         Raises:
             LoadError: this kernel does not take them.
         """
-        path = OBJECTS / f"nccl_internals.{ARCHITECTURES[platform.machine()]}.bpf.o"
-        if not path.exists():
-            raise libbpf.LoadError(f"{path} is missing: run 'make build'")
+        path = libbpf.object_path("nccl_internals")
         attach_type = plain_attach_type(programs.attach_kind)
         loaded = libbpf.load(
             path,

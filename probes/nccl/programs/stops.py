@@ -7,7 +7,6 @@ processes are found by looking at them alone (probes/bpf/stops.bpf.c).
 from __future__ import annotations
 
 import os
-import platform
 import struct
 from collections.abc import Mapping
 from typing import Final, Self
@@ -16,7 +15,7 @@ import numpy as np
 
 from railscope.probes.loading import libbpf
 from railscope.probes.loading.bpf_syscall import KernelRefusal, open_raw_tracepoint
-from railscope.probes.loading.libbpf import ARCHITECTURES, OBJECTS, LoadedObject
+from railscope.probes.loading.libbpf import LoadedObject
 from railscope.probes.loading.maps import Map
 from railscope.probes.nccl.programs.calls import pid_namespace
 from railscope.probes.nccl.records.calls import SLOT
@@ -52,10 +51,7 @@ class Stops:
         Raises:
             LoadError: this kernel does not take it.
         """
-        architecture = ARCHITECTURES.get(platform.machine())
-        path = OBJECTS / f"stops.{architecture}.bpf.o"
-        if architecture is None or not path.exists():
-            raise libbpf.LoadError(f"{path} is missing: run 'make build'")
+        path = libbpf.object_path("stops")
         constants = struct.pack("<QQ", *pid_namespace())
         loaded = libbpf.load(path, attach_types={_PROGRAM: 0}, map_entries={}, constants=constants)
         try:

@@ -1,0 +1,74 @@
+"""How this railscope was installed, and so what puts right that a file or a package is missing.
+
+It runs from a checkout, from a Debian package's tree on the system's Python, or from an environment that pip made of
+a wheel.  No advice here names railscope to a package index: it is distributed as files.
+
+Source: PEP 508 (markers of the extras among an installation's requirements).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+"""Where the folders of ours lie."""
+_SYSTEMS_OWN: Final = Path("/usr/lib/railscope")
+"""The Debian package's tree."""
+_DEBIAN: Final = {"top": "python3-rich"}
+"""Extras that Debian 12 and newer have all packages of."""
+_WHEEL: Final = "railscope-*.whl"
+
+
+def in_checkout(root: Path = ROOT) -> bool:
+    """Whether `root` is a checkout, where files are built in place."""
+    return (root / "build.mk").is_file()
+
+
+def remedy_for_missing_file(root: Path = ROOT, *, compiled: bool = True) -> str:
+    """What to do where a file of railscope's own is missing, damaged or of another version.
+
+    `compiled`: it is built from sources, and not one of them.
+    """
+    if in_checkout(root):
+        return f"run '{'make build' if compiled else 'git status'}' in {root}"
+    if root.is_relative_to(_SYSTEMS_OWN):
+        return "run 'apt-get install --reinstall railscope' with the .deb of this version"
+    return f"install railscope again: run '{sys.executable} -m pip install --force-reinstall {_WHEEL}' on its wheel"
+
+
+def remedy_for_missing_extra(extra: str, root: Path = ROOT) -> str:
+    """How to install the packages of an extra of pyproject.toml, such as `analysis`."""
+    if root.is_relative_to(_SYSTEMS_OWN):
+        if package := _DEBIAN.get(extra):
+            return f"run 'apt-get install {package}'"
+        environment = f"python3 -m venv DIR && DIR/bin/pip install './{_WHEEL}[{extra}]'"
+        return f"run railscope's wheel in an environment of its own: {environment}"
+    wanted = _packages_of(extra) or [f"./{_WHEEL}[{extra}]"]
+    return f"run '{sys.executable} -m pip install {' '.join(map(_quoted, wanted))}'"
+
+
+def _packages_of(extra: str) -> list[str]:
+    """The requirements of an extra, without its marker; empty where the installation does not tell."""
+    from importlib.metadata import PackageNotFoundError, requires  # only ever for an error
+
+    try:
+        told = requires("railscope") or ()
+    except PackageNotFoundError:
+        return []
+    of_extra = re.compile(rf"""(?P<package>[^;]+?)\s*;\s*extra\s*==\s*["']{re.escape(extra)}["']""")
+    wanted = [found["package"] for one in told if (found := of_extra.fullmatch(one))]
+    packages: list[str] = []
+    for one in wanted:
+        # An extra may hold another one of ours.
+        own = re.fullmatch(r"railscope\[(\w+)\]", one)
+        packages += _packages_of(own[1]) if own else [one]
+    return packages
+
+
+def _quoted(requirement: str) -> str:
+    """For the inside of single quotes."""
+    return requirement if shlex.quote(requirement) == requirement else f'"{requirement}"'
