@@ -28,11 +28,12 @@ from numpy.typing import NDArray
 
 from railscope.agent.analysis.bursts.rail_bursts import LEAST_REGULARITY, NEAR, Rhythm, find_rhythm
 from railscope.agent.analysis.facts.quantities import format_numbers
-from railscope.agent.analysis.tables.gpu_rows import Integers, read_series
+from railscope.agent.analysis.tables.gpu_rows import read_series
 from railscope.agent.analysis.tables.gpus import Gpus, find_gpus
 from railscope.agent.analysis.tables.intervals import BURST_GAP, Intervals
 from railscope.agent.analysis.timing.iterations import communication_intervals, find_iterations
 from railscope.agent.dataset.reader import Dataset
+from railscope.agent.rhythm.series import Integers
 
 OF_OPERATIONS: Final = "times of operations"
 OF_CALLS: Final = "moments of calls"

@@ -7,42 +7,21 @@ nanosecond come in an order that does not depend on how they were stored.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import Any, Final
 
 import ibis
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from railscope.agent.analysis.tables.gpus import Gpus, Instance
 from railscope.agent.dataset.reader import Dataset
 from railscope.agent.dataset.schema import TIME_OF
-
-Integers = NDArray[np.int64]
-Codes = NDArray[np.int32]
+from railscope.agent.rhythm.series import CallSeries, Codes, Integers
 
 SOURCES: Final = ("kernel", "cuda", "proxy")
 """Where an operation's times may be from, the best first: of the GPU, of its events, of NCCL's network threads."""
 _NO_PEER: Final = -1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CallSeries:
-    """The calls of one GPU, in order of time; all columns of equal length."""
-
-    time_ns: Integers
-    kind: Codes
-    """Which communicator, operation, data type and peer."""
-    symbol: Codes
-    """Which kind and payload: equal calls have equal numbers."""
-    communicator: Codes
-    payload_bytes: Integers
-    """0: not known."""
-
-    def __len__(self) -> int:
-        return len(self.time_ns)
 
 
 def rows_of_gpu(table: Any, gpus: Gpus, number: int) -> Any:

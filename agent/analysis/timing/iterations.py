@@ -23,11 +23,12 @@ import numpy as np
 import pyarrow as pa
 
 from railscope.agent.analysis.facts.report import Iteration, Regularity, Unknown
-from railscope.agent.analysis.tables.gpu_rows import CallSeries, Integers, read_series, rows_by_gpu, rows_of_gpu
+from railscope.agent.analysis.tables.gpu_rows import dense_codes, read_series, rows_by_gpu, rows_of_gpu
 from railscope.agent.analysis.tables.gpus import Gpus
 from railscope.agent.analysis.tables.intervals import BURST_GAP, Intervals, union
-from railscope.agent.analysis.timing.repetition import Repetition, find_most_frequent, find_repetition, relative_spread
 from railscope.agent.dataset.reader import Dataset
+from railscope.agent.rhythm.repetition import Repetition, find_most_frequent, find_repetition, relative_spread
+from railscope.agent.rhythm.series import CallSeries, Integers
 
 ROW: Final = 9
 _LONG_NS: Final = 1 << 62
@@ -48,7 +49,7 @@ def find_iterations(
         return None, (), (Unknown(ROW, "No call was recorded: record while the job runs, or import a trace of it."),)
     gpu = min(rows, key=lambda number: (-rows[number], number))
     series = read_series(dataset, gpus, gpu, table)
-    repetition = find_repetition(series)
+    repetition = find_repetition(series, dense_codes)
     if repetition is None:
         return None, (), (Unknown(ROW, _declined(series, gpus.gpus[gpu].number)),)
     time_ns, starts = series.time_ns, repetition.starts

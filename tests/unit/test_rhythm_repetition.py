@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.analysis.tables.gpu_rows import CallSeries, dense_codes
-from railscope.agent.analysis.timing.repetition import find_most_frequent, find_repetition, relative_spread
+from railscope.agent.analysis.tables.gpu_rows import dense_codes
+from railscope.agent.rhythm.repetition import find_most_frequent, find_repetition, relative_spread
+from railscope.agent.rhythm.series import CallSeries
 
 Call = tuple[float, int, str, int]
 """Seconds, communicator, operation, payload."""

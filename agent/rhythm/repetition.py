@@ -25,7 +25,7 @@ All steps are numpy over whole columns: sums of random numbers by call, taken as
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -33,8 +33,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from railscope.agent.analysis.tables.gpu_rows import CallSeries, Codes, Integers, dense_codes
+from railscope.agent.rhythm.series import CallSeries, Codes, Integers, dense_codes, mixed
 
+Encode = Callable[[Integers], Codes]
+"""Equal numbers get equal codes, 0 … k−1 in the order of their values."""
 Hashes = NDArray[np.uint64]
 Flags = NDArray[np.bool_]
 
@@ -63,6 +65,31 @@ _LEAST_SILENT_SHARE: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Rule:
+    """By what the iterations of a series were found, so that they can be found in the calls that follow it.
+
+    All places are places in the series.
+    """
+
+    symbol: Codes
+    """What stood for each call in the comparison."""
+    evidence: Flags
+    """The calls that were compared; the others move next to nothing."""
+    anchor: Integers
+    """Places of the calls of one anchor, in a row on one communicator."""
+    by_silence: bool
+    """Segments begin at the longest silence from one anchor to the next, else at the anchor."""
+    usual: Integers
+    """Places of the calls of a most frequent segment."""
+    offset: int
+    """An iteration begins at so many calls behind the beginning of a segment that is like that one."""
+    burst_ns: int | None
+    """Equal calls: an iteration begins where none came for so long; None: at each of them."""
+    telling: bool
+    """The order proves the repetition at any distance; else calls must come regularly as well."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Repetition:
     """A series cut into iterations."""
 
@@ -72,6 +99,7 @@ class Repetition:
     """The calls repeat only if sizes of some or all are not looked at."""
     by_gaps: bool
     """Found by silence between bursts of one and the same call."""
+    rule: Rule
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,13 +131,17 @@ class _Cut:
     coverage: float
     distinct: int
     """Different calls of the most frequent segment."""
+    anchor: Integers
+    """The calls of one anchor, wherever segments begin."""
+    by_silence: bool
+    """Segments begin at the longest silence between anchors."""
 
 
-def find_repetition(series: CallSeries) -> Repetition | None:
-    """Cut a series into iterations; None: it does not repeat itself."""
+def find_repetition(series: CallSeries, encode: Encode = dense_codes) -> Repetition | None:
+    """Cut a series into iterations; None: it does not repeat itself.  `encode`: the fastest there is."""
     if len(series) < _LEAST:
         return None
-    for sizes_vary, symbol in _readings(series):
+    for sizes_vary, symbol in _readings(series, encode):
         kept = _heavy(symbol, series.payload_bytes)
         evidence = _Evidence(
             series.time_ns[kept],
@@ -117,22 +149,27 @@ def find_repetition(series: CallSeries) -> Repetition | None:
             symbol[kept],
             series.communicator[kept],
         )
-        if len(evidence.symbol) > 2 * _TRIAL and _best_cut(evidence.middle(_TRIAL)) is None:
+        if len(evidence.symbol) > 2 * _TRIAL and _best_cut(evidence.middle(_TRIAL), encode) is None:
             continue
-        cut = _best_cut(evidence)
+        cut = _best_cut(evidence, encode)
         if cut is None:
             continue
-        starts = _starts(evidence, cut)
+        offset = _offset(evidence, cut)
+        starts = _starts(evidence, cut, offset)
         if len(starts) < _LEAST:
             continue
-        by_gaps = False
+        burst_ns = None
         if cut.distinct == 1:
             bursts = _bursts(evidence.time_ns[starts])
-            starts, by_gaps = (starts, False) if bursts is None else (starts[bursts], True)
+            starts, burst_ns = (starts, None) if bursts is None else (starts[bursts[0]], bursts[1])
         telling = cut.distinct >= _TELLING and cut.coverage >= _GOOD_ENOUGH
         if (cut.distinct == 1 or (sizes_vary and not telling)) and not _regular(np.diff(evidence.time_ns[starts])):
             continue
-        return Repetition(np.flatnonzero(kept)[starts], sizes_vary, by_gaps)
+        places = np.flatnonzero(kept)
+        first = int(cut.anchors[np.flatnonzero(cut.usual)[0]])
+        usual = places[first : first + cut.length]
+        rule = Rule(symbol, kept, places[cut.anchor], cut.by_silence, usual, offset, burst_ns, telling)
+        return Repetition(places[starts], sizes_vary, burst_ns is not None, rule)
     return None
 
 
@@ -162,11 +199,11 @@ def find_most_frequent(series: CallSeries, starts: Integers, symbol: Codes) -> t
     new[1:] = (np.diff(communicator[order]) != 0) | (np.diff(iteration[order]) != 0)
     place = np.arange(len(order))
     place -= np.maximum.accumulate(np.where(new, place, 0))
-    mixed = np.empty(len(order), np.uint64)
+    placed = np.empty(len(order), np.uint64)
     # Communicator and symbol go together: what is hashed is (symbol, how many calls came before on its communicator).
-    mixed[order] = _mixed(symbol[first:end][order].astype(np.uint64) << np.uint64(32) | place.astype(np.uint64))
-    found, counts = np.unique(np.add.reduceat(mixed, starts[:-1] - first), return_counts=True)
-    hashes = np.add.reduceat(mixed, starts[:-1] - first)
+    placed[order] = mixed(symbol[first:end][order].astype(np.uint64) << np.uint64(32) | place.astype(np.uint64))
+    found, counts = np.unique(np.add.reduceat(placed, starts[:-1] - first), return_counts=True)
+    hashes = np.add.reduceat(placed, starts[:-1] - first)
     # Of two that are as frequent, the one that came first.
     most = found[counts == counts.max()]
     winner = hashes[np.flatnonzero(np.isin(hashes, most))[0]]
@@ -174,7 +211,7 @@ def find_most_frequent(series: CallSeries, starts: Integers, symbol: Codes) -> t
     return float(equal.mean()), int(lengths[np.flatnonzero(equal)[0]])
 
 
-def _readings(series: CallSeries) -> Iterator[tuple[bool, Codes]]:
+def _readings(series: CallSeries, encode: Encode) -> Iterator[tuple[bool, Codes]]:
     """What may stand for the calls: with all sizes, without those that vary, without any."""
     counts = np.bincount(series.symbol)
     recurring = _recurring(series.symbol, counts)
@@ -182,22 +219,24 @@ def _readings(series: CallSeries) -> Iterator[tuple[bool, Codes]]:
     # A kind most of whose calls have a size that hardly ever comes again.
     seldom = np.bincount(series.kind, weights=~recurring[series.symbol])
     odd = (seldom > of_kind / 2) & (of_kind >= _LEAST)
-    yield from _without_sizes(series, odd, always=True)
+    yield from _without_sizes(series, odd, encode, always=True)
     of_symbol = np.zeros(len(counts), series.kind.dtype)
     of_symbol[series.symbol] = series.kind
     varied = (np.bincount(of_symbol, minlength=len(of_kind)) > _VARIED_SIZES) | odd
     if (varied != odd).any():
-        yield from _without_sizes(series, varied)
+        yield from _without_sizes(series, varied, encode)
     if not varied.all():
-        yield from _without_sizes(series, np.ones_like(odd))
+        yield from _without_sizes(series, np.ones_like(odd), encode)
 
 
-def _without_sizes(series: CallSeries, kinds: Flags, *, always: bool = False) -> Iterator[tuple[bool, Codes]]:
+def _without_sizes(
+    series: CallSeries, kinds: Flags, encode: Encode, *, always: bool = False
+) -> Iterator[tuple[bool, Codes]]:
     if not kinds.any():
         if always:
             yield False, series.symbol
         return
-    yield True, dense_codes(np.where(kinds[series.kind], -1 - series.kind.astype(np.int64), series.symbol))
+    yield True, encode(np.where(kinds[series.kind], -1 - series.kind.astype(np.int64), series.symbol))
 
 
 def _recurring(symbol: Codes, counts: Integers) -> Flags:
@@ -225,7 +264,7 @@ def _heavy(symbol: Codes, payload_bytes: Integers) -> Flags:
     return result
 
 
-def _best_cut(evidence: _Evidence) -> _Cut | None:
+def _best_cut(evidence: _Evidence, encode: Encode) -> _Cut | None:
     n = len(evidence.symbol)
     if n < _LEAST:
         return None
@@ -233,7 +272,7 @@ def _best_cut(evidence: _Evidence) -> _Cut | None:
     demanded = _recurring(evidence.communicator, moving)
     # Every iteration has a call of each of these: more iterations than calls of one there are not.
     most = int(moving[demanded].min()) + 1 if demanded.any() else n
-    names = _mixed(np.arange(int(evidence.symbol.max()) + 1, dtype=np.uint64))[evidence.symbol]
+    names = mixed(np.arange(int(evidence.symbol.max()) + 1, dtype=np.uint64))[evidence.symbol]
     sums = np.concatenate(([np.uint64(0)], np.cumsum(names)))
     order = np.argsort(evidence.communicator, kind="stable")
     gram = names[order]
@@ -242,7 +281,7 @@ def _best_cut(evidence: _Evidence) -> _Cut | None:
     cuts: list[_Cut] = []
     length = 1
     while True:
-        cuts += _cuts_of(evidence, sums, order, gram, most, demanded)
+        cuts += _cuts_of(evidence, sums, order, gram, length, most, demanded, encode)
         if max((cut.coverage for cut in cuts if cut.distinct > 1), default=0.0) >= _GOOD_ENOUGH:
             break
         length *= 2
@@ -251,7 +290,7 @@ def _best_cut(evidence: _Evidence) -> _Cut | None:
         # Twice as many calls of the communicator: what comes `length / 2` later belongs to it.
         later = np.minimum(np.arange(n) + length // 2, n - 1)
         inside = np.arange(n) + length // 2 < ends
-        gram = np.where(inside, _mixed(gram * np.uint64(3) + gram[later]), gram + np.uint64(length))
+        gram = np.where(inside, mixed(gram * np.uint64(3) + gram[later]), gram + np.uint64(length))
     for several in (True, False):
         good = [cut for cut in cuts if (cut.distinct > 1) == several]
         if good:
@@ -264,12 +303,19 @@ def _best_cut(evidence: _Evidence) -> _Cut | None:
 
 
 def _cuts_of(
-    evidence: _Evidence, sums: Hashes, order: Integers, gram: Hashes, most: int, demanded: Flags
+    evidence: _Evidence,
+    sums: Hashes,
+    order: Integers,
+    gram: Hashes,
+    length: int,
+    most: int,
+    demanded: Flags,
+    encode: Encode,
 ) -> list[_Cut]:
     """What the anchors of one length make of the series, as far as they explain it."""
     n = len(gram)
     codes = np.empty(n, np.int32)
-    codes[order] = dense_codes(gram.view(np.int64))
+    codes[order] = encode(gram.view(np.int64))
     counts = np.bincount(codes)
     possible = _recurring(codes, counts) & (counts <= most)
     # Anchors that occur equally often mostly cut the same way.
@@ -288,16 +334,22 @@ def _cuts_of(
     places = np.flatnonzero(wanted[codes])
     grouped = places[np.argsort(codes[places], kind="stable")]
     bounds = np.concatenate(([0], np.cumsum(counts[np.sort(np.array(chosen, np.int64))])))
-    cuts = [_cut(evidence, sums, grouped[low:high]) for low, high in pairwise(bounds)]
+    place = np.empty(n, np.int64)
+    place[order] = np.arange(n)
+
+    def calls_of(anchor: int) -> Integers:
+        return order[place[anchor] : place[anchor] + length]
+
+    cuts = [_cut(evidence, sums, grouped[low:high], calls_of(int(grouped[low]))) for low, high in pairwise(bounds)]
     return [
         cut for cut in cuts if cut is not None and cut.coverage >= _LEAST_COVERAGE and _holds(evidence, cut, demanded)
     ]
 
 
-def _cut(evidence: _Evidence, sums: Hashes, anchors: Integers) -> _Cut | None:
+def _cut(evidence: _Evidence, sums: Hashes, anchors: Integers, calls: Integers) -> _Cut | None:
     """What anchors make of the series; or, where calls that lie close together change places around the anchor, what
     the longest silences between anchors make of it, if that explains more."""
-    cut = _cut_at(evidence, sums, anchors)
+    cut = _cut_at(evidence, sums, anchors, calls)
     if cut is not None and cut.coverage >= _GOOD_ENOUGH:
         return cut
     low, high = anchors[0], anchors[-1]
@@ -306,11 +358,13 @@ def _cut(evidence: _Evidence, sums: Hashes, anchors: Integers) -> _Cut | None:
     places = np.flatnonzero(silence == np.repeat(longest, np.diff(anchors))) + low
     segment = np.searchsorted(anchors, places, side="right")
     silent = places[np.unique(segment, return_index=True)[1]]
-    other = _cut_at(evidence, sums, silent) if len(silent) >= _LEAST else None
+    other = _cut_at(evidence, sums, silent, calls, by_silence=True) if len(silent) >= _LEAST else None
     return max((one for one in (cut, other) if one is not None), key=lambda one: one.coverage, default=None)
 
 
-def _cut_at(evidence: _Evidence, sums: Hashes, anchors: Integers) -> _Cut | None:
+def _cut_at(
+    evidence: _Evidence, sums: Hashes, anchors: Integers, calls: Integers, *, by_silence: bool = False
+) -> _Cut | None:
     hashes = sums[anchors[1:]] - sums[anchors[:-1]]
     found, first, counts = np.unique(hashes, return_index=True, return_counts=True)
     lengths = np.diff(anchors)
@@ -322,7 +376,7 @@ def _cut_at(evidence: _Evidence, sums: Hashes, anchors: Integers) -> _Cut | None
     coverage = float(min(covered[winner] / (anchors[-1] - anchors[0]), counts[winner] / len(hashes)))
     start, length = int(anchors[first[winner]]), int(lengths[first[winner]])
     distinct = len(np.unique(evidence.symbol[start : start + length])) if coverage >= _LEAST_COVERAGE else 0
-    return _Cut(anchors, hashes == found[winner], length, coverage, distinct)
+    return _Cut(anchors, hashes == found[winner], length, coverage, distinct, calls, by_silence)
 
 
 def _holds(evidence: _Evidence, cut: _Cut, demanded: Flags) -> bool:
@@ -333,11 +387,16 @@ def _holds(evidence: _Evidence, cut: _Cut, demanded: Flags) -> bool:
     return not missing.any()
 
 
-def _starts(evidence: _Evidence, cut: _Cut) -> Integers:
-    """Where iterations begin: in every segment at the call before which it is usually silent longest."""
+def _offset(evidence: _Evidence, cut: _Cut) -> int:
+    """Calls before the one before which a usual segment is silent longest."""
     usual = cut.anchors[:-1][cut.usual]
     sampled = usual[:: max(1, len(usual) * cut.length // _SAMPLED)]
-    offset = int(np.argmax(np.median(evidence.silence_ns[sampled[:, None] + np.arange(cut.length)], axis=0)))
+    return int(np.argmax(np.median(evidence.silence_ns[sampled[:, None] + np.arange(cut.length)], axis=0)))
+
+
+def _starts(evidence: _Evidence, cut: _Cut, offset: int) -> Integers:
+    """Where iterations begin: in every segment at the call before which it is usually silent longest."""
+    usual = cut.anchors[:-1][cut.usual]
     starting = np.bincount(evidence.symbol[usual + offset]).argmax()
     found = [usual + offset]
     # Elsewhere at the anchor where that is it, or at the same call after the longest silence of the segment.
@@ -372,8 +431,9 @@ def _starts(evidence: _Evidence, cut: _Cut) -> Integers:
     return starts[np.diff(starts, prepend=-1) > 0]
 
 
-def _bursts(time_ns: Integers) -> Integers | None:
-    """Which of equal calls begin a burst, where they come in bursts of one size; None: they do not."""
+def _bursts(time_ns: Integers) -> tuple[Integers, int] | None:
+    """Which of equal calls begin a burst, where they come in bursts of one size, and after how much silence; None:
+    they do not."""
     gaps = np.diff(time_ns)
     levels = np.unique(np.quantile(gaps, np.linspace(0, 1, 401), method="nearest"))
     if len(levels) < 2 or levels[-1] <= 0:
@@ -392,13 +452,4 @@ def _bursts(time_ns: Integers) -> Integers | None:
     usual = int(sizes[np.argmax(counts)])
     if usual < 2 or counts.max() < 0.7 * counts.sum():
         return None
-    return np.concatenate(([0], starts)) if starts[0] == usual else starts
-
-
-def _mixed(values: Hashes) -> Hashes:
-    """Numbers that look random, equal for equal values (splitmix64)."""
-    mixed = values + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    result: Hashes = mixed ^ (mixed >> np.uint64(31))
-    return result
+    return np.concatenate(([0], starts)) if starts[0] == usual else starts, int(levels[edge + 1])
