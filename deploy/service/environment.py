@@ -41,7 +41,7 @@ SOURCES: Final = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
 COMMANDS: Final = ("railscope",)
 """What stays in bin beside Python; other packages bring compilers and examples."""
 HASHED: Final = ("--only-binary", ":all:", "--require-hashes", "--requirement")
-DOCUMENTS: Final = ("README.md", "LICENSE", "CHANGELOG.md", "deploy", "docs/security.md")
+DOCUMENTS: Final = ("README.md", "LICENSE", "CHANGELOG.md", "deploy", "docs")
 """What an administrator reads or installs; laid into share/doc/railscope."""
 _PINNED: Final = re.compile(r"^([A-Za-z0-9._-]+)==", re.MULTILINE)
 

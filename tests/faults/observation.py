@@ -65,7 +65,7 @@ def expectation(scenario: Scenario) -> str:
 
 
 def table(observations: Iterable[Observation]) -> str:
-    """One line a scenario, for a terminal 140 columns wide and for the README."""
+    """One line a scenario, for a terminal 140 columns wide and for docs/faults.md."""
     head = ("scenario", "library", "hosts", "expected", "cause seen", "blamed", "delay", "cleared", "diagnose", "")
     rows = [head]
     for one in observations:
@@ -104,7 +104,7 @@ def summary(observations: Sequence[Observation]) -> str:
 
 
 def write_json(path: Path, matrix: Sequence[Observation], drawn: Sequence[Observation], *, seed: int) -> None:
-    """Everything, for the README and for comparison with other runs."""
+    """Everything, for docs/faults.md and for comparison with other runs."""
     facts = {
         "machine": {"kernel": platform.release(), "processors": _processors(), "system": platform.machine()},
         "matrix": {"summary": summary(matrix), "scenarios": [_facts(one) for one in matrix]},

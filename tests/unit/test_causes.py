@@ -177,11 +177,12 @@ def test_rules_and_pages_name_no_cause_that_the_table_lacks() -> None:
     assert named >= {Cause.PROCESS_GONE, Cause.RANK_BEHIND, Cause.UNSEEN}, "the search finds nothing"
 
 
-def test_the_front_page_lists_what_hosts_tell_of() -> None:
-    page = (REPOSITORY / "README.md").read_text()
+def test_the_pages_on_stalls_list_what_hosts_tell_of() -> None:
+    page = (REPOSITORY / "docs/stalls.md").read_text()
     (listed,) = re.findall(r"Causes \(.*?\): ((?:`\w+`(?:, )?)+)\.", page)
     assert re.findall(r"\w+", listed) == SAID
-    (table,) = re.findall(r"\| Fault \| Named \|.*\n((?:\|.*\n)+)", page)
+    faults = (REPOSITORY / "docs/faults.md").read_text()
+    (table,) = re.findall(r"\| Fault \| Named \|.*\n((?:\|.*\n)+)", faults)
     assert set(re.findall(r"^\| [^|]* \| `(\w+)` \|", table, re.MULTILINE)) <= set(SAID)
 
 

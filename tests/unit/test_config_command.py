@@ -264,7 +264,7 @@ def test_values_are_written_as_a_person_would(field: str, value: object, text: s
     assert format_value(field, value) == text
 
 
-@pytest.mark.parametrize("page", ["README.md", "deploy/railscope.yml"])
+@pytest.mark.parametrize("page", ["docs/reference/flags.md", "deploy/railscope.yml"])
 def test_what_a_reload_takes_over_is_told_where_settings_are(page: str) -> None:
     (told,) = re.findall(r"(?:Taken over are|takes? over) ([^;:]*?recordings\.max_bytes)", _text_of(page))
     groups = {"logging", "stalls"}
