@@ -191,6 +191,12 @@ CASES: Final[dict[Cause, list[Case]]] = {
         Case(
             "no answer on every rail: the host at the other end", with_rails(UNANSWERED, UNANSWERED), last="remote host"
         ),
+        Case(
+            "no answer on the only rail: that says nothing of the host at the other end",
+            replace(CALM, rails=with_rails(UNANSWERED, {}).rails[:1]),
+            never=("remote host",),
+            found={"device": "rail0"},
+        ),
         Case("no answer long after a carrier came back", with_rail1(**BRIEFLY, carrier_lost_ns=NOW_NS - 60 * 10**9)),
     ],
     Cause.RAIL_LOSSY: [
