@@ -5,7 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from railscope.agent.facts import catalogue
-from railscope.dashboards import page, recorded, variables
+from railscope.dashboards import node_health, page, recorded, variables
 from railscope.dashboards.page import Section
 from railscope.dashboards.panels import (
     BAD,
@@ -50,6 +50,7 @@ def dashboard() -> Dashboard:
             Section("Counters", _counters()),
             Section("TCP", _tcp()),
             Section("GPUs and NVLinks", _gpus()),
+            Section("Condition of GPUs", node_health.gpu_panels()),
             Section("Processes", _processes()),
         ],
     )

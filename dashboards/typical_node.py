@@ -153,7 +153,22 @@ def typical_node(communicators: int = GPUS * COMMUNICATORS_OF_A_GPU) -> Snapshot
         ),
         gpus=NodeGpus(
             tuple(
-                GpuFacts(str(gpu), f"GPU-{gpu}", f"0000:{gpu:02x}:00.0", "GPU", "0", "completed", (), 1, 1, 0.1)
+                GpuFacts(
+                    gpu=str(gpu),
+                    uuid=f"GPU-{gpu}",
+                    pci=f"0000:{gpu:02x}:00.0",
+                    name="GPU",
+                    numa="0",
+                    fabric="completed",
+                    fabric_unhealthy=(),
+                    pcie_transmit_bytes=1,
+                    pcie_receive_bytes=1,
+                    refresh_seconds=0.1,
+                    fabric_health_mask=0,
+                    fabric_error=0,
+                    slowed_by=(),
+                    recovery_action="none",
+                )
                 for gpu in range(GPUS)
             ),
             tuple(_nvlink(str(gpu), str(link)) for gpu in range(GPUS) for link in range(NVLINKS_OF_A_GPU)),

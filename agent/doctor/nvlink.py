@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from railscope.agent.doctor.findings import Finding, Status
+from railscope.agent.facts.snapshot import GpuFacts
 from railscope.agent.node.nvlink.gpu import Gpu, GpuHistories
 from railscope.probes.clock import Clock
 from railscope.probes.nvlink.nvml import LIBRARY, NvmlError, NvmlMissing, NvmlSession
@@ -74,9 +76,27 @@ def _gpus(session: NvmlSession, sysfs: Path, clock: Clock) -> list[Finding]:
             findings.append(
                 Finding(_CHECK, "problem", what, "look at the fabric manager: systemctl status nvidia-fabricmanager")
             )
+        findings += [
+            Finding(_CHECK, "problem", f"GPU {index} ({gpu.gpu.pci}): {what}", remedy)
+            for what, remedy in _complaints(gpu.gpu)
+        ]
     if count == 0:
         return [Finding(_CHECK, "note", f"driver {session.driver_version()}: no GPU is visible")]
     status: Status = "note" if links == 0 else "ok"
     gpus = "1 GPU" if count == 1 else f"{count} GPUs"
     seen = f"{gpus}, {up} of {links} links up" if links else f"{gpus} without NVLink"
     return [Finding(_CHECK, status, f"driver {session.driver_version()}: {seen}"), *findings]
+
+
+def _complaints(gpu: GpuFacts) -> Iterator[tuple[str, str]]:
+    """(what a GPU says is wrong with it, what to do)."""
+    drain = "drain the host and reset the GPU: nvidia-smi --gpu-reset"
+    uncorrected = sum(count for kind, since, count in gpu.ecc_errors if (kind, since) == ("uncorrected", "volatile"))
+    if uncorrected:
+        yield f"{uncorrected} uncorrected memory errors since the driver was loaded", drain
+    if gpu.remap_failed:
+        yield "a row of its memory could not be exchanged for a spare one", "replace the GPU"
+    elif gpu.remap_pending:
+        yield "a row of its memory waits for a reset to be exchanged", drain
+    if gpu.recovery_action not in (None, "none"):
+        yield f"its driver asks for {gpu.recovery_action}", _DRIVER_LOG

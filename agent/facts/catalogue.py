@@ -532,6 +532,61 @@ GPU_INFO: Final = _gauge(
 GPU_FABRIC_UNHEALTHY: Final = _gauge(
     "gpu_fabric_unhealthy", "gpu reason", "1 for each health problem that the GPU reports for its NVLink fabric."
 )
+GPU_FABRIC_INFO: Final = _gauge(
+    "gpu_fabric_info",
+    "gpu fabric_cluster clique state",
+    "Always 1. The NVLink fabric that the GPU belongs to: UUID of its cluster, clique (GPUs of one clique reach each "
+    "other), state of its registration. Absent if the GPU has no fabric.",
+)
+GPU_FABRIC_ERROR: Final = _gauge(
+    "gpu_fabric_error",
+    "gpu",
+    "NVML's return code of the GPU's registration with its NVLink fabric. Absent if it succeeded, or is not done.",
+)
+GPU_FABRIC_HEALTH_MASK: Final = _gauge(
+    "gpu_fabric_health_mask",
+    "gpu",
+    "Health mask of the GPU's NVLink fabric, as NVML shows it (NVML_GPU_FABRIC_HEALTH_MASK_* in nvml.h); what is bad "
+    "in it is gpu_fabric_unhealthy. Absent while 0.",
+)
+GPU_ECC_ERRORS: Final = _counter(
+    "gpu_ecc_errors",
+    "gpu kind since",
+    "Memory errors of the GPU. kind: corrected or uncorrected; since: volatile (since the driver was loaded) or "
+    "aggregate (in the GPU's life). Absent while 0.",
+)
+GPU_REMAPPED_ROWS: Final = _gauge(
+    "gpu_remapped_rows",
+    "gpu kind",
+    "Rows of the GPU's memory that were exchanged for spare ones, by the errors that were the reason: corrected, "
+    "uncorrected. Absent while 0.",
+)
+GPU_ROW_REMAP_PENDING: Final = _gauge(
+    "gpu_row_remap_pending",
+    "gpu",
+    "1 while a row of the GPU's memory waits for a reset to be exchanged for a spare one; else absent.",
+)
+GPU_ROW_REMAP_FAILED: Final = _gauge(
+    "gpu_row_remap_failed", "gpu", "1 if a row of the GPU's memory could not be exchanged for a spare one; else absent."
+)
+GPU_PCIE_ERRORS: Final = _counter(
+    "gpu_pcie_errors",
+    "gpu kind",
+    "PCIe errors as counted by the GPU. kind: replay, correctable, bad_tlp, bad_dllp, lcrc, receiver, lane, nak_sent, "
+    "nak_received, unsupported_request, non_fatal, fatal. Absent while 0.",
+)
+GPU_SLOWED: Final = _gauge(
+    "gpu_slowed",
+    "gpu reason",
+    "1 while this holds the GPU's clocks down: power_cap, sync_boost, software_thermal, hardware, hardware_thermal, "
+    "power_brake. Absent while it does not.",
+)
+GPU_RECOVERY_ACTION: Final = _gauge(
+    "gpu_recovery_action",
+    "gpu action",
+    "1 while the driver asks for this action to recover the GPU: gpu_reset, node_reboot, drain_p2p, drain_and_reset "
+    "and others. Absent while it asks for none.",
+)
 GPU_PCIE_TRANSMIT_BYTES: Final = _counter(
     "gpu_pcie_transmit_bytes", "gpu", "Bytes sent over PCIe, as counted by the GPU."
 )
@@ -569,6 +624,18 @@ NVLINK_ERRORS: Final = _counter(
     "gpu link kind",
     "Errors of this NVLink, as counted by the GPU; link is all if the GPU reports only their sum. Absent while 0, "
     "unless --series.detail=nvlinks.",
+)
+NVLINK_BIT_ERROR_RATIO: Final = _gauge(
+    "nvlink_bit_error_ratio",
+    "gpu link kind",
+    "Bit error ratio of the NVLink, as the GPU reports it. kind effective: what forward error correction left; "
+    "symbol: of symbols. Absent while 0, unless --series.detail=nvlinks.",
+)
+NVLINK_FEC_BLOCKS: Final = _counter(
+    "nvlink_fec_blocks",
+    "gpu link corrected",
+    "Blocks received on the NVLink by how many symbols forward error correction mended in them (0 to 15). Without "
+    "--series.detail=nvlinks only those of 8 and more, which are absent while 0.",
 )
 GPU_NVLINKS_UP: Final = _gauge(
     "gpu_nvlinks_up",

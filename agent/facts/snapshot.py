@@ -403,6 +403,25 @@ class GpuFacts:
     pcie_receive_bytes: int | None
     refresh_seconds: float | None
     """How often the NVLink byte counters change, measured; None: not yet seen."""
+    fabric_health_mask: int | None = None
+    """As NVML shows it."""
+    fabric_error: int | None = None
+    """nvmlReturn_t of the registration with the fabric, 0: it succeeded; None: it is not done."""
+    fabric_cluster: str = ""
+    """UUID of the fabric's cluster; empty: none."""
+    fabric_clique: str = ""
+    ecc_errors: tuple[tuple[str, str, int], ...] = ()
+    """(`corrected` or `uncorrected`, `volatile` or `aggregate`, count), as the GPU counts."""
+    remapped_rows: tuple[tuple[str, int], ...] = ()
+    """(errors that were the reason, rows of memory)."""
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    pcie_errors: tuple[tuple[str, int], ...] = ()
+    """(kind, count), replays among them; the totals never fall."""
+    slowed_by: tuple[str, ...] | None = None
+    """What holds its clocks down."""
+    recovery_action: str | None = None
+    """What the driver asks for: `none`, `gpu_reset`, …"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,6 +448,10 @@ class NvlinkFacts:
     transmit_utilization: float | None = None
     """Bytes over what its speed allows, of the last correlation window; None: one of them is not known."""
     receive_utilization: float | None = None
+    bit_error_ratios: tuple[tuple[str, float], ...] = ()
+    """(`effective` or `symbol`, errors of one bit or symbol)."""
+    fec_blocks: tuple[tuple[str, int], ...] = ()
+    """(symbols that error correction mended in a block, blocks); the totals never fall."""
 
 
 @dataclass(frozen=True, slots=True)

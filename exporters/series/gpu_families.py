@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from statistics import fmean
+from typing import Final
 
 from railscope.agent.facts import catalogue
-from railscope.agent.facts.snapshot import NodeGpus, NvlinkFacts
+from railscope.agent.facts.label_numbers import UNKNOWN
+from railscope.agent.facts.snapshot import GpuFacts, NodeGpus, NvlinkFacts
 from railscope.exporters.series.family import Sample
 from railscope.exporters.series.family_draft import RECEIVE, TRANSMIT, Draft, make_draft
 from railscope.exporters.series.selection import Selection
+
+_MUCH_CORRECTED: Final = 8
+"""Symbols in a block: half of what error correction can mend."""
 
 
 def gpu_families(known_gpus: NodeGpus, selection: Selection) -> Iterator[Draft]:
@@ -20,11 +25,45 @@ def gpu_families(known_gpus: NodeGpus, selection: Selection) -> Iterator[Draft]:
     yield Draft(
         catalogue.GPU_FABRIC_UNHEALTHY, (((one.gpu, reason), 1) for one in gpus for reason in one.fabric_unhealthy)
     )
+    yield Draft(
+        catalogue.GPU_FABRIC_INFO,
+        (
+            ((one.gpu, one.fabric_cluster or UNKNOWN, one.fabric_clique or UNKNOWN, one.fabric), 1)
+            for one in gpus
+            if one.fabric not in (UNKNOWN, "not_supported")
+        ),
+    )
+    yield make_draft(catalogue.GPU_FABRIC_ERROR, (((one.gpu,), one.fabric_error or None) for one in gpus))
+    yield make_draft(catalogue.GPU_FABRIC_HEALTH_MASK, (((one.gpu,), one.fabric_health_mask or None) for one in gpus))
+    yield from _conditions(gpus)
     yield make_draft(catalogue.GPU_PCIE_TRANSMIT_BYTES, (((one.gpu,), one.pcie_transmit_bytes) for one in gpus))
     yield make_draft(catalogue.GPU_PCIE_RECEIVE_BYTES, (((one.gpu,), one.pcie_receive_bytes) for one in gpus))
     yield from _links(links, selection)
     yield from _of_all_links(links, selection)
     yield make_draft(catalogue.NVLINK_REFRESH_SECONDS, (((one.gpu,), one.refresh_seconds) for one in gpus))
+
+
+def _conditions(gpus: tuple[GpuFacts, ...]) -> Iterator[Draft]:
+    """What is wrong with GPUs: a sound one has no series here."""
+    yield Draft(
+        catalogue.GPU_ECC_ERRORS,
+        (((one.gpu, kind, since), count) for one in gpus for kind, since, count in one.ecc_errors if count),
+    )
+    yield Draft(
+        catalogue.GPU_REMAPPED_ROWS,
+        (((one.gpu, kind), rows) for one in gpus for kind, rows in one.remapped_rows if rows),
+    )
+    yield Draft(catalogue.GPU_ROW_REMAP_PENDING, (((one.gpu,), 1) for one in gpus if one.remap_pending))
+    yield Draft(catalogue.GPU_ROW_REMAP_FAILED, (((one.gpu,), 1) for one in gpus if one.remap_failed))
+    yield Draft(
+        catalogue.GPU_PCIE_ERRORS,
+        (((one.gpu, kind), count) for one in gpus for kind, count in one.pcie_errors if count),
+    )
+    yield Draft(catalogue.GPU_SLOWED, (((one.gpu, reason), 1) for one in gpus for reason in one.slowed_by or ()))
+    yield Draft(
+        catalogue.GPU_RECOVERY_ACTION,
+        (((one.gpu, one.recovery_action), 1) for one in gpus if one.recovery_action not in (None, "none")),
+    )
 
 
 def _links(links: tuple[NvlinkFacts, ...], selection: Selection) -> Iterator[Draft]:
@@ -53,6 +92,25 @@ def _links(links: tuple[NvlinkFacts, ...], selection: Selection) -> Iterator[Dra
             for one in links
             for kind, count in one.errors
             if count or selection.nvlinks
+        ),
+    )
+
+    yield Draft(
+        catalogue.NVLINK_BIT_ERROR_RATIO,
+        (
+            ((one.gpu, one.link, kind), ratio)
+            for one in links
+            for kind, ratio in one.bit_error_ratios
+            if ratio or selection.nvlinks
+        ),
+    )
+    yield Draft(
+        catalogue.NVLINK_FEC_BLOCKS,
+        (
+            ((one.gpu, one.link, corrected), count)
+            for one in links
+            for corrected, count in one.fec_blocks
+            if selection.nvlinks or (count and int(corrected) >= _MUCH_CORRECTED)
         ),
     )
 

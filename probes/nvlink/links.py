@@ -72,6 +72,9 @@ NEWER_ERROR_FIELDS: Final = {
     212: "transmit_discard",
     213: "recovery_successful",
     214: "recovery_failed",
+    215: "recovery_events",
+    219: "effective",
+    221: "symbol",
 }
 """By link; they came with NVLink 5."""
 GPU_ERROR_FIELDS: Final = {38: "crc_flit", 45: "crc_data", 52: "replay", 59: "recovery"}
@@ -175,6 +178,11 @@ class GpuLinks:
         self._fabric: Fabric | None = None
         self._trouble: NvmlError | None = None
         """Why something could not be learnt although it may be supported."""
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Links that the GPU has; none before a read."""
+        return tuple(self._neighbours)
 
     @property
     def first_byte_field(self) -> tuple[int, int] | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
+from uuid import UUID
 
 import numpy as np
 
@@ -133,17 +134,39 @@ class Fabric:
     error: int
     """nvmlReturn_t of the registration; means something in state `completed` only."""
     unhealthy: tuple[str, ...]
-    """What the health mask complains of: degraded_bandwidth, route_recovery, …"""
+    """What the health mask complains of: degraded_bandwidth, insufficient_nvlinks, …, and `registration_failed` where
+    the fabric refused the GPU."""
+    health_mask: int
+    """As NVML shows it; 0: nothing in it is supported."""
+    cluster: str
+    """UUID of the fabric's cluster; empty while the GPU has joined none."""
+    clique: int
+    """GPUs of one clique reach each other."""
 
 
 _FABRIC_STATES: Final = ("not_supported", "not_started", "in_progress", "completed")
 _FABRIC_HEALTH: Final = (
-    ("degraded_bandwidth", 0),
-    ("route_recovery", 2),
-    ("route_unhealthy", 4),
-    ("access_timeout_recovery", 6),
+    ("degraded_bandwidth", 0, 1),
+    ("route_recovery", 2, 1),
+    ("route_unhealthy", 4, 1),
+    ("access_timeout_recovery", 6, 1),
+    ("partition_not_assigned", 12, 2),
+    ("fabric_manager_disconnected", 14, 2),
 )
-"""Name and shift of two bits each: 0 not supported, 1 true, 2 false."""
+"""Name, shift of two bits, and which of their values is bad: 0 not supported, 1 true, 2 false
+(nvml.h, `NVML_GPU_FABRIC_HEALTH_MASK_*`)."""
+_CONFIGURATION_SHIFT: Final = 8
+_CONFIGURATION_SOUND: Final = 1
+_CONFIGURATION: Final = {
+    2: "incorrect_system_guid",
+    3: "incorrect_chassis_serial",
+    4: "no_partition",
+    5: "insufficient_nvlinks",
+    6: "incompatible_gpu_firmware",
+    7: "invalid_location",
+    8: "gpu_state_invalid",
+}
+"""Four bits: `NVML_GPU_FABRIC_HEALTH_MASK_INCORRECT_CONFIGURATION_*`."""
 
 
 class NvmlSession:
@@ -230,9 +253,31 @@ class NvmlSession:
             return info
 
         info = self._guarded("nvmlDeviceGetGpuFabricInfoV", ask, gpu)
-        unhealthy = tuple(name for name, shift in _FABRIC_HEALTH if info.healthMask >> shift & 3 == 1)
         state = _FABRIC_STATES[info.state] if info.state < len(_FABRIC_STATES) else "unknown"
-        return Fabric(state, int(info.status), unhealthy)
+        error = int(info.status)
+        refused = ("registration_failed",) if state == "completed" and error != SUCCESS else ()
+        mask = int(info.healthMask)
+        cluster = bytes(info.clusterUuid)
+        return Fabric(
+            state,
+            error,
+            (*fabric_complaints(mask), *refused),
+            mask,
+            str(UUID(bytes=cluster)) if any(cluster) else "",
+            int(info.cliqueId),
+        )
+
+    def clock_event_reasons(self, gpu: Handle) -> int:
+        """What holds the clocks of the GPU down: nvmlClocksEventReason*, as a mask."""
+        reasons = ctypes.c_ulonglong()
+        try:
+            self._ask("nvmlDeviceGetCurrentClocksEventReasons", gpu, ctypes.byref(reasons))
+        except NvmlError as error:
+            if error.code != _FUNCTION_NOT_FOUND:
+                raise
+            # Its name in drivers before 535.
+            self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", gpu, ctypes.byref(reasons))
+        return reasons.value
 
     def field_values(self, gpu: Handle, wanted: Sequence[tuple[int, int]]) -> FieldValues:
         """Values of (field, scope) pairs; the scope of an NVLink field is the link.
@@ -276,6 +321,15 @@ class NvmlSession:
             return call(*arguments)
         except self._nvml.NVMLError as error:
             raise NvmlError(function, error.value, str(error)) from None
+
+
+def fabric_complaints(mask: int) -> tuple[str, ...]:
+    """What a health mask of the NVLink fabric complains of, by name."""
+    found = [name for name, shift, bad in _FABRIC_HEALTH if mask >> shift & 3 == bad]
+    configuration = mask >> _CONFIGURATION_SHIFT & 0xF
+    if configuration > _CONFIGURATION_SOUND:
+        found.append(_CONFIGURATION.get(configuration, f"incorrect_configuration_{configuration}"))
+    return tuple(found)
 
 
 @lru_cache(maxsize=32)

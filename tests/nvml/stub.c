@@ -11,6 +11,8 @@
  *   fail GPU CODE                            every function of this GPU returns CODE; 0: none does
  *   refuse-fields-from FIELD                 a call that asks for FIELD or above fails as a whole; 0: none does
  *   fabric GPU STATE HEALTH                  state and health mask of the fabric; STATE -1: not supported
+ *   joined GPU STATUS CLIQUE BYTE            how it joined the fabric; BYTE stands in all places of the cluster's UUID
+ *   clocks GPU REASONS                       what holds its clocks down, a mask; -1: not supported
  *   init CODE                                nvmlInitWithFlags returns CODE
  *   hang GPU                                 functions of this GPU do not return, GPU -1: nvmlInitWithFlags does not
  *   release                                  whatever hangs goes on
@@ -31,8 +33,10 @@ struct link {
     unsigned bus;
 };
 struct gpu {
-    int failure, hangs, fabric_state;
-    unsigned fabric_health;
+    int failure, hangs, fabric_state, fabric_status;
+    unsigned fabric_health, fabric_clique;
+    unsigned char fabric_cluster;
+    long long clocks;
     struct link links[LINKS];
 };
 struct field {
@@ -132,6 +136,16 @@ static int obey(const char *line) {
     if (sscanf(line, "fabric %*d %d %u", &a, &field) == 2) {
         gpus[gpu].fabric_state = a;
         gpus[gpu].fabric_health = field;
+        return 0;
+    }
+    if (sscanf(line, "joined %*d %d %u %x", &a, &field, &scope) == 3) {
+        gpus[gpu].fabric_status = a;
+        gpus[gpu].fabric_clique = field;
+        gpus[gpu].fabric_cluster = (unsigned char)scope;
+        return 0;
+    }
+    if (sscanf(line, "clocks %*d %lld", (long long *)&value) == 1) {
+        gpus[gpu].clocks = (long long)value;
         return 0;
     }
     if (sscanf(line, "link %*d %d %d %d %x", &a, &b, &c, &field) == 4 && a >= 0 && a < LINKS) {
@@ -358,7 +372,20 @@ int nvmlDeviceGetGpuFabricInfoV(void *device, struct fabric_info *info) {
     if (gpu->fabric_state < 0)
         return leave(NOT_SUPPORTED);
     info->state = (unsigned char)gpu->fabric_state;
-    info->status = SUCCESS;
+    info->status = gpu->fabric_status;
+    info->clique = gpu->fabric_clique;
+    memset(info->cluster, gpu->fabric_cluster, sizeof info->cluster);
     info->health = gpu->fabric_health;
+    return leave(SUCCESS);
+}
+
+int nvmlDeviceGetCurrentClocksEventReasons(void *device, unsigned long long *reasons) {
+    struct gpu *gpu;
+    int code = enter(device, &gpu);
+    if (code)
+        return code;
+    if (gpu->clocks < 0)
+        return leave(NOT_SUPPORTED);
+    *reasons = (unsigned long long)gpu->clocks;
     return leave(SUCCESS);
 }

@@ -167,6 +167,51 @@ def test_fabric_state_and_health_are_read(session: NvmlSession, stub: Stub) -> N
     assert fabric.unhealthy == ("degraded_bandwidth", "route_unhealthy")
 
 
+@pytest.mark.parametrize(
+    ("mask", "complaints"),
+    [
+        (0, ()),
+        (0x1AA, ()),
+        (0x11AA, ()),  # a partition is assigned, and the configuration is sound
+        (1280, ("insufficient_nvlinks",)),
+        (
+            5461,
+            (
+                *("degraded_bandwidth", "route_recovery", "route_unhealthy", "access_timeout_recovery"),
+                "insufficient_nvlinks",
+            ),
+        ),
+        (2 << 8, ("incorrect_system_guid",)),
+        (3 << 8, ("incorrect_chassis_serial",)),
+        (4 << 8, ("no_partition",)),
+        (6 << 8, ("incompatible_gpu_firmware",)),
+        (7 << 8, ("invalid_location",)),
+        (8 << 8, ("gpu_state_invalid",)),
+        (12 << 8, ("incorrect_configuration_12",)),
+        (2 << 12 | 2 << 14, ("partition_not_assigned", "fabric_manager_disconnected")),
+    ],
+)
+def test_every_bit_of_the_health_mask_has_its_words(
+    session: NvmlSession, stub: Stub, mask: int, complaints: tuple[str, ...]
+) -> None:
+    stub.say(f"fabric 0 3 {mask}")
+    fabric = links_of(session).read().fabric
+    assert fabric is not None
+    assert (fabric.unhealthy, fabric.health_mask) == (complaints, mask)
+
+
+def test_a_gpu_that_the_fabric_refused_is_completed_and_unhealthy(session: NvmlSession, stub: Stub) -> None:
+    stub.say("fabric 0 3 0", "joined 0 999 32766 a7")
+    fabric = links_of(session).read().fabric
+    assert fabric is not None
+    assert (fabric.state, fabric.error, fabric.unhealthy) == ("completed", 999, ("registration_failed",))
+    assert (fabric.cluster, fabric.clique) == ("a7a7a7a7-a7a7-a7a7-a7a7-a7a7a7a7a7a7", 32766)
+    stub.say("fabric 0 2 0", "joined 0 0 0 0")
+    fabric = links_of(session).read().fabric
+    assert fabric is not None
+    assert (fabric.state, fabric.unhealthy, fabric.cluster) == ("in_progress", (), "")
+
+
 def test_pcie_bytes_are_read_only_where_they_cannot_wrap_unseen(session: NvmlSession, stub: Stub) -> None:
     stub.count(0, 197, 0, 11, UNSIGNED_LONG_LONG)
     stub.count(0, 198, 0, 12, UNSIGNED_INT)

@@ -233,6 +233,64 @@ def test_a_gpu_that_fails_shows_in_its_own_collector_and_every_other_source_goes
     assert [line for line in done.stderr.splitlines() if "level=warn" in line and "nvlink gpu0" in line]
 
 
+SICK = (
+    *("gpus 2", *link_lines(0, [0]), *link_lines(1, [0])),
+    *("fabric 0 3 1280", "joined 0 0 32766 a7", "fabric 1 3 5461", "joined 1 999 1 a7"),
+    *("field 0 4 0 0 3 2", "field 0 144 0 0 1 1", "field 0 94 0 0 1 9", "field 0 230 0 0 1 1", "clocks 0 64"),
+    *("field 1 3 0 0 3 0", "field 1 215 0 0 3 505", "field 1 220 0 0 3 780", "field 1 250 0 0 3 4"),
+)
+
+
+def test_a_sick_gpu_s_metrics_name_what_is_wrong_and_a_sound_reading_has_no_series(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("\n".join([*SICK, ""]))
+    build_stub(tmp_path)
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "NVML_STUB_SCRIPT": str(script)}
+    command = [sys.executable, "-m", "railscope.agent.cli.main", "agent", "--once", "--once.settle", "2s"]
+    command += ["--no-collector.collective", "--no-collector.netdev"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    cluster = "a7a7a7a7-a7a7-a7a7-a7a7-a7a7a7a7a7a7"
+    told = re.compile(
+        r"^railscope_(gpu_fabric|gpu_ecc|gpu_row|gpu_rem|gpu_pcie_e|gpu_slow|gpu_rec|nvlink_(err|bit|fec)).*"
+    )
+    assert [line.removeprefix("railscope_") for line in done.stdout.splitlines() if told.match(line)] == [
+        'gpu_fabric_unhealthy{gpu="0",reason="insufficient_nvlinks"} 1',
+        'gpu_fabric_unhealthy{gpu="1",reason="degraded_bandwidth"} 1',
+        'gpu_fabric_unhealthy{gpu="1",reason="route_recovery"} 1',
+        'gpu_fabric_unhealthy{gpu="1",reason="route_unhealthy"} 1',
+        'gpu_fabric_unhealthy{gpu="1",reason="access_timeout_recovery"} 1',
+        'gpu_fabric_unhealthy{gpu="1",reason="insufficient_nvlinks"} 1',
+        'gpu_fabric_unhealthy{gpu="1",reason="registration_failed"} 1',
+        f'gpu_fabric_info{{gpu="0",fabric_cluster="{cluster}",clique="32766",state="completed"}} 1',
+        f'gpu_fabric_info{{gpu="1",fabric_cluster="{cluster}",clique="1",state="completed"}} 1',
+        'gpu_fabric_error{gpu="1"} 999',
+        'gpu_fabric_health_mask{gpu="0"} 1280',
+        'gpu_fabric_health_mask{gpu="1"} 5461',
+        'gpu_ecc_errors_total{gpu="0",kind="uncorrected",since="volatile"} 2',
+        'gpu_row_remap_pending{gpu="0"} 1',
+        'gpu_pcie_errors_total{gpu="0",kind="replay"} 9',
+        'gpu_slowed{gpu="0",reason="hardware_thermal"} 1',
+        'gpu_recovery_action{gpu="0",action="gpu_reset"} 1',
+        'nvlink_errors_total{gpu="1",link="0",kind="recovery_events"} 505',
+        'nvlink_bit_error_ratio{gpu="1",link="0",kind="effective"} 3e-12',
+        'nvlink_fec_blocks_total{gpu="1",link="0",corrected="15"} 4',
+    ]
+    program = (
+        "from pathlib import Path; from railscope.probes.clock import SystemClock; "
+        "from railscope.agent.doctor.nvlink import check_nvlink\n"
+        "for finding in check_nvlink(Path('/sys'), SystemClock()): print(finding.status, finding.what)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1:] == [
+        "problem GPU 0 (0000:1b:00.0): the fabric reports insufficient_nvlinks",
+        "problem GPU 0 (0000:1b:00.0): 2 uncorrected memory errors since the driver was loaded",
+        "problem GPU 0 (0000:1b:00.0): a row of its memory waits for a reset to be exchanged",
+        "problem GPU 0 (0000:1b:00.0): its driver asks for gpu_reset",
+        "problem GPU 1 (0000:1c:00.0): the fabric reports degraded_bandwidth, route_recovery, route_unhealthy, "
+        "access_timeout_recovery, insufficient_nvlinks, registration_failed",
+    ]
+
+
 def test_a_gpu_that_hangs_is_named_by_a_single_look_which_ends_all_the_same(tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text("\n".join(["gpus 2", *link_lines(0, [0]), *link_lines(1, [0]), "hang 0", ""]))

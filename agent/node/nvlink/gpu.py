@@ -8,6 +8,7 @@ called from the one thread that reads this GPU.
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,7 @@ from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.snapshot import GpuFacts, NvlinkFacts
 from railscope.agent.node.sampling.utilization import Utilization
 from railscope.probes.clock import Clock
+from railscope.probes.nvlink.gpu_health import GpuHealth, GpuHealthReader
 from railscope.probes.nvlink.links import GpuLinks, GpuReading, LinkReading, refresh_seconds
 from railscope.probes.nvlink.nvml import NvmlError, NvmlSession
 
@@ -27,6 +29,9 @@ WINDOW_NS: Final = 30_000_000_000
 """Utilization is that of so long a time, unless another one is asked for."""
 _REFRESH_AGAIN_NS: Final = 60_000_000_000
 """An idle link does not show how often its counters change: looked again while it carries something."""
+
+_HEALTH_NS: Final = 30_000_000_000
+"""How often a GPU's condition is read, which takes some hundred values: nothing in it needs haste."""
 
 _Key = tuple[str, ...]
 """Link and counter."""
@@ -134,6 +139,10 @@ class Gpu:
         """When it was last tried to see how often the counters change."""
         self._identity = NOBODY
         self._carried_bytes = 0
+        self._health_reader: GpuHealthReader | None = None
+        self._health = GpuHealth()
+        self._health_ns: int | None = None
+        """When it was last read."""
         self.retired = False
         """Set when another session reads this GPU: a call that comes back after that no longer counts."""
         self.gpu = GpuFacts(str(index), UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, (), None, None, None)
@@ -148,6 +157,7 @@ class Gpu:
         try:
             links = self._links if self._links is not None else self._find_gpu()
             reading = links.read()
+            self._read_health(links, reading.after_ns)
             if self.retired:
                 return
             self._publish(reading)
@@ -169,11 +179,19 @@ class Gpu:
         self._history.totals.restart()
         self._handle = handle
         self._links = GpuLinks(session, handle, self._clock)
+        self._health_reader = GpuHealthReader(session, handle)
+        self._health_ns = None
         return self._links
+
+    def _read_health(self, links: GpuLinks, now_ns: int) -> None:
+        if self._health_reader is None or (self._health_ns is not None and now_ns - self._health_ns < _HEALTH_NS):
+            return
+        self._health_ns = now_ns
+        self._health = self._health_reader.read(links.numbers)
 
     def _publish(self, reading: GpuReading) -> None:
         add = self._history.totals.add
-        identity, fabric = self._identity, reading.fabric
+        identity, fabric, health = self._identity, reading.fabric, self._health
         self.gpu = replace(
             self.gpu,
             uuid=identity.uuid,
@@ -184,8 +202,35 @@ class Gpu:
             fabric_unhealthy=fabric.unhealthy if fabric is not None else (),
             pcie_transmit_bytes=add(("", "pcie transmit"), reading.pcie_transmit_bytes),
             pcie_receive_bytes=add(("", "pcie receive"), reading.pcie_receive_bytes),
+            fabric_health_mask=fabric.health_mask if fabric is not None else None,
+            fabric_error=fabric.error if fabric is not None and fabric.state == "completed" else None,
+            fabric_cluster=fabric.cluster if fabric is not None else "",
+            fabric_clique=str(fabric.clique) if fabric is not None and fabric.cluster else "",
+            ecc_errors=health.ecc_errors,
+            remapped_rows=health.remapped_rows,
+            remap_pending=health.remap_pending,
+            remap_failed=health.remap_failed,
+            pcie_errors=tuple((kind, add(("", "pcie error", kind), count) or 0) for kind, count in health.pcie_errors),
+            slowed_by=health.slowed_by,
+            recovery_action=health.recovery_action,
         )
-        self.links = tuple(self._facts(link, reading.after_ns) for link in reading.links)
+        ratios: defaultdict[int, list[tuple[str, float]]] = defaultdict(list)
+        for number, kind, ratio in health.bit_error_ratios:
+            ratios[number].append((kind, ratio))
+        blocks: defaultdict[int, list[tuple[str, int]]] = defaultdict(list)
+        for number, corrected, count in health.fec_blocks:
+            blocks[number].append((str(corrected), count))
+        self.links = tuple(
+            replace(
+                self._facts(link, reading.after_ns),
+                bit_error_ratios=tuple(ratios.get(link.link, ())) if link.link is not None else (),
+                fec_blocks=tuple(
+                    (corrected, add((str(link.link), "fec", corrected), count) or 0)
+                    for corrected, count in (blocks.get(link.link, ()) if link.link is not None else ())
+                ),
+            )
+            for link in reading.links
+        )
 
     def _facts(self, link: LinkReading, read_ns: int) -> NvlinkFacts:
         totals, utilization = self._history.totals, self._history.utilization
