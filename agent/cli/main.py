@@ -190,12 +190,15 @@ def _parser() -> CommandParser:
         "diagnose",
         _diagnose,
         help="find stalled communicators of the whole cluster and their root cause",
-        description="Query a Prometheus-compatible store for all ranks of stalled communicators and print a "
+        description="Query a Prometheus-compatible store for all ranks of stalled communicators, or read the dumps "
+        "and recordings that are left of a job, and print a "
         "verdict: the blamed rank or rail with the evidence, the communicators that only wait "
         "because of it, and the next checks.  Exit status 0: no stall; 1: a stall, now or within the "
         "last minute (two scrapes, if that is longer); 2: the store cannot be queried, "
-        "knows no host that answers, or left questions open and nothing was found.",
-        epilog="example: railscope diagnose --prometheus http://prometheus:9090",
+        "knows no host that answers, or left questions open and nothing was found; files lack ranks, "
+        "or would not show a stall.",
+        epilog="examples: railscope diagnose --prometheus http://prometheus:9090\n"
+        "          railscope diagnose nccl_trace_rank_*",
     )
     # What works on recordings needs no rights, and no GPU.
     add(
@@ -387,6 +390,10 @@ def _estimate(parsed: Any) -> int:
 
 
 def _diagnose(parsed: Any) -> int:
+    if parsed.files:
+        from railscope.agent.imports.hang_command import run_diagnose_files
+
+        return run_diagnose_files(parsed, sys.stdout)
     from railscope.agent.cluster.command import run_diagnose
 
     return run_diagnose(parsed, sys.stdout)

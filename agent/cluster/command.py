@@ -124,12 +124,19 @@ def run_diagnose(parsed: Any, out: TextIO) -> int:
     answer, or which ranks have made no call since their agent came.
     """
     try:
+        if parsed.prometheus is None:
+            raise PrometheusError("give --prometheus URL, or files of a job: dumps, recordings, a folder of them")
         question = question_from(parsed)
         verdict = diagnose(PrometheusStore(endpoint_of(question)), question)
     except PrometheusError as error:
         print(f"railscope diagnose: {error}", file=sys.stderr)
         return CANNOT_TELL
-    if parsed.json:
+    return show_verdict(verdict, out, as_json=parsed.json)
+
+
+def show_verdict(verdict: Verdict, out: TextIO, *, as_json: bool) -> int:
+    """Print a verdict; returns the exit status: 0 (fine), 1 (a finding) or 2 (unknown)."""
+    if as_json:
         out.write(as_json_text(verdict))
     else:
         out.write(as_text(verdict, colour=out.isatty() and "NO_COLOR" not in os.environ))
@@ -228,7 +235,7 @@ def as_text(verdict: Verdict, *, colour: bool = False) -> str:
     lines.extend(_section("Cannot be known", verdict.unknown, bold, plain))
     lines.extend(_section("Also", verdict.notes, bold, plain))
     moment = datetime.fromtimestamp(verdict.at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    lines += ["", f"As of {moment}, by the store's clock."]
+    lines += ["", f"As of {moment}, {verdict.clock}."]
     return "\n".join(lines) + "\n"
 
 

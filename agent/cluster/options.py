@@ -8,7 +8,15 @@ from pathlib import Path
 
 def add_diagnose_arguments(parser: ArgumentParser) -> None:
     """The options of `railscope diagnose`."""
-    parser.add_argument("--prometheus", required=True, metavar="URL", help="the store, as in http://prometheus:9090")
+    parser.add_argument(
+        "files",
+        metavar="FILE",
+        nargs="*",
+        type=Path,
+        help="instead of a store: dumps of PyTorch's flight recorder of all ranks, answers of NCCL's RAS (ncclras, as "
+        "text or JSON), recordings of agents, or a folder of such files",
+    )
+    parser.add_argument("--prometheus", metavar="URL", help="the store, as in http://prometheus:9090")
     parser.add_argument(
         "--comm", metavar="HASH", help="only this communicator (hash or prefix of it), and what it waits for"
     )

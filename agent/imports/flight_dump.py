@@ -172,6 +172,13 @@ def coalesced_key(entry: Mapping[str, Any]) -> tuple[bool, int | None]:
     return to_one, whole_number(entry.get("p2p_seq_id" if to_one else "collective_seq_id"))
 
 
+def keys_of_others(entry: Mapping[str, Any]) -> tuple[tuple[bool, int | None], ...]:
+    """By which keys to look for what an entry stands for: those of older releases do not say that it is point to
+    point, and have the number of either kind."""
+    numbers = [whole_number(entry.get(name)) for name in ("p2p_seq_id", "collective_seq_id")]
+    return tuple(dict.fromkeys((coalesced_key(entry), *((True, number) for number in numbers))))
+
+
 def named_peer(entry: Mapping[str, Any]) -> int | None:
     """The other rank of a Send or Recv, in its group; None: it has none."""
     peers = _PEERS.search(text(entry.get("profiling_name")))

@@ -111,7 +111,8 @@ class _Import:
 
     def _end_coalesced(self, entry: Mapping[str, Any]) -> None:
         group = self._dump.group(entry)
-        made = self._coalesced.pop((group.name, *flight_dump.coalesced_key(entry)), [])
+        keys = [(group.name, *key) for key in flight_dump.keys_of_others(entry)]
+        made = next((self._coalesced.pop(key) for key in keys if key in self._coalesced), [])
         if made:
             self._timed(entry, group, made)
 

@@ -73,5 +73,7 @@ class Verdict:
     """False: the store left questions open, so that nothing being found is no answer."""
     unknown: tuple[str, ...] = ()
     """What cannot be known of processes that no finding is about, and how to find out."""
+    clock: str = "by the store's clock"
+    """By which `at` is meant."""
     ranks_seen: bool = True
     """False: ranks of jobs are among these, so that nothing being found is no answer."""

@@ -16,7 +16,7 @@ from railscope.agent.facts.causes import Cause, Tier
 from railscope.agent.facts.label_numbers import UNKNOWN
 
 Process = tuple[str, str]
-"""Host and pid."""
+"""Host and pid; in files of a job that name no hosts, nothing and its rank in the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,11 @@ def came_further(rank: Rank, operations: int | None) -> bool:
 
 def processes_of(ranks: Iterable[Rank]) -> frozenset[Process]:
     """The processes of these ranks, as far as they are known."""
-    return frozenset((rank.host, rank.identity.process) for rank in ranks if rank.identity.pid)
+    return frozenset(
+        (rank.host, rank.identity.process if rank.identity.pid else rank.world_rank)
+        for rank in ranks
+        if rank.identity.pid or (not rank.host and rank.world_rank)
+    )
 
 
 def blamed_processes(culprit: Culprit) -> frozenset[Process]:
@@ -248,11 +252,11 @@ def blamed_processes(culprit: Culprit) -> frozenset[Process]:
 
 
 def format_processes(processes: Iterable[Process]) -> str:
-    """`pid 7 on host0 and 2 more`."""
+    """`pid 7 on host0 and 2 more`, `rank 3 of the job`."""
     found = sorted(processes)
-    host, pid = found[0]
+    host, number = found[0]
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return f"pid {pid} on {host}{more}"
+    return f"pid {number} on {host}{more}" if host else f"rank {number} of the job{more}"
 
 
 def _format_rails(rails: Iterable[tuple[str, str, str]]) -> str:

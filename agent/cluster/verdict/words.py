@@ -78,7 +78,7 @@ def make_verdict(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet]
     recent = [one for one in ended if not _is_writing(one.cause)]
     writing = [_wait_for_writers(cause) for cause in found if _is_writing(cause)]
     of_causes = (
-        *(_finding(cause, fleet) for cause in causes),
+        *(describe_root_cause(cause, fleet) for cause in causes),
         *(_recent_finding(one, fleet) for one in recent),
     )
     findings = (*of_causes, *slow_rail_findings(fleet, of_causes, comm), *degraded_findings(fleet, comm))
@@ -93,11 +93,7 @@ def make_verdict(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet]
     if quiet and not fleet.unanswered:
         fine = "No stall is seen: "
     if findings:
-        headline = findings[0].headline
-        if len(findings) > 1:
-            kind = "finding" if findings[-1].cause == FAILED_OVER else "root cause"
-            more = f"{len(findings) - 1} more {kind}{'s' if len(findings) > 2 else ''} below"
-            headline = f"{headline.removesuffix('.')} ({more})."
+        headline = more_findings(findings)
     elif reported:
         comms = {one.comm for one in reported}
         which = f"communicator {reported[0].comm}" if len(comms) == 1 else f"{len(comms)} communicators"
@@ -138,6 +134,16 @@ def make_verdict(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet]
         unknown=tuple(unknown_of_silent_processes(fleet.silent)),
         ranks_seen=not any(one.world_rank for one in fleet.silent),
     )
+
+
+def more_findings(findings: Sequence[Finding]) -> str:
+    """The first line of a verdict with findings: the first one's, and how many more there are."""
+    headline = findings[0].headline
+    if len(findings) > 1:
+        kind = "finding" if findings[-1].cause == FAILED_OVER else "root cause"
+        more = f"{len(findings) - 1} more {kind}{'s' if len(findings) > 2 else ''} below"
+        headline = f"{headline.removesuffix('.')} ({more})."
+    return headline
 
 
 def _reports(reported: Iterable[ReportedStall]) -> Iterable[str]:
@@ -195,7 +201,8 @@ def _waited_for_writers(recent: RecentCause, fleet: Fleet) -> str:
     return f"communicator {stalled.comm} waited until {ago} ago for {who}, which wrote to storage: a checkpoint?"
 
 
-def _finding(cause: RootCause, fleet: Fleet) -> Finding:
+def describe_root_cause(cause: RootCause, fleet: Fleet) -> Finding:
+    """The finding on one root cause: what it is, the evidence, what only waits because of it, and what to do next."""
     stalled, culprit = cause.stalled, cause.stalled.culprit
     places = [rank.host for rank in culprit.ranks if rank.host] + [rail.host for rail in culprit.rails]
     blamed = culprit.missing or tuple(rank.rank for rank in culprit.ranks)
@@ -233,7 +240,7 @@ def _recent_finding(recent: RecentCause, fleet: Fleet) -> Finding:
     """The finding on a stall that has paused: past facts, in the past tense."""
     history = recent.history
     period = Period(history.first, history.last)
-    as_it_was = _finding(recent.cause, replace(recent.then, history=()))
+    as_it_was = describe_root_cause(recent.cause, replace(recent.then, history=()))
     return replace(
         as_it_was,
         seconds=stalled_seconds(history, fleet, recent.then),
@@ -338,22 +345,24 @@ def _evidence(cause: RootCause) -> Iterable[str]:
 
 def _membership(stalled: StalledCommunicator) -> str:
     """The members of the communicator: `4 ranks on host0, host1; job 4711`, or `4 ranks, 3 of them seen, on …`."""
-    hosts = list(dict.fromkeys(rank.host for rank in stalled.ranks))
-    known = sum(1 for rank in stalled.ranks if rank.host)
+    hosts = list(dict.fromkeys(rank.host for rank in stalled.ranks if rank.host))
+    # Files of a job may not name hosts.
+    known = sum(1 for rank in stalled.ranks if rank.host or not hosts)
     count = stalled.nranks or len(stalled.ranks)
     seen = f", {known} of them seen," if known < count else ""
-    where = ", ".join(hosts[:_MOST_LINES]) + (
-        f" and {len(hosts) - _MOST_LINES} more" if len(hosts) > _MOST_LINES else ""
-    )
+    where = f" on {', '.join(hosts[:_MOST_LINES])}" if hosts else ""
+    where += f" and {len(hosts) - _MOST_LINES} more" if len(hosts) > _MOST_LINES else ""
     jobs = sorted({job for rank in stalled.ranks if (job := rank.identity.of_job("job"))})
-    return f"{count} ranks{seen} on {where}" + (f"; job {', '.join(jobs[:2])}" if jobs else "")
+    return f"{count} ranks{seen if hosts else seen.removesuffix(',')}{where}" + (
+        f"; job {', '.join(jobs[:2])}" if jobs else ""
+    )
 
 
 def _hosts_evidence(present: Sequence[Rank], cause: str) -> Iterable[str]:
     """What hosts say, one line a host."""
     by_host: dict[tuple[str, str], list[Rank]] = defaultdict(list)
     for rank in present:
-        if rank.stall and rank.stall.cause == cause:
+        if rank.host and rank.stall and rank.stall.cause == cause:
             by_host[rank.host, rank.stall.strength].append(rank)
     for (host, strength), ranks in list(by_host.items())[:_MOST_LINES]:
         grade = f" ({strength} evidence)" if strength != "unknown" and cause not in OF_A_PROCESS else ""

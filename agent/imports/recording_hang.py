@@ -1,0 +1,98 @@
+"""What agents' recordings tell of a job that hangs: the stalls that they were made for, and how far each rank came."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from railscope.agent.cluster.fleet.dumps import Dumps
+from railscope.agent.cluster.fleet.facts import Rank, Stall
+from railscope.agent.cluster.fleet.sequences import Position
+from railscope.agent.cluster.verdict.quantities import format_duration, format_rank_numbers
+from railscope.agent.facts.label_numbers import parse_number
+from railscope.agent.imports.facts import MOST_RANKS, Problems
+from railscope.agent.imports.sources import Source
+from railscope.agent.recording.file import RecordingError, read_recording
+from railscope.agent.recording.recording import RecordedStall, Recording
+
+_LONG_SECONDS: Final = 10.0
+"""An operation that is under way for longer, and that the agent calls no stall, leaves it open whether there is one."""
+_MOST_NOTES: Final = 8
+
+
+def read_hang_recordings(sources: Sequence[Source], problems: Problems) -> Dumps:
+    """What recordings of the hosts of a job tell together; one that cannot be read is left out, and counted."""
+    recordings = []
+    for source in sources:
+        if source.path is None:
+            problems.count_skipped(source.name, 0, "a recording inside an archive: unpack it first")
+            continue
+        try:
+            recordings.append(read_recording(source.path))
+        except RecordingError as error:
+            problems.count_skipped(source.name, 0, str(error))
+    ranks = [rank for recording in recordings for rank in _ranks(recording)]
+    notes = [
+        f"{recording.host}: {line}" for recording in recordings for stall in recording.stalls for line in stall.evidence
+    ]
+    blind = sorted({recording.host for recording in recordings if not recording.completion_seen()})
+    return Dumps(
+        at=max((recording.realtime_ns(recording.ended_ns) for recording in recordings), default=0) / 1e9,
+        ranks=tuple(ranks),
+        told=(f"{len(recordings)} recording{'s' * (len(recordings) != 1)}",),
+        lacking=tuple(_lacking(ranks)),
+        open=(
+            *(f"the recording of {host} does not tell what completed" for host in blind),
+            *_long_waits(ranks),
+        ),
+        tells_completion=not blind,
+        notes=tuple(dict.fromkeys(notes))[:_MOST_NOTES],
+    )
+
+
+def _ranks(recording: Recording) -> Iterable[Rank]:
+    numbered = recording.numbered_from_start()
+    stalls = {(stall.comm, stall.rank): stall for stall in recording.stalls}
+    end = recording.realtime_ns(recording.ended_ns) / 1e9
+    for one in recording.communicators:
+        stall = stalls.get((one.identity.comm, one.identity.rank))
+        if not one.alive and stall is None:
+            continue
+        yield Rank(
+            one.identity,
+            host=recording.host,
+            enqueued=one.enqueued,
+            completed=one.completed,
+            inflight_seconds=one.inflight_seconds,
+            position=Position(one.enqueued) if numbered.get(one.instance) else None,
+            stall=None if stall is None else _stall(stall),
+            stalled_seconds=None if stall is None else stall.seconds,
+            scraped=end,
+        )
+
+
+def _stall(stall: RecordedStall) -> Stall:
+    return Stall(stall.op, stall.cause, stall.strength, stall.blamed_rank, stall.rail, stall.device)
+
+
+def _lacking(ranks: Iterable[Rank]) -> Iterable[str]:
+    by_comm: defaultdict[str, set[str]] = defaultdict(set)
+    sizes: dict[str, int] = {}
+    for rank in ranks:
+        by_comm[rank.comm].add(rank.rank)
+        size = parse_number(rank.identity.nranks)
+        if size is not None and size <= MOST_RANKS:
+            sizes[rank.comm] = size
+    for comm, size in sorted(sizes.items()):
+        if lost := {str(number) for number in range(size)} - by_comm[comm]:
+            yield f"no recording of {format_rank_numbers(lost)} of {comm}"
+
+
+def _long_waits(ranks: Iterable[Rank]) -> Iterable[str]:
+    for rank in ranks:
+        if rank.stall is None and (rank.inflight_seconds or 0.0) >= _LONG_SECONDS:
+            yield (
+                f"an operation of rank {rank.rank} of {rank.comm} on {rank.host} is under way for "
+                f"{format_duration(rank.inflight_seconds or 0.0)}, which its agent does not call a stall"
+            )
