@@ -233,6 +233,8 @@ def _communicator(comm: str, rank: str, gpu: int) -> CommunicatorFacts:
             netns="4026531840",
             job=(("job", "pretrain"), ("job_id", "123456"), ("user", "ada")),
             identity_source="layout",
+            gpu_uuid=f"GPU-00000000-0000-0000-0000-{gpu:012d}",
+            pci_bus_id=f"00000000:1{gpu}:00.0",
         ),
         enqueued=1,
         ops=(),

@@ -141,8 +141,9 @@ COLLECTIVE_LAUNCHES: Final = _counter(
 )
 COMM_INFO: Final = _gauge(
     "comm_info",
-    "comm rank nranks gpu node_rank local_ranks nccl_version pid netns identity_source",
-    "Always 1. Identity of one rank of a communicator and of its job. The series disappears after "
+    "comm rank nranks gpu gpu_uuid pci_bus_id node_rank local_ranks nccl_version pid netns identity_source",
+    "Always 1. Identity of one rank of a communicator and of its job. gpu is the number in this host's NVML; "
+    "gpu_uuid and pci_bus_id are the GPU's as dcgm-exporter writes them. The series disappears after "
     "--limit.communicator-lifetime once the rank or its process has ended.",
 )
 COMM_ENQUEUED: Final = _counter(
@@ -204,9 +205,10 @@ COMM_STALLED: Final = _gauge(
 )
 COMM_STALL_INFO: Final = _gauge(
     "comm_stall_info",
-    "comm rank cause strength blamed_rank rail device netns",
-    "1 while stalled. blamed_rank, rail and device name what the cause blames. strength weak: the stall is inferred, "
-    "no probe saw the operation itself.",
+    "comm rank cause strength blamed_rank rail device netns gpu gpu_uuid pci_bus_id",
+    "1 while stalled. blamed_rank, rail and device name what the cause blames; gpu, gpu_uuid and pci_bus_id are those "
+    "of the rank that stalls, as in comm_info. strength weak: the stall is inferred, no probe saw the operation "
+    "itself.",
 )
 CALL_INSIDE_SECONDS: Final = _gauge(
     "call_inside_seconds",
@@ -526,8 +528,9 @@ RAIL_TCP_BUSY_SECONDS: Final = _counter(
 )
 GPU_INFO: Final = _gauge(
     "gpu_info",
-    "gpu uuid pci name numa fabric",
-    "Always 1. A GPU by NVML's index, which NCCL uses too; fabric is the state of its NVLink fabric.",
+    "gpu uuid pci name numa fabric UUID pci_bus_id",
+    "Always 1. A GPU by NVML's index; fabric is the state of its NVLink fabric. UUID and pci_bus_id are uuid and pci "
+    "under the names and in the form of dcgm-exporter.",
 )
 GPU_FABRIC_UNHEALTHY: Final = _gauge(
     "gpu_fabric_unhealthy", "gpu reason", "1 for each health problem that the GPU reports for its NVLink fabric."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from railscope.agent.facts.label_numbers import UNKNOWN, parse_number
 
@@ -11,6 +12,21 @@ Labels = tuple[tuple[str, str], ...]
 """Label names and values in the order in which they are shown."""
 RankKey = tuple[str, str]
 """Communicator and rank: what series of a rank's numbers carry."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankGpu:
+    """The GPU that a rank uses, as this host and its other exporters call it."""
+
+    number: str = UNKNOWN
+    """NVML's on this host, as `nvidia-smi` shows it."""
+    uuid: str = UNKNOWN
+    pci_bus_id: str = UNKNOWN
+    """As NVML and dcgm-exporter write it: 00000000:1B:00.0."""
+
+
+NO_GPU: Final = RankGpu()
+"""Nothing is known of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +41,7 @@ class RankIdentity:
     rank: str
     nranks: str
     gpu: str
+    """NVML's number of it on this host."""
     node_rank: str
     """Index of this node within the communicator."""
     local_ranks: str
@@ -38,6 +55,9 @@ class RankIdentity:
     """Facts of the job (`job`, `pod`, `namespace`, `world_rank`, …) as label pairs."""
     identity_source: str
     """How the identity was read: `layout` (struct fields), `init` (arguments of the init call), `unknown`."""
+    gpu_uuid: str = UNKNOWN
+    pci_bus_id: str = UNKNOWN
+    """Of the GPU, as NVML and dcgm-exporter write it: 00000000:1B:00.0."""
 
     @property
     def key(self) -> RankKey:
@@ -73,4 +93,6 @@ def rank_identity_from_labels(comm: str, rank: str, info: Mapping[str, str], job
         netns=info.get("netns", ""),
         job=job,
         identity_source=info.get("identity_source", UNKNOWN),
+        gpu_uuid=info.get("gpu_uuid", UNKNOWN),
+        pci_bus_id=info.get("pci_bus_id", UNKNOWN),
     )

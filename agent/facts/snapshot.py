@@ -388,7 +388,7 @@ class GpuFacts:
     """One GPU; what is not known is the string "unknown" or `None`."""
 
     gpu: str
-    """NVML's index, which NCCL's communicators call it by too."""
+    """NVML's index, which `comm_info` calls it by too."""
     uuid: str
     pci: str
     """As sysfs writes it: 0000:1b:00.0."""
@@ -422,6 +422,25 @@ class GpuFacts:
     """What holds its clocks down."""
     recovery_action: str | None = None
     """What the driver asks for: `none`, `gpu_reset`, …"""
+
+    @property
+    def pci_bus_id(self) -> str:
+        """Its PCI address as NVML and dcgm-exporter write it."""
+        return self.pci if self.pci == UNKNOWN else format_pci_bus_id(self.pci)
+
+
+def format_pci_bus_id(address: str) -> str:
+    """A PCI address as NVML and dcgm-exporter write it: eight digits of the domain, capitals, 00000000:1B:00.0.
+
+    An address that is none stays as it is (nvml.h, NVML_DEVICE_PCI_BUS_ID_FMT).
+    """
+    try:
+        domain, bus, rest = address.split(":")
+        device, function = rest.split(".")
+        numbers = [int(part, 16) for part in (domain, bus, device, function)]
+    except ValueError:
+        return address
+    return "{:08X}:{:02X}:{:02X}.{:X}".format(*numbers)
 
 
 @dataclass(frozen=True, slots=True)

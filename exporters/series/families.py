@@ -255,6 +255,8 @@ def _communicators(communicators: tuple[CommunicatorFacts, ...]) -> Iterator[Dra
             one.rank,
             one.nranks,
             one.gpu,
+            one.gpu_uuid,
+            one.pci_bus_id,
             one.node_rank,
             one.local_ranks,
             one.nccl_version,
@@ -324,6 +326,7 @@ def _job_label_names(identities: Iterable[RankIdentity]) -> dict[str, str]:
 
 def _stalls(stalls: NodeStalls, now_ns: int, collectives: NodeCollectives) -> Iterator[Draft]:
     current = stalls.current
+    identities = {one.identity.key: one.identity for one in collectives.communicators}
     yield Draft(
         catalogue.COMM_STALLED,
         [((stall.comm, stall.rank, stall.op, stall.diagnosis.cause.value), 1) for stall in current],
@@ -341,6 +344,7 @@ def _stalls(stalls: NodeStalls, now_ns: int, collectives: NodeCollectives) -> It
                     stall.diagnosis.rail,
                     stall.diagnosis.device,
                     stall.diagnosis.netns,
+                    *_gpu_labels(identities.get((stall.comm, stall.rank))),
                 ),
                 1,
             )
@@ -375,6 +379,10 @@ def _stalls(stalls: NodeStalls, now_ns: int, collectives: NodeCollectives) -> It
     yield Draft(catalogue.COMM_AWAITED, [((one.comm, one.rank), one.waited_ratio) for one in stalls.slow])
     yield Draft(catalogue.COMM_AWAITED_SINCE, [((one.comm, one.rank), one.slowness.since) for one in stalls.slow])
     yield Draft(catalogue.STALLS, [((one.op, one.cause), one.count) for one in stalls.totals])
+
+
+def _gpu_labels(identity: RankIdentity | None) -> tuple[str, str, str]:
+    return (UNKNOWN,) * 3 if identity is None else (identity.gpu, identity.gpu_uuid, identity.pci_bus_id)
 
 
 def _last_collectives(

@@ -21,7 +21,7 @@ _MUCH_CORRECTED: Final = 8
 def gpu_families(known_gpus: NodeGpus, selection: Selection) -> Iterator[Draft]:
     """The metric families of GPUs and their NVLinks."""
     gpus, links = known_gpus.devices, known_gpus.nvlinks
-    yield Draft(catalogue.GPU_INFO, (((one.gpu, one.uuid, one.pci, one.name, one.numa, one.fabric), 1) for one in gpus))
+    yield Draft(catalogue.GPU_INFO, ((_identity(one), 1) for one in gpus))
     yield Draft(
         catalogue.GPU_FABRIC_UNHEALTHY, (((one.gpu, reason), 1) for one in gpus for reason in one.fabric_unhealthy)
     )
@@ -64,6 +64,10 @@ def _conditions(gpus: tuple[GpuFacts, ...]) -> Iterator[Draft]:
         catalogue.GPU_RECOVERY_ACTION,
         (((one.gpu, one.recovery_action), 1) for one in gpus if one.recovery_action not in (None, "none")),
     )
+
+
+def _identity(one: GpuFacts) -> tuple[str, ...]:
+    return one.gpu, one.uuid, one.pci, one.name, one.numa, one.fabric, one.uuid, one.pci_bus_id
 
 
 def _links(links: tuple[NvlinkFacts, ...], selection: Selection) -> Iterator[Draft]:

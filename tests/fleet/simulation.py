@@ -224,6 +224,8 @@ class Fleet:
                 netns="",
                 job=(("job", job.name), ("user", "ada")),
                 identity_source="layout",
+                gpu_uuid=f"GPU-{node}-{end.gpu}",
+                pci_bus_id=f"00000000:1{end.gpu}:00.0",
             ),
             enqueued=position,
             ops=(),

@@ -68,6 +68,8 @@ def communicator(comm: str = "00c0ffee00c0ffee", rank: str = "0", pid: int = 471
             netns="4026531840",
             job=(("job", "pretrain"), ("user", "ada")),
             identity_source="layout",
+            gpu_uuid="GPU-7b8c",
+            pci_bus_id="00000000:1B:00.0",
         ),
         enqueued=1200,
         ops=(OpTotal("AllReduce", 1200, 1200 << 20),),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from railscope.agent.facts.snapshot import CommunicatorFacts, NodeCollectives, NodeTimes
+from railscope.agent.facts.snapshot import CommunicatorFacts, GpuFacts, NodeCollectives, NodeTimes
 from railscope.agent.node.collectives.collectives import Collectives
 from railscope.agent.node.collectives.sequences import Sequences
 from railscope.agent.node.completion.completion import Completion
@@ -162,13 +162,37 @@ def test_of_one_host_the_ranks_that_left_tell_once_what_they_called_last(node: N
     assert shown == {"0": "AllReduce of 8 bytes float32", "2": "AllReduce of 16 bytes float32"}
 
 
-@pytest.mark.parametrize(("nvml_dev", "gpu"), [(5, "5"), (-1, "0")])
+@pytest.mark.parametrize(("nvml_dev", "gpu"), [(5, "5"), (-1, "unknown")])
 def test_a_gpu_is_numbered_as_on_the_host_not_as_the_process_sees_it(node: Node, nvml_dev: int, gpu: str) -> None:
     """With CUDA_VISIBLE_DEVICES=5 a process calls it 0."""
     node.begin(10)
     node.kernel.communicator(10, 1, cuda_dev=0, nvml_dev=nvml_dev)
     node.kernel.call(10, 1, 3)
     assert set(node.totals()) == {gpu}
+
+
+def test_a_container_s_gpu_0_is_the_host_s_fifth_once_nvml_lists_it(node: Node) -> None:
+    node.begin(10)
+    node.processes[10] = replace(node.processes[10], confined=True)
+    node.kernel.communicator(10, 1, cuda_dev=0, nvml_dev=0, bus_id=0x9B000)
+    node.kernel.call(10, 1, 3)
+    assert set(node.totals()) == {"unknown"}
+    before = node.communicators()[f"{1:016x}"].identity
+    assert (before.gpu, before.gpu_uuid, before.pci_bus_id) == ("unknown", "unknown", "00000000:9B:00.0")
+    fifth = GpuFacts("5", "GPU-5", "0000:9b:00.0", "H200", "0", "completed", (), None, None, None)
+    node.collectives.set_host_gpus((fifth,))
+    assert node.totals() == {"5": (3, 3 * 1024)}
+    identity = node.communicators()[f"{1:016x}"].identity
+    assert (identity.gpu, identity.gpu_uuid, identity.pci_bus_id) == ("5", "GPU-5", "00000000:9B:00.0")
+
+
+def test_the_gpu_of_a_process_that_becomes_known_after_its_communicator_is_found_then(node: Node) -> None:
+    node.kernel.communicator(10, 1, nvml_dev=3)
+    node.kernel.call(10, 1, 3)
+    assert set(node.totals()) == {"unknown"}
+    node.begin(10)
+    node.collectives.process_added()
+    assert set(node.totals()) == {"3"}
 
 
 def test_a_process_that_begins_to_use_nccl_is_told_of_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:

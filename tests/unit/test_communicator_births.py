@@ -12,6 +12,7 @@ import pytest
 
 from railscope.agent.node.collectives.communicators import Communicators
 from railscope.agent.node.collectives.name_claims import NameClaims
+from railscope.agent.node.collectives.rank_gpus import RankGpus
 from railscope.probes.nccl.records.calls import COMMUNICATOR, COMMUNICATOR_KEY, LIFECYCLE_EVENT, LifecycleKind
 from railscope.probes.nccl.records.errors import Result
 from tests.unit.collectives_kernel import SimulatedTable
@@ -34,6 +35,7 @@ def test_only_what_was_seen_to_be_made_is_whole(kinds: tuple[LifecycleKind, ...]
         SimulatedTable(COMMUNICATOR_KEY, COMMUNICATOR),
         lambda _tgid: "2.27.3",
         NameClaims(lambda _: None, lambda _: True),
+        RankGpus(lambda _: True),
     )
     for kind in kinds:
         event = np.zeros(1, LIFECYCLE_EVENT)
@@ -96,6 +98,7 @@ def test_a_call_that_made_no_communicator_that_is_known_is_told_with_what_follow
         SimulatedTable(COMMUNICATOR_KEY, COMMUNICATOR),
         lambda _tgid: "2.27.3",
         NameClaims(lambda _: None, lambda _: True),
+        RankGpus(lambda _: True),
     )
     event = np.zeros(1, LIFECYCLE_EVENT)
     event["tgid"], event["kind"], event["result"], event["comm"] = 4711, kind, result, comm
@@ -112,6 +115,7 @@ def test_what_a_process_does_thousands_of_times_is_told_once_and_of_each_process
         SimulatedTable(COMMUNICATOR_KEY, COMMUNICATOR),
         lambda _tgid: "2.27.3",
         NameClaims(lambda _: None, lambda _: True),
+        RankGpus(lambda _: True),
     )
     events = np.zeros(1000, LIFECYCLE_EVENT)
     events["tgid"], events["kind"], events["comm"] = 4711, LifecycleKind.INIT, 0x7F00
@@ -129,6 +133,7 @@ def test_results_that_a_process_makes_up_do_not_fill_the_log(caplog: pytest.LogC
         SimulatedTable(COMMUNICATOR_KEY, COMMUNICATOR),
         lambda _tgid: "2.27.3",
         NameClaims(lambda _: None, lambda _: True),
+        RankGpus(lambda _: True),
     )
     events = np.zeros(1000, LIFECYCLE_EVENT)
     events["tgid"], events["kind"], events["result"] = 4711, LifecycleKind.INIT, np.arange(100, 1100)

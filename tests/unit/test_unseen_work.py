@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.rank_identity import RankGpu
 from railscope.agent.facts.snapshot import NvlinkFacts
 from railscope.agent.facts.stall import Stall
 from railscope.agent.node.collectives.communicators import Communicator
@@ -166,7 +167,7 @@ def test_whether_nvlinks_of_its_gpu_carry_anything_is_said_beside_it(
 
     def with_gpu(instance: int) -> Communicator | None:
         found = communicator(instance)
-        return None if found is None else replace(found, nvml_dev=found.rank)
+        return None if found is None else replace(found, on=RankGpu(str(found.rank)))
 
     monkeypatch.setattr(known, "communicator", with_gpu)
     inference.serve(20)

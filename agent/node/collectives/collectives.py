@@ -13,7 +13,7 @@ from typing import Final
 
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.rank_identity import RankKey
-from railscope.agent.facts.snapshot import NodeCollectives, NodeCompletion, NodeTimes
+from railscope.agent.facts.snapshot import GpuFacts, NodeCollectives, NodeCompletion, NodeTimes
 from railscope.agent.facts.stall import Disagreement, LastCollectives
 from railscope.agent.model.expected import ExpectedBytes
 from railscope.agent.node.collectives.agreement import Agreement
@@ -27,6 +27,7 @@ from railscope.agent.node.collectives.kernel_readings import CountingPrograms, K
 from railscope.agent.node.collectives.name_claims import NameClaims
 from railscope.agent.node.collectives.node_totals import NodeTotals
 from railscope.agent.node.collectives.peer_bytes import PeerBytes
+from railscope.agent.node.collectives.rank_gpus import RankGpus
 from railscope.agent.node.collectives.sequences import Sequences
 from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.targets.memory import ProcessMemory
@@ -80,7 +81,8 @@ class Collectives:
         self._processes = processes
         self._readings = KernelReadings(programs)
         self._claims = NameClaims(processes.get, is_running)
-        self._communicators = Communicators(programs.communicators, self._version_of, self._claims)
+        self._gpus = RankGpus(self._is_confined)
+        self._communicators = Communicators(programs.communicators, self._version_of, self._claims, self._gpus)
         self._agreement = Agreement(programs.shapes, self._calls_now, self.position)
         self._totals = NodeTotals(self._communicators)
         self._history = CommunicatorHistory()
@@ -107,6 +109,19 @@ class Collectives:
         """Calls before attachment, of communicators that were forgotten."""
         self._unchecked_before = 0
         """Pids in the kernel's tables that had ended before anyone looked at them."""
+
+    def set_host_gpus(self, gpus: tuple[GpuFacts, ...]) -> None:
+        """Take over the GPUs that NVML lists for this host: ranks' GPUs are numbered as they are."""
+        if self._gpus.set_host_gpus(gpus):
+            self._communicators.find_gpus_again()
+
+    def process_added(self) -> None:
+        """A process is known now: whether something confines it, too."""
+        self._communicators.find_gpus_again()
+
+    def _is_confined(self, tgid: int) -> bool:
+        process = self._processes.get(tgid)
+        return process is None or process.confined
 
     @property
     def complete(self) -> bool:

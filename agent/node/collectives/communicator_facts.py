@@ -352,6 +352,8 @@ def _identity(communicator: Communicator, owner: _Owner) -> RankIdentity:
         netns=owner.netns,
         job=owner.job,
         identity_source=communicator.source,
+        gpu_uuid=communicator.on.uuid,
+        pci_bus_id=communicator.on.pci_bus_id,
     )
 
 

@@ -16,10 +16,12 @@ from typing import Final
 import numpy as np
 
 from railscope.agent.facts.label_numbers import UNKNOWN
+from railscope.agent.facts.rank_identity import NO_GPU, RankGpu
 from railscope.agent.model.edge_share import Placement, placement_of
 from railscope.agent.node.collectives.call_counts import Table
 from railscope.agent.node.collectives.events import error_name
 from railscope.agent.node.collectives.name_claims import NameClaims
+from railscope.agent.node.collectives.rank_gpus import RankGpus
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.comm_hash import comm_hash
 from railscope.probes.nccl.records.calls import COMMUNICATOR, COMMUNICATOR_KEY, LifecycleKind
@@ -54,6 +56,10 @@ class Communicator:
     nranks: int | None = None
     cuda_dev: int | None = None
     nvml_dev: int | None = None
+    bus_id: int | None = None
+    """The GPU's PCI address, as NCCL's number (agent/node/collectives/rank_gpus.py)."""
+    on: RankGpu = NO_GPU
+    """Which GPU of this host that is."""
     node: int | None = None
     n_nodes: int | None = None
     local_ranks: int | None = None
@@ -72,8 +78,8 @@ class Communicator:
 
     @property
     def gpu(self) -> str:
-        """The GPU's index as nvidia-smi counts, or as the process counts where that is not known."""
-        return format_label(self.cuda_dev if self.nvml_dev is None else self.nvml_dev)
+        """The GPU's number in this host's NVML, as nvidia-smi counts; never CUDA's."""
+        return self.on.number
 
     @property
     def placement(self) -> Placement | None:
@@ -94,8 +100,9 @@ def _value_or_none(value: int) -> int | None:
 class Communicators:
     """Every instance seen and not forgotten yet.  Not thread-safe: the daemon's lock guards it."""
 
-    def __init__(self, table: Table, version_of: Callable[[int], str], claims: NameClaims) -> None:
+    def __init__(self, table: Table, version_of: Callable[[int], str], claims: NameClaims, gpus: RankGpus) -> None:
         """`version_of` returns a process's NCCL version by pid: `unknown` if it is not known (yet)."""
+        self._gpus = gpus
         self._claims = claims
         self._table = table
         self._version_of = version_of
@@ -120,6 +127,11 @@ class Communicators:
         self._of_hash: defaultdict[int, set[int]] = defaultdict(set)
         """Instances, settled ones too, by NCCL's hash."""
         """Those that ended and are no longer in the kernel's table: nothing about them changes any more."""
+
+    def find_gpus_again(self) -> None:
+        """More is known of the host's GPUs, or of processes."""
+        for known in list(self._known.values()):
+            self._keep(known)
 
     def __iter__(self) -> Iterator[Communicator]:
         """Those that are not settled."""
@@ -326,6 +338,9 @@ class Communicators:
     def _keep(self, known: Communicator) -> None:
         """Keep what is known of a communicator that is not settled."""
         before = self._known.get(known.instance)
+        on = self._gpus.find(known.tgid, known.bus_id, known.nvml_dev)
+        if on != known.on:
+            known = replace(known, on=on)
         if before is known:
             return
         self.changes += 1
@@ -382,6 +397,8 @@ def _identified(known: Communicator, identity: Records) -> Communicator:
         nranks=int(identity["nranks"]),
         cuda_dev=_value_or_none(int(identity["cuda_dev"])),
         nvml_dev=_value_or_none(int(identity["nvml_dev"])),
+        # No GPU is at 0: layouts without the field leave -1.
+        bus_id=_value_or_none(int(identity["bus_id"])) or None,
         node=_value_or_none(int(identity["node"])),
         n_nodes=_value_or_none(int(identity["n_nodes"])),
         local_ranks=_value_or_none(int(identity["local_ranks"])),

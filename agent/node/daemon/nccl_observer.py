@@ -40,7 +40,7 @@ from railscope.agent.node.stalls.detector import StallLimits
 from railscope.agent.node.stalls.holds import Holds, StopEvents
 from railscope.agent.node.stalls.stacks import Stacks
 from railscope.agent.node.stalls.watchdog import InFlightTables, Watchdog
-from railscope.agent.node.targets.jobs import JobFacts
+from railscope.agent.node.targets.jobs import JobFacts, is_confined
 from railscope.agent.node.targets.libraries import Libraries, Library
 from railscope.agent.node.targets.memory import ProcessMemory
 from railscope.agent.node.targets.processes import NOT_DESCRIBED, Describe, Description, ObservedProcess
@@ -56,7 +56,7 @@ from railscope.probes.nccl.records.calls import SHARED_TABLES
 from railscope.probes.netdev.events import LinkEvents
 from railscope.probes.processes.namespaces import NamespaceError, network_namespace
 from railscope.probes.processes.owner import ProcessOwner
-from railscope.probes.processes.processes import ProcessIdentity, identity_of, is_alive, program_mark
+from railscope.probes.processes.processes import ProcessIdentity, cgroup, identity_of, is_alive, program_mark
 
 _log = logging.getLogger("railscope.observer")
 
@@ -419,6 +419,7 @@ class NcclObserver:
     def update(self, *, relate: bool) -> list[LinkEvents]:
         """Correlate, fold, forget: see `Observer.update`."""
         now_ns = self._clock.monotonic_ns()
+        self._collectives.set_host_gpus(self._hardware.gpu_facts().devices)
         # Without a communicator nothing is handed over, and to read that takes as long as all else here.
         if relate and self._completion is not None and self.in_use:
             self._completion.read_handed_over()
@@ -517,9 +518,11 @@ class NcclObserver:
             _log.info("process %d: %s", identity.pid, error)
             namespace = None
         program, tenant = program_mark(self._config.procfs, identity), tenant_of(self._config.procfs, identity.pid)
+        confined = is_confined(cgroup(self._config.procfs, identity.pid))
         self._processes[identity.pid] = ObservedProcess(
-            identity, namespace, JobFacts(), "", nccl_version, program, tenant=tenant
+            identity, namespace, JobFacts(), "", nccl_version, program, tenant=tenant, confined=confined
         )
+        self._collectives.process_added()
         if self._programs.settings.only_observed_processes:
             self._programs.observe(identity.pid)
         self._holds.watch(identity.pid)
@@ -611,6 +614,7 @@ class NcclObserver:
         `realtime_offset_ns`: the time of day less the monotonic one.
         """
         started_ns = self._clock.monotonic_ns()
+        self._collectives.set_host_gpus(self._hardware.gpu_facts().devices)
         counts = self._collectives.read()
         collectives = self._collectives.facts(
             counts, self.stalls.times(), now_ns=started_ns, realtime_offset_ns=realtime_offset_ns

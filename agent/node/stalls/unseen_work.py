@@ -364,8 +364,8 @@ class UnseenWork:
         else:
             evidence.append(f"no call returns in any of the {len(job.pids)} processes of its job on this host")
         communicator = self._known.communicator(wait.rank.instance) if wait.rank is not None else None
-        if communicator is not None and communicator.nvml_dev is not None:
-            evidence += self._carried.signs(now_ns, str(communicator.nvml_dev))
+        if communicator is not None:
+            evidence += self._carried.signs(now_ns, communicator.gpu)
         behind = job.behind
         if not behind:
             return Diagnosis(Cause.UNSEEN_WORK_STUCK, tuple(evidence), culprit=False)

@@ -42,6 +42,9 @@ _POD_CGROUP: Final = re.compile(
 _CONTAINER_CGROUP: Final = re.compile(r"(?:[/:-])([0-9a-f]{64})(?:\.scope)?(?=[/\n]|$)")
 """cri-containerd-<id>.scope, crio-<id>.scope, docker-<id>.scope, libpod-<id>.scope, or the bare id (cgroupfs)."""
 
+_MACHINE_CGROUP: Final = re.compile(r"/(?:machine\.slice|lxc|lxc\.payload[^/]*|docker)(?=[/\n]|$)")
+"""systemd-nspawn, libvirt, LXC."""
+
 _POD_NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 
 
@@ -144,6 +147,16 @@ def job_facts(environment: Mapping[str, str], cgroup: str, node_name: str = "") 
         pod_uid=pod.pod_uid,
         nccl_settings=tuple((name, value) for name in NCCL_SETTINGS if (value := variables.text(name))),
     )
+
+
+def is_confined(cgroup: str | None) -> bool:
+    """Whether who started a process may have given it a part of this host's devices only; None: it is not known.
+
+    Container engines do, and so do batch systems that constrain devices (cgroup.conf(5), ConstrainDevices): NVML in
+    the process then numbers GPUs in its own way.
+    """
+    kinds = (_POD_CGROUP, _CONTAINER_CGROUP, _SLURM_CGROUP, _PBS_CGROUP, _MACHINE_CGROUP)
+    return cgroup is None or any(kind.search(cgroup[:_LONGEST_CGROUP]) for kind in kinds)
 
 
 class _Variables:

@@ -108,6 +108,8 @@ class ObservedProcess:
     ended_ns: int | None = None
     tenant: Tenant = UNKNOWN_TENANT
     """Whose it is."""
+    confined: bool = False
+    """It may see a part of this host's GPUs only, and number them in its own way."""
 
 
 ProcessOf = Callable[[int], ObservedProcess | None]
