@@ -8,7 +8,17 @@ so bytes are too.  The size is that of the tensor that the rank puts in.  The li
 the number of ranks of the job follows from the two bandwidths, whose ratio is (n−1)/n: it is known where only one n
 fits all lines.  All operations are taken as of all ranks.  The time in front of a line is that of its end.
 
-The tables of `log_summary()` are not read: they have no order and no times.
+`batch_isend_irecv` is a batch of Sends and Receives, of which only the bytes together are told: one operation SendRecv.
+
+`log_summary()` prints a table of all operations so far, which is read where a log has no lines of single ones; of
+several the last one counts, as each includes those before:
+
+    Comm. Op            Message Size        Count               Total Latency(ms)   Avg Latency(ms)     tput_avg …
+    all_reduce
+                        64.0 MB             100                 812.50              8.11                132.1    …
+
+It tells how many operations of each size there were, and how long they took together: each is taken to have taken its
+share.  It tells neither order nor times.
 
 Source: deepspeed/utils/comms_logging.py, deepspeed/comm/utils.py of DeepSpeed 0.8 to 0.17.
 """
@@ -17,8 +27,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES, UNNAMED_NODE
 from railscope.agent.imports.facts import ImportedCall, ImportedEnd, ImportedOperation, Problems
@@ -36,6 +46,15 @@ _LINE: Final = re.compile(
     r"time \(ms\): (?P<time>\d{1,12}\.\d{1,6}) \| msg size: (?P<size>\d{1,12}(?:\.\d{1,6})?) ?(?P<unit>[KMGTPE]?B)"
     r"(?: \| algbw \((?:Gbps|GB)\): (?P<algbw>\d{1,12}\.\d\d) ?\| busbw \((?:Gbps|GB)\): (?P<busbw>\d{1,12}\.\d\d))?"
 )
+_TABLE: Final = re.compile(r"Comm\. Op\s+Message Size\s+Count\s+(?P<kind>Total Latency\(ms\)|Total comm lat\(ms\))")
+_ROW: Final = re.compile(
+    r"(?:^|\s{4})\s*(?P<size>\d{1,12}(?:\.\d{1,6})?) ?(?P<unit>[KMGTPE]?B)\s+(?P<count>\d{1,12})\s+"
+    r"(?P<total>\d{1,15}\.\d{1,6})\s+\d{1,15}\.\d{1,6}\s+(?P<algbw>\d{1,12}\.\d\d)\s+(?P<busbw>\d{1,12}\.\d\d)\s*$"
+)
+_ROW_NAME: Final = re.compile(r"\s*(?:\S{1,100}:\s*)?(?P<op>[a-z]\w{1,60})(?: \| \[Caller Func: [^\]]{0,300}\])?\s*")
+_MOST_SUMMED: Final = 1 << 22
+"""Operations of a table, which become a row each."""
+_BATCH: Final = "batch_isend_irecv"
 _RANK: Final = re.compile(r"\[Rank (\d{1,7})\]")
 _UNITS: Final = {unit: 1024**power for power, unit in enumerate(("B", "KB", "MB", "GB", "TB", "PB", "EB"))}
 _SHARED: Final = frozenset({Op.AllReduce, Op.AllGather, Op.ReduceScatter})
@@ -46,14 +65,22 @@ _MOST_RANKS: Final = 1 << 20
 
 def has_format(head: bytes) -> bool:
     """Whether the beginning of a file looks like a log of DeepSpeed's communication logger."""
-    return b"comm op: " in head and b"time (ms): " in head
+    single = b"comm op: " in head and b"time (ms): " in head
+    return single or (b"Comm. Op" in head and b"Total Latency(ms)" in head)
 
 
-def import_files(sources: Sequence[Source], target: ImportTarget, problems: Problems, node: str | None) -> None:
-    """Put operations of DeepSpeed's logs into the dataset, as calls and as operations; `node` None: they do not say."""
+def import_files(
+    sources: Sequence[Source], target: ImportTarget, problems: Problems, node: str | None, all_ranks: int | None = None
+) -> None:
+    """Put operations of DeepSpeed's logs into the dataset, as calls and as operations.
+
+    Args:
+        node: the host; None: they do not say.
+        all_ranks: how many ranks the job has, as the user says; None: as the logs tell.
+    """
     where = node or UNNAMED_NODE
     for source in sources:
-        _Log(source, target, problems, where).read(_world_size(source))
+        _Log(source, target, problems, where).read(all_ranks or _world_size(source))
     problems.add_note("DeepSpeed rounds sizes to two decimals and does not name the ranks: all ranks are assumed")
 
 
@@ -68,14 +95,21 @@ class _Log:
         """By rank."""
 
     def read(self, ranks: int | None) -> None:
+        summary = _Summary()
+        single = False
         with self._source.open() as stream:
             for number, line in numbered_lines(stream):
                 if line is None:
                     self._problems.count_skipped(self._source.name, number, "the line is too long")
                 elif _MARK in line:
+                    single = True
                     self._wrapped_line(number, line, ranks)
+                else:
+                    summary.read_line(number, line)
             if stream.damage:
                 self._problems.count_skipped(self._source.name, 0, stream.damage)
+        if not single:
+            self._summed(summary.rows, ranks)
         if self._times.made_up:
             self._target.times_known = False
             self._problems.add_note("timestamps are synthetic and give only the order: the log has none")
@@ -110,18 +144,41 @@ class _Log:
         found = _LINE.search(line)
         if found is None:
             raise UnknownName("an operation without its time and size")
-        op = parse_operation(found["op"])
+        op = _operation(found["op"])
         if op is None:
             return
         before = line[: found.start()]
         rank = _RANK.search(before)
         self._times.read_prefix(number, before)
-        size_bytes = round(float(found["size"]) * _UNITS[found["unit"]])
-        if size_bytes > LARGEST_PAYLOAD_BYTES:
-            raise UnknownName("an impossible size")
-        payload_bytes = _payload(op, size_bytes, ranks)
         length_ns = round(float(found["time"]) * 1e6)
-        instance = self._instance(0 if rank is None else int(rank[1]))
+        self._operation(op, _payload(op, _size(found), ranks), length_ns, 0 if rank is None else int(rank[1]))
+
+    def _summed(self, rows: Sequence[_Row], ranks: int | None) -> None:
+        """Add the operations of a table, each with its share of the time."""
+        left = _MOST_SUMMED
+        for row in rows:
+            try:
+                op = _operation(row.name)
+                if op is None:
+                    continue
+                if row.times > left:
+                    raise UnknownName(f"{row.times} operations in one row of a table")
+                payload_bytes = _payload(op, row.size_bytes, ranks)
+            except UnknownName as error:
+                self._problems.count_skipped(self._source.name, row.line, str(error))
+                continue
+            left -= row.times
+            self._times.read_prefix(row.line, "")
+            for _ in range(row.times):
+                self._operation(op, payload_bytes, round(row.total_ms * 1e6 / row.times), 0)
+        if rows:
+            self._problems.add_note(
+                "DeepSpeed's table tells how many operations of a size there were, and their time together: each has "
+                "its share"
+            )
+
+    def _operation(self, op: Op, payload_bytes: int, length_ns: int, rank: int) -> None:
+        instance = self._instance(rank)
         end_ns = self._times.next_call_ns()
         begin_ns = end_ns if self._times.made_up else end_ns - length_ns
         self._target.add(
@@ -151,6 +208,64 @@ class _Log:
         return self._instances[rank]
 
 
+class _Row(NamedTuple):
+    """A row of a table."""
+
+    line: int
+    name: str
+    size_bytes: int
+    times: int
+    """How often."""
+    total_ms: float
+    algbw: float
+    busbw: float
+
+
+class _Summary:
+    """The last table of a log."""
+
+    def __init__(self) -> None:
+        self.rows: list[_Row] = []
+        self._name = ""
+        self._inside = False
+
+    def read_line(self, number: int, line: str) -> None:
+        """Read a line that is no single operation."""
+        if "Comm. Op" in line and (header := _TABLE.search(line)) is not None:
+            # The second table, of stragglers, has the same operations.
+            self._inside = header["kind"].startswith("Total Latency")
+            if self._inside:
+                self.rows = []
+            self._name = ""
+        elif self._inside:
+            row = _ROW.search(line)
+            if row is not None:
+                if self._name:
+                    self.rows.append(_row(number, self._name, row))
+            elif (name := _ROW_NAME.fullmatch(line)) is not None:
+                self._name = name["op"]
+            elif line.strip():
+                self._inside = False
+
+
+def _row(number: int, name: str, row: re.Match[str]) -> _Row:
+    size_bytes = round(float(row["size"]) * _UNITS[row["unit"]])
+    return _Row(
+        number, name, size_bytes, int(row["count"]), float(row["total"]), float(row["algbw"]), float(row["busbw"])
+    )
+
+
+def _operation(name: str) -> Op | None:
+    return Op.SendRecv if name == _BATCH else parse_operation(name)
+
+
+def _size(found: re.Match[str]) -> int:
+    size_bytes: int = round(float(found["size"]) * _UNITS[found["unit"]])
+    if size_bytes > LARGEST_PAYLOAD_BYTES:
+        raise UnknownName("an impossible size")
+    return size_bytes
+
+
 def _payload(op: Op, size_bytes: int, ranks: int | None) -> int:
     """Bytes with NCCL's meaning of count."""
     if op not in (Op.ReduceScatter, Op.AllToAll):
@@ -162,16 +277,24 @@ def _payload(op: Op, size_bytes: int, ranks: int | None) -> int:
 
 def _world_size(source: Source) -> int | None:
     """Ranks of the job; None: the log does not tell, or its lines contradict each other."""
+    summary = _Summary()
+    ranks = ranks_of_bandwidths(_bandwidths(source, summary))
+    return ranks or ranks_of_bandwidths((row.algbw, row.busbw) for row in summary.rows if _is_shared(row.name))
+
+
+def _bandwidths(source: Source, summary: _Summary) -> Iterator[tuple[float, float]]:
+    """Both bandwidths of single operations; other lines are given to `summary`."""
     with source.open() as stream:
-        return ranks_of_bandwidths(
-            (float(found["algbw"]), float(found["busbw"]))
-            for _, line in numbered_lines(stream)
-            if line is not None
-            and _MARK in line
-            and (found := _LINE.search(line)) is not None
-            and found["algbw"] is not None
-            and _is_shared(found["op"])
-        )
+        for number, line in numbered_lines(stream):
+            if line is not None and _MARK not in line:
+                summary.read_line(number, line)
+            elif (
+                line is not None
+                and (found := _LINE.search(line)) is not None
+                and found["algbw"] is not None
+                and _is_shared(found["op"])
+            ):
+                yield float(found["algbw"]), float(found["busbw"])
 
 
 def _is_shared(name: str) -> bool:

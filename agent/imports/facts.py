@@ -17,6 +17,8 @@ FORMATS: Final = (
     "chakra",
     "torch-flight-recorder",
     "nccl-inspector",
+    "nccl-profiler",
+    "nccl-ras",
     "deepspeed",
     "railscope",
 )

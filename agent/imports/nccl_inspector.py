@@ -6,23 +6,38 @@
      "coll_timing_source": "kernel_gpu", "coll_algobw_gbs": 277.2, "coll_busbw_gbs": 485.1}}
 
 Send and Recv have `p2p_perf` with `p2p_peer` instead.  `id` is NCCL's commHash, and the size is count × size of the
-data type with NCCL's meaning of count.  A line says when it was written, which is some time after the operation was
-complete; with `NCCL_INSPECTOR_DUMP_VERBOSE=1` it has the times of the kernel as the host saw them.  Operations below
+data type with NCCL's meaning of count.  Newer ones say header and metadata once, in a line with `dump_stats`, of the
+lines below it, and `coll_algo` and `coll_proto`.  Those of 2.28 and 2.29 take the size of `ncclUint8` for −1, so that
+the size of such an operation is its count below 2^64.
+
+A line says when it was written, which is some time after the operation was complete; with
+`NCCL_INSPECTOR_DUMP_VERBOSE=1` it has the times of the kernel as the host saw them.  Operations below
 `NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES` (8 KiB unless set) are not in it.
 
-Source: plugins/profiler/inspector of NCCL 2.30, ext-profiler/inspector of 2.28.
+With `NCCL_INSPECTOR_PROM_DUMP=1` it writes textfiles for node_exporter instead.  Those of 2.29 have a sample for each
+operation that was the latest when the file was written, with its size rounded to two decimals:
+
+    nccl_collective_exec_time_microseconds{comm_id="0x7f8c496ae9f661",hostname="gpu-1",rank="2",slurm_job="x",
+     slurm_job_id="7",nranks="8",n_nodes="1",gpu_device_id="GPU2",collective="AllReduce",coll_sn="1407",
+     timestamp="2026-01-06T10:11:12Z",message_size="4.00MB"} 61974
+
+Newer ones hold means by range of sizes, of which neither operations nor their number can be told: they are refused.
+
+Source: plugins/profiler/inspector of NCCL 2.30, ext-profiler/inspector of 2.28 and 2.29.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES
 from railscope.agent.imports.facts import MOST_RANKS, ImportedCall, ImportedEnd, ImportedOperation, Problems
 from railscope.agent.imports.json_stream import Element, JsonStream, small_number, text, whole_number
-from railscope.agent.imports.sources import Source
+from railscope.agent.imports.line_times import LineTimes
+from railscope.agent.imports.sources import Source, SourceStream, numbered_lines
 from railscope.agent.imports.target import ImportTarget
 from railscope.probes.nccl.abi import Op
 
@@ -30,11 +45,34 @@ FORMAT: Final = "nccl-inspector"
 _KINDS: Final = ("coll", "p2p")
 _OPS: Final = {op.name.lower(): op for op in Op if op is not Op.Unknown}
 _MOST: Final = 1 << 62
+_WRAPPED: Final = 1 << 64
+_PEEK_BYTES: Final = 1 << 12
+_TIME_METRIC: Final = "nccl_collective_exec_time_microseconds{"
+_LABEL: Final = re.compile(r'(\w{1,40})="((?:[^"\\]|\\.){0,300})"')
+_SAMPLE: Final = re.compile(r"\} (\d{1,15}(?:\.\d{1,9})?(?:e\+?\d{1,2})?)$")
+_SIZE: Final = re.compile(r"(\d{1,12}(?:\.\d{1,6})?) ?([KMGT]?B)$")
+_UNITS: Final = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
+_ALGORITHMS: Final = {
+    "TREE": "Tree",
+    "RING": "Ring",
+    "COLLNETDIRECT": "CollNetDirect",
+    "COLLNETCHAIN": "CollNetChain",
+    "NVLS": "NVLS",
+    "NVLSTREE": "NVLSTree",
+    "PAT": "PAT",
+}
+_PROTOCOLS: Final = {"LL": "LL", "LL128": "LL128", "SIMPLE": "Simple"}
 
 
 def has_format(head: bytes) -> bool:
     """Whether the beginning of a file looks like a dump of NCCL's inspector plugin."""
-    return b'"coll_perf"' in head or b'"p2p_perf"' in head
+    json_marks = (b'"coll_perf"', b'"p2p_perf"', b'"inspector_output_format_version"')
+    return any(mark in head for mark in json_marks) or is_textfile(head)
+
+
+def is_textfile(head: bytes) -> bool:
+    """Whether the beginning of a file looks like a textfile of NCCL's inspector plugin."""
+    return b"nccl_bus_bandwidth_gbs{" in head or b"nccl_p2p_bus_bandwidth_gbs{" in head
 
 
 def import_files(sources: Sequence[Source], target: ImportTarget, problems: Problems) -> None:
@@ -61,18 +99,43 @@ class _Key:
     nranks: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """One completed operation."""
+
+    op: Op
+    payload_bytes: int
+    called_ns: int
+    begin_ns: int
+    end_ns: int
+    sequence: int | None
+    source: str
+    peer: int | None = None
+    data_type: str | None = None
+    algorithm: str | None = None
+    protocol: str | None = None
+
+
 class _Reader:
     def __init__(self, target: ImportTarget, problems: Problems) -> None:
         self._target = target
         self._problems = problems
         self._instances: dict[_Key, tuple[int, str]] = {}
         """The instance, and the name that the communicator was given."""
+        self._said_once: dict[str, Any] = {}
+        """Header and metadata of the file's lines that have none of their own."""
+        self._below = 0
+        """How many such lines there were."""
 
     def read(self, source: Source) -> None:
         def skip(line: int, reason: str) -> None:
             self._problems.count_skipped(source.name, line, reason)
 
+        self._said_once = {}
         with source.open() as stream:
+            if is_textfile(stream.peek(_PEEK_BYTES)):
+                self._textfile(stream, skip)
+                return
             for element in JsonStream(stream, (), skip).elements():
                 try:
                     self._operation(element)
@@ -81,62 +144,149 @@ class _Reader:
             if stream.damage:
                 skip(0, stream.damage)
 
+    def _textfile(self, stream: SourceStream, skip: Callable[[int, str], None]) -> None:
+        for number, line in numbered_lines(stream):
+            if line is None:
+                skip(number, "the line is too long")
+            elif line.startswith((_TIME_METRIC, "nccl_p2p_exec_time_microseconds{")):
+                try:
+                    self._sample(line)
+                except _NotKnown as error:
+                    skip(number, str(error))
+        if stream.damage:
+            skip(0, stream.damage)
+        self._problems.add_note("textfiles of NCCL Inspector round sizes, and hold the latest operation of each moment")
+
+    def _sample(self, line: str) -> None:
+        labels, value = dict(_LABEL.findall(line)), _SAMPLE.search(line)
+        if "coll_sn" not in labels:
+            raise _NotKnown(
+                "a mean over a range of sizes, which tells no operation: without NCCL_INSPECTOR_PROM_DUMP=1 the plugin "
+                "writes each one"
+            )
+        op, size = _OPS.get(labels.get("collective", "").lower()), _SIZE.match(labels.get("message_size", ""))
+        if op is None or size is None or value is None:
+            raise _NotKnown("a sample without its operation, size and time")
+        moment = LineTimes(0)
+        moment.read_number(1, labels.get("timestamp", ""))
+        written_ns = moment.next_call_ns()
+        if moment.made_up:
+            raise _NotKnown("a sample without the time of writing")
+        key = _key(
+            {"id": labels.get("comm_id"), "rank": labels.get("rank"), "n_ranks": labels.get("nranks")},
+            {"hostname": labels.get("hostname"), "pid": 0},
+        )
+        length_ns = round(float(value[1]) * 1000)
+        self._add(
+            key,
+            "",
+            _Done(
+                op=op,
+                payload_bytes=round(float(size[1]) * _UNITS[size[2]]),
+                called_ns=written_ns - length_ns,
+                begin_ns=written_ns - length_ns,
+                end_ns=written_ns,
+                sequence=whole_number(labels["coll_sn"]),
+                source="kernel",
+            ),
+        )
+
     def _operation(self, element: Element) -> None:
         line = element.value
         if not isinstance(line, dict):
             raise _NotKnown("a line that is not a JSON object")
         kind = next((one for one in _KINDS if isinstance(line.get(f"{one}_perf"), dict)), None)
         if kind is None:
-            raise _NotKnown("a line without coll_perf and p2p_perf")
+            if "header" not in line or "metadata" not in line:
+                raise _NotKnown("a line without coll_perf and p2p_perf")
+            self._said_once = {name: _mapping(line, name) for name in ("header", "metadata")}
+            self._below = 0
+            self._dropped(line.get("dump_stats"))
+            return
         said: Mapping[str, Any] = line[f"{kind}_perf"]
         op = _OPS.get(text(said.get(kind)).lower())
         if op is None:
             raise _NotKnown(f"an unknown operation: {said.get(kind)!r}")
-        header, metadata = (_mapping(line, name) for name in ("header", "metadata"))
-        key = _Key(
-            host=text(metadata.get("hostname")) or "unknown",
-            pid=_required(metadata, "pid"),
-            comm=_hexadecimal(header),
-            rank=_required(header, "rank", MOST_RANKS),
-            nranks=_required(header, "n_ranks", MOST_RANKS + 1),
-        )
-        if key.rank >= key.nranks:
-            raise _NotKnown(f"rank {key.rank} of {key.nranks}")
+        header, metadata = (_mapping({**self._said_once, **line}, name) for name in ("header", "metadata"))
+        key = _key(header, metadata)
         peer = small_number(said.get("p2p_peer"))
         if "p2p_peer" in said and (peer is None or peer >= key.nranks):
             raise _NotKnown(f"{op.name} with rank {said['p2p_peer']!r} of {key.nranks}")
-        if key not in self._instances:
-            name = text(header.get("comm_name"))
-            self._instances[key] = self._target.new_instance(key.host), "" if name == "unknown" else name
-        instance, _ = self._instances[key]
-        payload_bytes = _required(said, f"{kind}_msg_size_bytes")
+        payload_bytes, wrapped = self._payload(said, f"{kind}_msg_size_bytes")
+        length_ns = _length_ns(said, f"{kind}_exec_time_us")
+        written_ns = _required(metadata, "dump_timestamp_us") * 1000
+        if "metadata" not in line:
+            # They were all written then: a nanosecond each keeps their order.
+            self._below += 1
+            written_ns += self._below
+        called_ns, end_ns = self._times(kind, said, written_ns, length_ns)
+        name = text(header.get("comm_name"))
+        self._add(
+            key,
+            "" if name == "unknown" else name,
+            _Done(
+                op=op,
+                payload_bytes=payload_bytes,
+                called_ns=called_ns,
+                begin_ns=end_ns - length_ns,
+                end_ns=end_ns,
+                sequence=whole_number(said.get(f"{kind}_sn")),
+                source="kernel" if text(said.get(f"{kind}_timing_source")).startswith("kernel") else "cuda",
+                peer=peer,
+                data_type="Uint8" if wrapped else None,
+                algorithm=_ALGORITHMS.get(text(said.get(f"{kind}_algo")).upper().replace("_", "")),
+                protocol=_PROTOCOLS.get(text(said.get(f"{kind}_proto")).upper()),
+            ),
+        )
+
+    def _dropped(self, stats: object) -> None:
+        dropped = small_number(stats.get("dropped")) if isinstance(stats, dict) else None
+        if dropped:
+            self._problems.add_note(f"NCCL Inspector itself dropped {dropped} records of a file")
+
+    def _payload(self, said: Mapping[str, Any], name: str) -> tuple[int, bool]:
+        """Bytes, and whether they are of `ncclUint8` as releases have it that do not know its size."""
+        value = said.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < _WRAPPED - value <= LARGEST_PAYLOAD_BYTES:
+            self._problems.add_note(
+                "sizes of ncclUint8, which NCCL Inspector of 2.28 and 2.29 counts below 2^64, are mended"
+            )
+            return _WRAPPED - value, True
+        payload_bytes = _required(said, name)
         if payload_bytes > LARGEST_PAYLOAD_BYTES:
             raise _NotKnown(f"an impossible size: {payload_bytes} bytes")
-        length_ns = _required(said, f"{kind}_exec_time_us") * 1000
-        called_ns, end_ns = self._times(kind, said, _required(metadata, "dump_timestamp_us") * 1000, length_ns)
-        sequence = whole_number(said.get(f"{kind}_sn"))
+        return payload_bytes, False
+
+    def _add(self, key: _Key, name: str, done: _Done) -> None:
+        if key not in self._instances:
+            self._instances[key] = self._target.new_instance(key.host), name
+        instance, _ = self._instances[key]
         self._target.add(
             key.host,
             ImportedCall(
-                time_ns=called_ns,
+                time_ns=done.called_ns,
                 instance=instance,
-                op=op.name,
-                payload_bytes=payload_bytes,
-                peer=peer,
-                sequence=sequence,
+                op=done.op.name,
+                payload_bytes=done.payload_bytes,
+                data_type=done.data_type,
+                peer=done.peer,
+                sequence=done.sequence,
             ),
         )
         self._target.add(
             key.host,
             ImportedOperation(
                 instance=instance,
-                begin_ns=end_ns - length_ns,
-                end_ns=end_ns,
-                op=op.name,
-                payload_bytes=payload_bytes,
-                peer=peer,
-                sequence=sequence,
-                source="kernel" if text(said.get(f"{kind}_timing_source")).startswith("kernel") else "cuda",
+                begin_ns=done.begin_ns,
+                end_ns=done.end_ns,
+                op=done.op.name,
+                payload_bytes=done.payload_bytes,
+                data_type=done.data_type,
+                algorithm=done.algorithm,
+                protocol=done.protocol,
+                peer=done.peer,
+                sequence=done.sequence,
+                source=done.source,
             ),
         )
 
@@ -169,10 +319,31 @@ class _Reader:
                 comm=f"{key.comm:016x}",
                 rank=key.rank,
                 nranks=key.nranks,
-                pid=key.pid,
+                pid=key.pid or None,
                 group_name=name or None,
             )
             self._target.add_ends(key.host, [end])
+
+
+def _key(header: Mapping[str, Any], metadata: Mapping[str, Any]) -> _Key:
+    key = _Key(
+        host=text(metadata.get("hostname")) or "unknown",
+        pid=_required(metadata, "pid"),
+        comm=_hexadecimal(header),
+        rank=_required(header, "rank", MOST_RANKS),
+        nranks=_required(header, "n_ranks", MOST_RANKS + 1),
+    )
+    if key.rank >= key.nranks:
+        raise _NotKnown(f"rank {key.rank} of {key.nranks}")
+    return key
+
+
+def _length_ns(said: Mapping[str, Any], name: str) -> int:
+    """A length in microseconds, which may have a fraction, in ns."""
+    value = said.get(name)
+    if isinstance(value, float) and 0 <= value < _MOST // 1000:
+        return round(value * 1000)
+    return _required(said, name) * 1000
 
 
 def _mapping(line: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -37,12 +37,15 @@ from typing import Any, Final
 from railscope.agent.cluster.fleet.dumps import Dumps
 from railscope.agent.cluster.fleet.facts import Rank, Stall
 from railscope.agent.cluster.fleet.sequences import Position
+from railscope.agent.dataset.schema import UNNAMED_NODE
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.rank_identity import rank_identity_from_labels
-from railscope.agent.imports.facts import MOST_RANKS, Problems
+from railscope.agent.imports.facts import MOST_RANKS, ImportedEnd, Problems
 from railscope.agent.imports.json_stream import small_number, text, whole_number
 from railscope.agent.imports.sources import Source, read_whole
+from railscope.agent.imports.target import ImportTarget
 
+FORMAT: Final = "nccl-ras"
 _MOST_BYTES: Final = 1 << 28
 _TO_ONE: Final = frozenset({"Send", "Recv", "SendRecv"})
 _TABLE_ROW: Final = re.compile(r" *(\d{1,9})(?: +[\d-]{1,20}){3} +(\d{1,9}) +\d{1,9} +[A-Z]+ +[A-Z]+ *$")
@@ -65,6 +68,28 @@ def has_format(head: bytes) -> bool:
     if b'"communicators_count"' in head and b'"collective_counts"' in head:
         return True
     return b"Job summary\n===========" in head and b"Communicators..." in head
+
+
+def import_files(sources: Sequence[Source], target: ImportTarget, problems: Problems) -> None:
+    """Put the communicators that answers of NCCL's RAS name into the dataset: of operations they only have counts."""
+    for source in sources:
+        for comm, one in sorted(_read(source, problems).communicators.items()):
+            for number, seen in sorted(one.ranks.items()):
+                node = seen.host or UNNAMED_NODE
+                end = ImportedEnd(
+                    instance=target.new_instance(node),
+                    comm=comm,
+                    rank=number,
+                    nranks=one.size,
+                    pid=seen.pid,
+                    gpu=seen.gpu or None,
+                )
+                target.add_ends(node, [end])
+    target.times_known = False
+    problems.add_note(
+        "answers of NCCL's RAS tell communicators and how many operations ranks launched, and no single operation: "
+        "railscope diagnose reads who is behind"
+    )
 
 
 @dataclass(slots=True)

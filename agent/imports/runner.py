@@ -19,6 +19,8 @@ from railscope.agent.imports import (
     kineto,
     nccl_inspector,
     nccl_log,
+    nccl_profiler,
+    nccl_ras,
     railscope_recording,
     torch_flight_recorder,
 )
@@ -34,6 +36,8 @@ _JSON: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*[\[{]")
 _TESTS: Final[tuple[tuple[str, Callable[[bytes], bool]], ...]] = (
     (railscope_recording.FORMAT, railscope_recording.has_format),
     (nccl_inspector.FORMAT, nccl_inspector.has_format),
+    (nccl_profiler.FORMAT, nccl_profiler.has_format),
+    (nccl_ras.FORMAT, nccl_ras.has_format),
     (kineto.FORMAT, kineto.has_format),
     (torch_flight_recorder.FORMAT, flight_dump.has_format),
     (chakra.FORMAT, execution_trace.has_format),
@@ -41,6 +45,8 @@ _TESTS: Final[tuple[tuple[str, Callable[[bytes], bool]], ...]] = (
 )
 """In this order: what comes first is the more certain.  Those of JSON are asked only of what begins as JSON does."""
 _TEXT_TESTS: Final = (
+    (nccl_ras.FORMAT, nccl_ras.has_format),
+    (nccl_inspector.FORMAT, nccl_inspector.is_textfile),
     (nccl_log.FORMAT, nccl_log.has_format),
     (deepspeed.FORMAT, deepspeed.has_format),
 )
@@ -224,7 +230,11 @@ def _import(name: str, sources: Sequence[Source], target: ImportTarget, problems
     elif name == torch_flight_recorder.FORMAT:
         torch_flight_recorder.import_files(sources, target, problems, node)
     elif name == deepspeed.FORMAT:
-        deepspeed.import_files(sources, target, problems, node)
+        deepspeed.import_files(sources, target, problems, node, said.ranks)
+    elif name == nccl_profiler.FORMAT:
+        nccl_profiler.import_files(sources, target, problems, node)
+    elif name == nccl_ras.FORMAT:
+        nccl_ras.import_files(sources, target, problems)
     else:
         host_traces = [source for source in sources if _is_host_trace(source)]
         others = [source for source in sources if source not in host_traces]

@@ -47,6 +47,7 @@ OP_OF: Final = {
     "reducescattercoalesced": Op.ReduceScatter,
     "broadcast": Op.Broadcast,
     "broadcastoop": Op.Broadcast,
+    "broadcastobjectlist": Op.Broadcast,
     "alltoall": Op.AllToAll,
     "alltoallbase": Op.AllToAll,
     "alltoallv": Op.AllToAll,

@@ -17,7 +17,7 @@ from railscope.agent.imports.hang_command import diagnose_files
 from railscope.agent.recording.file import write_recording
 from railscope.agent.recording.recording import Recording
 from railscope.probes.nccl.records.calls import LifecycleKind
-from tests.unit.importing import written
+from tests.unit.importing import imported, written
 from tests.unit.recordings import recording, records, stall
 
 COMM: Final = "00c0ffee00c0ffee"
@@ -168,6 +168,16 @@ def test_a_rank_that_the_text_misses_may_be_the_one(tmp_path: Path) -> None:
     verdict = diagnose_files([written(tmp_path, "ras.txt", TEXT % ("INCOMPLETE", INCOMPLETE, ""))])
     assert f"rank 6 of {COMM}: its process does not answer NCCL's RAS" in verdict.notes
     assert not verdict.problem
+
+
+def test_an_answer_of_ras_is_imported_as_the_communicators_that_it_names(tmp_path: Path) -> None:
+    result = imported(tmp_path, written(tmp_path, "ras.json", ras({0: 7, 1: 7, 2: 6}, missing=[3])))
+    assert [name for _, name in result.imported.files] == ["nccl-ras"]
+    ends = result.rows("communicators", "rank")
+    assert [(row["comm"], row["rank"], row["nranks"], row["node"], row["pid"], row["gpu"]) for row in ends] == [
+        (COMM, rank, 4, f"10.0.0.{rank // 2 + 1}", 70 + rank, str(rank)) for rank in range(4)
+    ]
+    assert any("railscope diagnose" in note for note in result.imported.problems.notes)
 
 
 def test_a_text_without_anything_odd_tells_of_no_communicator(tmp_path: Path, capsys: Any) -> None:
