@@ -97,6 +97,11 @@ TABLES: Final[Mapping[str, pa.Schema]] = {
             pa.bool_(),
             "its calls are numbered from its first one on, as those of other ranks are; null: not known",
         ),
+        (
+            "attributed",
+            pa.bool_(),
+            "false: no communicator, but all operations of the process whose communicators are not known; null: one",
+        ),
     ),
     "calls": _table(
         _RECORDING,
@@ -114,6 +119,7 @@ TABLES: Final[Mapping[str, pa.Schema]] = {
             pa.int64(),
             "number of the call in its communicator; imported logs of NCCL number collectives only; null: not known",
         ),
+        ("gpu_begin_ns", pa.int64(), "when the GPU began it, as a trace says of its kernel; null: not known"),
     ),
     "operations": _table(
         _RECORDING,
@@ -121,7 +127,7 @@ TABLES: Final[Mapping[str, pa.Schema]] = {
         _INSTANCE,
         ("begin_ns", pa.int64(), "begin: it was handed over, and the operation before it was complete"),
         ("end_ns", pa.int64(), "when it was complete"),
-        ("op", _NAME, "NCCL's name"),
+        ("op", _NAME, "NCCL's name; null: communication whose operation cannot be told"),
         ("data_type", _NAME, "NCCL's name without `nccl`"),
         ("payload_bytes", pa.int64(), "null: it cannot be told"),
         ("algorithm", _NAME, "Ring, Tree, …"),
@@ -130,7 +136,11 @@ TABLES: Final[Mapping[str, pa.Schema]] = {
         ("peer", pa.int32(), "as in `calls`"),
         ("sequence", pa.int64(), "as in `calls`"),
         ("stream", pa.int64(), "as in `calls`"),
-        ("source", _NAME, "what its times are: `proxy` (NCCL's network threads), `cuda` (events), `kernel` (a trace)"),
+        (
+            "source",
+            _NAME,
+            "of its times: `proxy` (NCCL's network threads), `cuda` (events), `kernel` (a trace of the GPU)",
+        ),
         ("handed_over_ns", pa.int64(), "when it was given to the network, or to the GPU; null: not known"),
     ),
     "compute": _table(
@@ -141,6 +151,9 @@ TABLES: Final[Mapping[str, pa.Schema]] = {
         ("begin_ns", pa.int64(), "the GPU began the kernel"),
         ("end_ns", pa.int64(), "the kernel was complete"),
         ("name", _NAME, "of the kernel"),
+        ("gpu", pa.string(), "the GPU's index on the node; null: not known"),
+        ("copies", pa.bool_(), "true: a copy or a memset, which is no computation; null: a kernel"),
+        ("suspected", pa.bool_(), "true: its name sounds like communication, and no list has it; null: it computes"),
     ),
     "rails": _table(
         _RECORDING,
@@ -215,7 +228,7 @@ TABLE_MEANINGS: Final[Mapping[str, str]] = {
     "communicators": "Identity: every communicator instance that was observed.",
     "calls": "NCCL calls as they entered the library.",
     "operations": "Operations that completed, with their times.",
-    "compute": "Kernels other than communication; imported data may have them.",
+    "compute": "Kernels and copies other than communication; imported data may have them.",
     "rails": "Devices whose bytes or links were recorded.",
     "rail_samples": "What ports had counted, several times a second.",
     "link_events": "How a rail's link was found when something about it had changed, the first time included.",

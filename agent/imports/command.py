@@ -50,6 +50,14 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
         help="how many ranks the job has, if the files do not say: with as many Chakra traces, who is in a group is "
         "known as well",
     )
+    for kind, what in (("communication", "communicate"), ("compute", "compute and do not communicate")):
+        parser.add_argument(
+            f"--{kind}-kernel",
+            metavar="NAME",
+            action="append",
+            default=[],
+            help=f"kernels of a trace whose names contain NAME {what}, whatever the table of known kernels says",
+        )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
@@ -57,6 +65,7 @@ def run_import(parsed: Any, out: TextIO) -> int:
     """Import; returns 0, or 2 where nothing could be imported, with one line on standard error."""
     try:
         from railscope.agent.dataset.files import DatasetError
+        from railscope.agent.imports.communication_kernels import KernelNames
         from railscope.agent.imports.runner import import_paths
     except ModuleNotFoundError as error:
         module = (error.name or "").split(".")[0]
@@ -69,7 +78,8 @@ def run_import(parsed: Any, out: TextIO) -> int:
         chosen = None if parsed.format == AUTO else parsed.format
         if parsed.ranks is not None and not 0 < parsed.ranks <= MOST_RANKS:
             raise ImportFailure(f"--ranks {parsed.ranks}: a job has 1 to {MOST_RANKS} ranks")
-        imported = import_paths(parsed.files, parsed.output, chosen, parsed.node, parsed.ranks)
+        names = KernelNames(parsed.communication_kernel, parsed.compute_kernel)
+        imported = import_paths(parsed.files, parsed.output, chosen, parsed.node, parsed.ranks, names)
     except (ImportFailure, DatasetError) as error:
         print(f"railscope import: {error}", file=sys.stderr)
         return COULD_NOT_RUN

@@ -43,6 +43,7 @@ class ImportedCall(NamedTuple):
     stream: int | None = None
     peer: int | None = None
     sequence: int | None = None
+    gpu_begin_ns: int | None = None
 
 
 class ImportedOperation(NamedTuple):
@@ -51,7 +52,7 @@ class ImportedOperation(NamedTuple):
     instance: int
     begin_ns: int
     end_ns: int
-    op: str
+    op: str | None
     source: str
     payload_bytes: int | None = None
     data_type: str | None = None
@@ -64,13 +65,16 @@ class ImportedOperation(NamedTuple):
 
 
 class ImportedKernel(NamedTuple):
-    """One kernel that is no communication: a row of `compute`."""
+    """One kernel or copy that is no communication: a row of `compute`."""
 
     pid: int | None
     stream: int | None
     begin_ns: int
     end_ns: int
     name: str
+    gpu: str | None = None
+    copies: bool | None = None
+    suspected: bool | None = None
 
 
 class ImportedConnection(NamedTuple):
@@ -92,7 +96,8 @@ class ImportedEnd:
     """
 
     instance: int
-    comm: str
+    comm: str | None
+    """None: not known."""
     rank: int | None
     nranks: int | None
     pid: int | None = None
@@ -100,6 +105,8 @@ class ImportedEnd:
     world_rank: int | None = None
     group_name: str | None = None
     nccl_version: str | None = None
+    attributed: bool | None = None
+    """False: no communicator, but the operations of a process whose communicators are not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Traces of PyTorch's profiler (Kineto): Chrome's trace format, one file a rank.
 
-Read are `record_param_comms`, the host's side of each operation, as calls; kernels with a collective's arguments, or
-of NCCL's name, as operations with the times of the GPU; and all other kernels as compute:
+Read are `record_param_comms`, the host's side of each operation, as calls; kernels with a collective's arguments, and
+those that communicate by their names, as operations with the times of the GPU; and all other kernels and copies:
 
     {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)", "pid": 0, "tid": 20, "ts": 12.5,
      "dur": 80.1, "args": {"External id": 7, "device": 0, "stream": 20, "grid": [8, 1, 1], "Collective name":
@@ -9,12 +9,15 @@ of NCCL's name, as operations with the times of the GPU; and all other kernels a
      "[]", "Out split size": "[]", "Process Group Name": "3", "Process Group Description": "tp", "Process Group Ranks":
      "[0, 1, 2, 3, 4, 5, 6, 7]"}}
 
-Where the host's side was not profiled, each kernel is a call as well.  Times are microseconds since
-`baseTimeNanoseconds`, which stands in front of the events or behind them, or since 1970.  `distributedInfo` has the
-rank and all groups; lists of more than 30 ranks are cut short in the events.  Traces of older PyTorch have no
-arguments of collectives: their kernels' times are good, their sizes and communicators are not known.
+Where the host's side was not profiled, each kernel is a call as well.  Where it was, `External id` ties a call to its
+kernel: hosts run ahead of their GPUs, by steps of a job even, so that only the kernel says in which step a call counts.
+Kernels have no arguments if they were launched before profiling began, by a CUDA graph, or by other libraries
+(`gpu_work`).  Times are microseconds since `baseTimeNanoseconds`, which stands in front of the events or behind them,
+or since 1970.  `distributedInfo` has the rank and all groups; lists of more than 30 ranks are cut short in the events.
 
-Source: libkineto/src/output_json.cpp of Kineto, torch/csrc/profiler/util.cpp of PyTorch.
+PyTorch before 1.12 spelled categories otherwise (`Kernel`, `Memcpy`, `Memset`, `Operator`, `Runtime`).
+
+Source: libkineto/src/output_json.cpp and CuptiActivity.cpp of Kineto, torch/csrc/profiler/util.cpp of PyTorch.
 """
 
 from __future__ import annotations
@@ -24,15 +27,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from railscope.agent.dataset.schema import UNNAMED_NODE
-from railscope.agent.imports.facts import (
-    MOST_RANKS,
-    ImportedCall,
-    ImportedEnd,
-    ImportedKernel,
-    ImportedOperation,
-    Problems,
-)
+from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES, UNNAMED_NODE
+from railscope.agent.imports.communication_kernels import KernelNames
+from railscope.agent.imports.facts import MOST_RANKS, ImportedCall, ImportedEnd, ImportedOperation, Problems
+from railscope.agent.imports.gpu_work import SOURCE, GpuWork, KernelTally, Span
 from railscope.agent.imports.json_stream import Element, JsonStream, small_number, text, whole_number
 from railscope.agent.imports.sources import Source
 from railscope.agent.imports.target import ImportTarget
@@ -41,7 +39,6 @@ from railscope.agent.imports.torch_names import (
     Sizes,
     UnknownName,
     expand_transfers,
-    is_nccl_kernel,
     parse_data_type,
     parse_kernel_name,
     parse_operation,
@@ -52,25 +49,28 @@ from railscope.probes.nccl.abi import Op
 
 FORMAT: Final = "kineto"
 _HOST_SIDE: Final = "record_param_comms"
-_HOST_CATEGORIES: Final = frozenset({"cpu_op", "cuda_runtime", "cuda_driver", "user_annotation"})
+_HOST_CATEGORIES: Final = frozenset(
+    {"cpu_op", "operator", "cuda_runtime", "cuda_driver", "runtime", "user_annotation", "python_function"}
+)
+_KERNEL: Final = "kernel"
+_COPIES: Final = frozenset({"gpu_memcpy", "gpu_memset", "memcpy", "memset"})
+_BETWEEN_GPUS: Final = ("Memcpy PtoP", "Memcpy P2P", "CopyPeerToPeer")
+_GPU_CATEGORIES: Final = _COPIES | {_KERNEL}
 _BASE: Final = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})\b')
 _SCAN_BYTES: Final = 1 << 20
 _OVERLAP_BYTES: Final = 64
 _HOST_AND_PID: Final = re.compile(r"(?P<host>[A-Za-z0-9][A-Za-z0-9.-]*)_(?P<pid>\d+)\.\d+\.pt\.trace\.json")
 _RANK: Final = re.compile(r"rank[-_]?(\d{1,7})", re.IGNORECASE)
-_NAME_LETTERS: Final = 200
 _MOST_MICROSECONDS: Final = 4e15
 _MOST_LENGTH_NS: Final = 1 << 60
 _MOST_BASE_NS: Final = 1 << 61
-_MOST_WAITING: Final = 1 << 20
+_MOST_HELD: Final = 1 << 17
+"""Calls in memory until their kernels are seen: about 300 bytes each."""
 NO_HOST: Final = (
     "these files do not name their host: all ranks are assigned to one host called 'imported' (import each host's "
     "files with --node HOST)"
 )
-NO_ARGUMENTS: Final = (
-    "some NCCL kernels lack the arguments of their collective (an older PyTorch): their sizes and communicators are "
-    "unknown"
-)
+NO_CALL_ARGUMENTS: Final = "record_param_comms events carry no arguments of their collectives: calls are unknown"
 
 
 def has_format(head: bytes) -> bool:
@@ -78,10 +78,14 @@ def has_format(head: bytes) -> bool:
     return b'"traceEvents"' in head or (b'"ph"' in head and b'"ts"' in head)
 
 
-def import_files(sources: Sequence[Source], target: ImportTarget, problems: Problems, node: str | None) -> None:
+def import_files(
+    sources: Sequence[Source], target: ImportTarget, problems: Problems, node: str | None, names: KernelNames
+) -> None:
     """Put operations, calls and kernels of Kineto traces into the dataset; `node` None: as the files say."""
+    tally = KernelTally()
     for source in sources:
-        _Trace(source, target, problems, node).read()
+        _Trace(source, target, problems, node, names, tally).read()
+    tally.add_notes(problems)
 
 
 def rank_in_name(label: str) -> int | None:
@@ -117,26 +121,39 @@ class _Job:
     """Description and ranks by name."""
 
 
+@dataclass(slots=True)
+class _Held:
+    """Calls of one `External id`, until their kernel is seen or the trace ends."""
+
+    calls: list[ImportedCall]
+    from_host: bool
+    gpu_begin_ns: int | None = None
+
+
 class _Trace:
     """One file: one rank."""
 
-    def __init__(self, source: Source, target: ImportTarget, problems: Problems, node: str | None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        target: ImportTarget,
+        problems: Problems,
+        node: str | None,
+        names: KernelNames,
+        tally: KernelTally,
+    ) -> None:
         named = _HOST_AND_PID.fullmatch(source.label)
         self._source = source
         self._target = target
         self._problems = problems
         self._node = node or (named["host"] if named is not None else UNNAMED_NODE)
-        self._pid = int(named["pid"]) if named is not None else None
+        self._work = GpuWork(target, self._node, names, tally)
+        self._work.pid = int(named["pid"]) if named is not None else None
         self._base_ns = 0
         self._job = _Job(rank=rank_in_name(source.label))
         self._members: dict[str, _Member] = {}
-        self._devices: set[int] = set()
-        self._host_side: set[int] = set()
-        """External ids of operations whose host side was profiled."""
-        self._alone: list[tuple[int | None, list[ImportedCall]]] = []
-        """Calls of kernels, for those whose host side will not have been seen."""
-        self._waiting: list[ImportedKernel] = []
-        """Kernels before the process is known."""
+        self._held: dict[int, _Held] = {}
+        """By `External id`: at most as many as there is room for."""
 
     def read(self) -> None:
         self._base_ns = _base_ns(self._source)
@@ -155,11 +172,11 @@ class _Trace:
         if not isinstance(event, dict):
             self._skip(element.line, "a malformed event")
             return
-        category, name = event.get("cat"), text(event.get("name"))
-        if self._pid is None and category in _HOST_CATEGORIES:
-            self._pid = whole_number(event.get("pid"))
-            self._release()
-        if event.get("ph") != "X" or (category != "kernel" and name != _HOST_SIDE):
+        category, name = text(event.get("cat")).lower(), text(event.get("name"))
+        if self._work.pid is None and category in _HOST_CATEGORIES:
+            self._work.pid = whole_number(event.get("pid"))
+        on_gpu = category in _GPU_CATEGORIES
+        if event.get("ph") != "X" or (not on_gpu and name != _HOST_SIDE):
             return
         arguments = event.get("args")
         if not isinstance(arguments, dict):
@@ -173,27 +190,54 @@ class _Trace:
             self._skip(element.line, "an event before 1970")
             return
         try:
-            if category != "kernel":
-                self._called(arguments, begin_ns, whole_number(event.get("tid")))
-            elif "Collective name" in arguments or is_nccl_kernel(name):
-                self._ran(name, arguments, begin_ns, begin_ns + length_ns)
+            if on_gpu:
+                self._on_gpu(category, name, arguments, begin_ns, begin_ns + length_ns)
             else:
-                self._computed(name, arguments, begin_ns, begin_ns + length_ns)
+                self._called(arguments, begin_ns, whole_number(event.get("tid")))
         except UnknownName as error:
             self._skip(element.line, str(error))
+
+    def _on_gpu(self, category: str, name: str, arguments: Mapping[str, Any], begin_ns: int, end_ns: int) -> None:
+        gpu = _gpu(arguments)
+        span = Span(begin_ns, end_ns, whole_number(arguments.get("stream")), gpu)
+        if category in _COPIES:
+            self._work.add_copy(name, span, _copied_bytes(arguments), between_gpus=_is_between_gpus(name, arguments))
+        elif text(arguments.get("Collective name")):
+            self._ran(name, arguments, span)
+        else:
+            self._work.add_kernel(name, span)
 
     def _called(self, arguments: Mapping[str, Any], time_ns: int, tid: int | None) -> None:
         name = text(arguments.get("Collective name"))
         if not name:
-            raise UnknownName("an operation without its arguments (an older PyTorch)")
+            self._problems.add_note(NO_CALL_ARGUMENTS)
+            return
         op = parse_operation(name)
         if op is None:
             return
+        calls = self._calls(op, arguments, time_ns, tid, None)
         external = whole_number(arguments.get("External id"))
-        for call in self._calls(op, arguments, time_ns, tid, None):
-            self._target.add(self._node, call)
-        if external is not None:
-            self._host_side.add(external)
+        held = None if external is None else self._held.get(external)
+        if external is None or (held is not None and held.from_host):
+            self._add_calls(calls, None)
+        elif held is not None:
+            held.calls, held.from_host = calls, True
+        else:
+            self._hold(external, _Held(calls, from_host=True))
+
+    def _hold(self, external: int, held: _Held) -> None:
+        if len(self._held) >= _MOST_HELD:
+            self._release_calls()
+        self._held[external] = held
+
+    def _release_calls(self) -> None:
+        for held in self._held.values():
+            self._add_calls(held.calls, held.gpu_begin_ns)
+        self._held.clear()
+
+    def _add_calls(self, calls: list[ImportedCall], gpu_begin_ns: int | None) -> None:
+        for call in calls:
+            self._target.add(self._node, call._replace(gpu_begin_ns=gpu_begin_ns))
 
     def _calls(
         self, op: Op, arguments: Mapping[str, Any], time_ns: int, tid: int | None, stream: int | None
@@ -217,34 +261,31 @@ class _Trace:
             for one in expand_transfers(op, _sizes(arguments), peer)
         ]
 
-    def _ran(self, name: str, arguments: Mapping[str, Any], begin_ns: int, end_ns: int) -> None:
+    def _ran(self, name: str, arguments: Mapping[str, Any], span: Span) -> None:
+        """A kernel whose call the trace tells; its operation may still be unknown, as that of several calls in one."""
         said = parse_kernel_name(name)
-        stream = whole_number(arguments.get("stream"))
-        device = whole_number(arguments.get("device"))
-        if device is not None:
-            self._devices.add(device)
-        collective = text(arguments.get("Collective name"))
-        op = parse_operation(collective) if collective else None
+        op = parse_operation(text(arguments.get("Collective name")))
         calls: list[ImportedCall] = []
+        external = whole_number(arguments.get("External id"))
+        held = None if external is None else self._held.get(external)
         if op is not None:
-            calls = self._calls(op, arguments, begin_ns, None, stream)
-            external = whole_number(arguments.get("External id"))
-            if external not in self._host_side:
-                self._alone.append((external, calls))
-            member = self._member(arguments)
-        else:
-            self._problems.add_note(NO_ARGUMENTS)
-            member = self._member({"Process Group Name": f"stream-{stream}"})
-        if op is None and not said.op:
-            raise UnknownName(f"an NCCL kernel without a known operation: {name[:60]!r}")
+            calls = self._calls(op, arguments, span.begin_ns, None, span.stream)
+            if external is None:
+                self._add_calls(calls, span.begin_ns)
+            elif held is None:
+                self._hold(external, _Held(calls, from_host=False, gpu_begin_ns=span.begin_ns))
+            elif not held.from_host:
+                # Another kernel of the same call, or a call of the same number: each counts, as none is seen itself.
+                self._add_calls(calls, span.begin_ns)
+        if held is not None:
+            held.gpu_begin_ns = min(span.begin_ns, held.gpu_begin_ns or span.begin_ns)
         grid = parse_whole_numbers(arguments.get("grid"))
-        self._target.add(
-            self._node,
+        self._work.add_operation(
             ImportedOperation(
-                instance=member.instance,
-                begin_ns=begin_ns,
-                end_ns=end_ns,
-                op=op.name if op is not None else said.op,
+                instance=self._member(arguments).instance,
+                begin_ns=span.begin_ns,
+                end_ns=span.end_ns,
+                op=op.name if op is not None else said.op or None,
                 data_type=calls[0].data_type if calls else None,
                 payload_bytes=calls[0].payload_bytes if len(calls) == 1 else None,
                 algorithm=said.algorithm or None,
@@ -252,24 +293,11 @@ class _Trace:
                 channels=small_number(grid[0]) if grid else None,
                 peer=calls[0].peer if len(calls) == 1 else None,
                 sequence=calls[0].sequence if calls else None,
-                stream=stream,
-                source="kernel",
+                stream=span.stream,
+                source=SOURCE,
             ),
+            span.gpu,
         )
-
-    def _computed(self, name: str, arguments: Mapping[str, Any], begin_ns: int, end_ns: int) -> None:
-        kernel = ImportedKernel(
-            self._pid, whole_number(arguments.get("stream")), begin_ns, end_ns, name[:_NAME_LETTERS]
-        )
-        if self._pid is None and len(self._waiting) < _MOST_WAITING:
-            self._waiting.append(kernel)
-        else:
-            self._target.add(self._node, kernel)
-
-    def _release(self) -> None:
-        for kernel in self._waiting:
-            self._target.add(self._node, kernel._replace(pid=self._pid))
-        self._waiting.clear()
 
     def _member(self, arguments: Mapping[str, Any]) -> _Member:
         size = small_number(arguments.get("Group size"))
@@ -302,13 +330,8 @@ class _Trace:
                 self._job.groups[name] = text(group.get("pg_desc")), ranks
 
     def _finish(self) -> None:
-        self._release()
-        for external, calls in self._alone:
-            if external is None or external not in self._host_side:
-                for call in calls:
-                    self._target.add(self._node, call)
-        gpu = str(next(iter(self._devices))) if len(self._devices) == 1 else None
-        ends = []
+        self._release_calls()
+        ends = self._work.finish(self._job.rank)
         for member in self._members.values():
             description = member.description or self._job.groups.get(member.name, ("", ()))[0]
             group = Group(member.name, description, member.size, self._ranks(member))
@@ -316,11 +339,11 @@ class _Trace:
             ends.append(
                 ImportedEnd(
                     instance=member.instance,
-                    comm=group.comm if known else f"{self._node}:{self._pid}:{self._job.rank}:{member.name}",
+                    comm=group.comm if known else f"{self._node}:{self._work.pid}:{self._job.rank}:{member.name}",
                     rank=group.rank_of(self._job.rank),
                     nranks=member.size,
-                    pid=self._pid,
-                    gpu=gpu,
+                    pid=self._work.pid,
+                    gpu=self._work.only_gpu,
                     world_rank=self._job.rank,
                     group_name=description or None,
                     nccl_version=self._job.nccl_version,
@@ -345,6 +368,24 @@ class _Trace:
 
     def _skip(self, line: int, reason: str) -> None:
         self._problems.count_skipped(self._source.name, line, reason)
+
+
+def _gpu(arguments: Mapping[str, Any]) -> str | None:
+    """The device that worked; of a copy between devices the one that made it."""
+    device = small_number(arguments.get("device", arguments.get("inDevice")))
+    return None if device is None else str(device)
+
+
+def _is_between_gpus(name: str, arguments: Mapping[str, Any]) -> bool:
+    source, destination = (small_number(arguments.get(f"{end}Device")) for end in ("from", "to"))
+    if source is not None and destination is not None and source != destination:
+        return True
+    return name.startswith(_BETWEEN_GPUS)
+
+
+def _copied_bytes(arguments: Mapping[str, Any]) -> int | None:
+    size = whole_number(arguments.get("bytes"))
+    return size if size is not None and 0 <= size <= LARGEST_PAYLOAD_BYTES else None
 
 
 def _base_ns(source: Source) -> int:

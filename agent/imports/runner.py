@@ -24,6 +24,7 @@ from railscope.agent.imports import (
     railscope_recording,
     torch_flight_recorder,
 )
+from railscope.agent.imports.communication_kernels import KernelNames
 from railscope.agent.imports.earlier import find_content
 from railscope.agent.imports.facts import FORMATS, ImportFailure, Problems
 from railscope.agent.imports.sources import Source, Sources
@@ -102,7 +103,12 @@ class Imported:
 
 
 def import_paths(
-    paths: Sequence[Path], folder: Path, chosen: str | None, node: str | None, ranks: int | None = None
+    paths: Sequence[Path],
+    folder: Path,
+    chosen: str | None,
+    node: str | None,
+    ranks: int | None = None,
+    names: KernelNames | None = None,
 ) -> Imported:
     """Import files of any known format into a dataset's folder.
 
@@ -110,6 +116,7 @@ def import_paths(
         chosen: the format of all files; None: each file's own beginning tells.
         node: the host of files that do not name theirs.
         ranks: how many ranks the job has, where files do not say; None: not known.
+        names: what is known of kernels by their names; None: the table alone.
 
     Raises:
         ImportFailure: a file cannot be opened or is of no known format, or there is nothing in any of them.
@@ -141,7 +148,7 @@ def import_paths(
                 continue
             target = ImportTarget(folder, name, content)
             try:
-                _import(name, content.sources, target, problems, _Said(node, ranks))
+                _import(name, content.sources, target, problems, _Said(node, ranks, names or KernelNames()))
                 if not target.empty:
                     nodes += target.finish(problems.count - before)
                     times_known &= target.times_known
@@ -217,6 +224,7 @@ class _Said:
 
     node: str | None
     ranks: int | None
+    names: KernelNames
 
 
 def _import(name: str, sources: Sequence[Source], target: ImportTarget, problems: Problems, said: _Said) -> None:
@@ -226,7 +234,7 @@ def _import(name: str, sources: Sequence[Source], target: ImportTarget, problems
     elif name == nccl_inspector.FORMAT:
         nccl_inspector.import_files(sources, target, problems)
     elif name == kineto.FORMAT:
-        kineto.import_files(sources, target, problems, node)
+        kineto.import_files(sources, target, problems, node, said.names)
     elif name == torch_flight_recorder.FORMAT:
         torch_flight_recorder.import_files(sources, target, problems, node)
     elif name == deepspeed.FORMAT:

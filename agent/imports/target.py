@@ -189,7 +189,7 @@ class ImportTarget:
             result.append(
                 ImportedNode(
                     node=name,
-                    communicator_ends=len(one.ends),
+                    communicator_ends=sum(end.attributed is not False for end in one.ends),
                     calls=one.counts[ImportedCall],
                     operations=one.counts[ImportedOperation],
                     kernels=one.counts[ImportedKernel],
@@ -200,6 +200,7 @@ class ImportTarget:
     def _name_apart(self) -> None:
         """Give communicators names that are not those of another job in the dataset."""
         ends = [end for one in self._nodes.values() for end in one.ends]
+        ends = [end for end in ends if end.comm is not None]
         ranked = [(end.comm, end.rank) for end in ends if end.rank is not None]
         self.doubled = len(ranked) != len(set(ranked))
         moments = [one.began_ns for one in self._nodes.values() if one.began_ns is not None]
@@ -207,12 +208,14 @@ class ImportTarget:
         window = (min(moments), max(moments)) if moments and self.times_known else None
         gone = {one.writer.recording for one in self._nodes.values()}
         gone.update(recording for _, recording in self._replaces)
-        named = [(_fit(end.comm), end.rank) for end in ends]
+        named = [(_fit(end.comm), end.rank) for end in ends if end.comm is not None]
         tag, self.several_jobs = find_tag(self._folder, self._source, named, window, gone)
         self.another_job = tag is None
         tag = self._content.digest.hex()[:8] if tag is None else tag
         for one in self._nodes.values():
-            one.ends = [replace(end, comm=with_tag(_fit(end.comm), tag)) for end in one.ends]
+            one.ends = [
+                end if end.comm is None else replace(end, comm=with_tag(_fit(end.comm), tag)) for end in one.ends
+            ]
 
     def discard(self) -> None:
         """Take away what was written and does not count yet: what it replaces is still there, or was not removed."""
@@ -313,10 +316,13 @@ def _places(nodes: dict[str, list[ImportedEnd]]) -> dict[tuple[str, int], tuple[
     NCCL numbers the nodes of a communicator by their lowest rank.
     """
     by_comm: defaultdict[str, list[tuple[str, ImportedEnd]]] = defaultdict(list)
+    result: dict[tuple[str, int], tuple[int | None, int | None]] = {}
     for node, ends in nodes.items():
         for end in ends:
-            by_comm[end.comm].append((node, end))
-    result: dict[tuple[str, int], tuple[int | None, int | None]] = {}
+            if end.comm is None:
+                result[node, end.instance] = None, None
+            else:
+                by_comm[end.comm].append((node, end))
     for members in by_comm.values():
         hosts = {end.rank: node for node, end in members if end.rank is not None}
         complete = (

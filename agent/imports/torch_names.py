@@ -95,6 +95,22 @@ _TYPES: Final = {
     "float8_e5m2fnuz": DataType.Float8e5m2,
 }
 """By PyTorch's name in small letters; what NCCL has no type for travels as bytes."""
+_OP_OF_KERNEL: Final = {
+    "allreduce": Op.AllReduce.name,
+    "allgather": Op.AllGather.name,
+    "allgatherv": Op.AllGatherV.name,
+    "reducescatter": Op.ReduceScatter.name,
+    "alltoall": Op.AllToAll.name,
+    "sendrecv": Op.SendRecv.name,
+    "broadcast": Op.Broadcast.name,
+    "reduce": Op.Reduce.name,
+    "send": Op.Send.name,
+    "recv": Op.Recv.name,
+}
+"""By the word of a kernel's name, in small letters."""
+_OP_IN_KERNEL: Final = re.compile(
+    "AllReduce|AllGatherV?|ReduceScatter|AllTo[aA]ll|SendRecv|Broadcast|Reduce|Send(?![a-z])|Recv(?![a-z])"
+)
 _ALGORITHMS: Final = {"RING": "Ring", "TREE": "Tree", "COLLNET": "CollNetDirect", "NVLS": "NVLS", "PAT": "PAT"}
 _PROTOCOLS: Final = {"LL": "LL", "LL128": "LL128", "SIMPLE": "Simple"}
 
@@ -263,23 +279,17 @@ class KernelName:
     protocol: str
 
 
-def is_nccl_kernel(name: str) -> bool:
-    """Whether a kernel is one of NCCL's or RCCL's."""
-    return name.startswith(("nccl", "rccl", "msccl"))
-
-
 def parse_kernel_name(name: str) -> KernelName:
-    """Parse a kernel's name such as `ncclDevKernel_AllReduce_Sum_f32_RING_LL(…)`.
+    """Parse the name of an NCCL kernel's function such as `ncclDevKernel_AllReduce_Sum_f32_RING_LL`.
 
-    RCCL has one kernel for everything (`ncclDevKernel_Generic`), which says nothing.
+    Of symmetric memory's (`ncclSymkDevKernel_AllReduce_RSxLDMC_AGxSTMC_sum_bf16`) it is the operation alone, and
+    RCCL's one kernel for everything (`ncclDevKernel_Generic_4`) says nothing.
     """
-    words = name.split("(")[0].split("<")[0].split("_")
-    op = OP_OF.get(words[1].lower()) if len(words) > 1 else None
-    if len(words) > 1 and words[1] == "SendRecv":
-        op = Op.SendRecv
-    upper = {word.upper() for word in words[2:]}
+    plain = name.split("(")[0].split("<")[0]
+    found = _OP_IN_KERNEL.search(plain)
+    upper = {word.upper() for word in plain.split("_")[1:]}
     return KernelName(
-        op=op.name if op is not None else "",
+        op=_OP_OF_KERNEL[found[0].lower()] if found is not None else "",
         algorithm=next((_ALGORITHMS[word] for word in _ALGORITHMS if word in upper), ""),
         protocol=next((_PROTOCOLS[word] for word in ("LL128", "LL", "SIMPLE") if word in upper), ""),
     )

@@ -6,7 +6,8 @@ buckets anew).  Calls on different communicators interleave as threads and strea
 NCCL demands the same order every time.  So:
 
 1. Sizes that are never the same (uneven all-to-alls) are left out of the comparison, operation and peer stay.
-2. Calls that move next to nothing are no evidence: all those that together make a thousandth of the bytes.
+2. Calls that move next to nothing are no evidence: all those that together make a thousandth of the bytes.  Those of
+   unknown size are; where nothing repeats with them, it is looked for without them.
 3. An *anchor* is a call, or several in a row on one communicator, that may occur once an iteration.  It cuts the series
    into segments; segments are equal if they hold the same calls, in any order.  The *coverage* of an anchor is the part
    of calls in segments that are like the most frequent one, or the part of segments, whichever is less.
@@ -14,7 +15,8 @@ NCCL demands the same order every time.  So:
 5. Of the anchors with the best coverage (within 6 %: one call more in every twentieth iteration does not make twenty
    iterations one) the one with the shortest segment wins; one whose segment is the same call over and over wins only
    where there is no other.
-6. An iteration begins at the call of the segment before which the GPU was silent longest (median).
+6. An iteration begins at the call of the segment before which the GPU was silent longest (median): since the call
+   before it was made, or since all operations before it had ended.
 
 A repetition of a single call proves nothing by itself: there gaps in time decide.  Calls that come in bursts of the
 same number, with silence between, make an iteration a burst; otherwise the calls must come regularly.  So must calls
@@ -108,7 +110,7 @@ class _Evidence:
 
     time_ns: Integers
     silence_ns: Integers
-    """Before each call, since the call before it in the whole series."""
+    """Before each call, as of the whole series."""
     symbol: Codes
     communicator: Codes
 
@@ -141,14 +143,9 @@ def find_repetition(series: CallSeries, encode: Encode = dense_codes) -> Repetit
     """Cut a series into iterations; None: it does not repeat itself.  `encode`: the fastest there is."""
     if len(series) < _LEAST:
         return None
-    for sizes_vary, symbol in _readings(series, encode):
-        kept = _heavy(symbol, series.payload_bytes)
-        evidence = _Evidence(
-            series.time_ns[kept],
-            np.diff(series.time_ns, prepend=series.time_ns[0])[kept],
-            symbol[kept],
-            series.communicator[kept],
-        )
+    silence_ns = series.silence_ns
+    for sizes_vary, symbol, kept in _evidences(series, encode):
+        evidence = _Evidence(series.time_ns[kept], silence_ns[kept], symbol[kept], series.communicator[kept])
         if len(evidence.symbol) > 2 * _TRIAL and _best_cut(evidence.middle(_TRIAL), encode) is None:
             continue
         cut = _best_cut(evidence, encode)
@@ -209,6 +206,20 @@ def find_most_frequent(series: CallSeries, starts: Integers, symbol: Codes) -> t
     winner = hashes[np.flatnonzero(np.isin(hashes, most))[0]]
     equal = hashes == winner
     return float(equal.mean()), int(lengths[np.flatnonzero(equal)[0]])
+
+
+def _evidences(series: CallSeries, encode: Encode) -> Iterator[tuple[bool, Codes, Flags]]:
+    """As `_readings`, with which calls are evidence: those of unknown size, too, unless nothing comes of that."""
+    sized = series.sized
+    for sizes_vary, symbol in _readings(series, encode):
+        heavy = _heavy(symbol, series.payload_bytes)
+        if sized is None:
+            yield sizes_vary, symbol, heavy
+            continue
+        if not sized.all():
+            yield sizes_vary, symbol, heavy | ~sized
+        if sized.any():
+            yield sizes_vary, symbol, heavy & sized
 
 
 def _readings(series: CallSeries, encode: Encode) -> Iterator[tuple[bool, Codes]]:

@@ -19,13 +19,26 @@ class CallSeries:
     kind: Codes
     """Which communicator, operation, data type and peer."""
     symbol: Codes
-    """Which kind and payload: equal calls have equal numbers."""
+    """Which kind and payload, or where that is not known, about how long it takes: equal calls have equal numbers."""
     communicator: Codes
     payload_bytes: Integers
-    """0: not known."""
+    """0: nothing, or not known."""
+    end_ns: Integers | None = None
+    """When operations ended; None: calls have no duration."""
+    sized: NDArray[np.bool_] | None = None
+    """Whether the payload is known; None: all are."""
 
     def __len__(self) -> int:
         return len(self.time_ns)
+
+    @property
+    def silence_ns(self) -> Integers:
+        """Before each: since the call before it, or since all operations before it had ended; of the first one 0."""
+        if self.end_ns is None:
+            return np.diff(self.time_ns, prepend=self.time_ns[:1])
+        silence = np.zeros(len(self), np.int64)
+        silence[1:] = np.maximum(self.time_ns[1:] - np.maximum.accumulate(self.end_ns[:-1]), 0)
+        return silence
 
 
 def dense_codes(column: Integers) -> Codes:

@@ -252,9 +252,7 @@ def _job(dataset: Dataset, gpus: Gpus, name: str) -> _JobRhythm | Declined:
     if regular < LEAST_REGULARITY:
         reason = f"its {len(iterations)} iterations make the same calls, but at irregular intervals"
         return Declined(name, reason)
-    series = read_series(dataset, gpus, regularity.gpu)
-    if not len(series):
-        series = read_series(dataset, gpus, regularity.gpu, "operations")
+    series = read_series(dataset, gpus, regularity.gpu, regularity.cut_by)
     period_ns = regularity.period_seconds * 1e9
     sending = communication_intervals(dataset, gpus, regularity.gpu, period_ns)
     begins_ns = np.array([round(one.start * 1e9) for one in iterations], np.int64)

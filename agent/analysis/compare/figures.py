@@ -36,6 +36,7 @@ from railscope.agent.analysis.tables.gpus import find_gpus
 from railscope.agent.analysis.tables.leaf_map import LeafMap
 from railscope.agent.analysis.tables.size_classes import find_size_classes
 from railscope.agent.analysis.timing.iteration_count import count_iterations
+from railscope.agent.analysis.timing.latency import UNKNOWN_OP
 from railscope.agent.analysis.traffic.ops import find_ops
 from railscope.agent.analysis.traffic.traffic import find_traffic
 from railscope.agent.dataset.reader import Dataset, open_dataset
@@ -258,7 +259,7 @@ def _latencies(dataset: Dataset, report: Report) -> dict[Kind, NDArray[Any]]:
     took = operations["end_ns"] - operations["begin_ns"]
     timed = operations.filter(took >= 0).select(
         "begin_ns",
-        op=operations["op"].fill_null(""),
+        op=operations["op"].fill_null(UNKNOWN_OP),
         payload=find_size_classes(dataset).class_of(operations["op"], operations["payload_bytes"]).fill_null(-1),
         source=operations["source"].fill_null(""),
         took_ns=took,

@@ -226,7 +226,8 @@ class Regularity:
     period_seconds: float
     """Median over iterations."""
     duty_cycle: float | None
-    """Part of the time in which operations were under way, short gaps included; None: none of them has times."""
+    """Part of the time in which operations were under way, short gaps included; None: none of them has times, or
+    nobody knows whether some kernels communicate."""
     recurrence: float
     """Part of iterations whose calls are those of the most frequent iteration, in the same order: 0 to 1."""
     iterations: int
@@ -240,6 +241,8 @@ class Regularity:
     """(75th − 25th percentile) / median of the iterations' lengths."""
     basis: str = ""
     """What the iterations were recognised by, in one sentence."""
+    cut_by: str = "calls"
+    """`kernels` of a trace, `calls`, or completed `operations`: whose begins the iterations' begins are."""
 
 
 @dataclass(frozen=True, slots=True)

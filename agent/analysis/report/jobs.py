@@ -21,6 +21,7 @@ import numpy as np
 from railscope.agent.analysis.facts.fact_columns import Pairs
 from railscope.agent.analysis.facts.quantities import format_numbers, shorten
 from railscope.agent.analysis.facts.report import Report
+from railscope.agent.analysis.tables.gpu_rows import is_of_instances
 from railscope.agent.analysis.tables.gpus import Gpus, find_gpus, is_unnamed
 from railscope.agent.dataset.files import DatasetError
 from railscope.agent.dataset.reader import Dataset
@@ -47,8 +48,8 @@ def jobs_in(dataset: Dataset, gpus: Gpus) -> tuple[JobPart, ...]:
     for row in dataset.rows(dataset["communicators"].select("comm", "job").distinct()).to_pylist():
         jobs_of[row["comm"] or ""].add(row["job"] or "")
     members: defaultdict[str, set[int]] = defaultdict(set)
-    for end, number in gpus.gpu_of.items():
-        members[gpus.communicator_of[end].comm].add(number)
+    for end, communicator in gpus.communicator_of.items():
+        members[communicator.comm].add(gpus.gpu_of[end])
     parts = []
     for group in gpus.connected_groups():
         comms = tuple(one.comm for one in gpus.communicators if members[one.comm] & group)
@@ -96,9 +97,10 @@ def only_job(dataset: Dataset, name: str) -> tuple[Dataset, Gpus]:
     wanted = ends["comm"].isin([comm for comm in comms if not is_unnamed(comm)])
     if any(map(is_unnamed, comms)):
         wanted = wanted | ends["comm"].isnull() | (ends["comm"] == "")
-    ends = ends.filter(wanted)
-    keys = {one: ends.select("recording", one).distinct() for one in ("instance", "pid")}
     gpus = everyone.select_job({number for job in chosen for number in job.gpus})
+    unattributed = [end for end in gpus.gpu_of if end not in gpus.communicator_of]
+    ends = ends.filter(wanted | is_of_instances(ends, unattributed) if unattributed else wanted)
+    keys = {one: ends.select("recording", one).distinct() for one in ("instance", "pid")}
     rails = _rails_of(dataset, {gpu.server for gpu in gpus.gpus})
     nodes = ends.select("node").distinct()
 

@@ -4,7 +4,8 @@ A GPU is a process's end of its communicators: a process drives one GPU, unless 
 imported data names no process, a rank of the job is a GPU.  A process with two ranks of one communicator drives several
 GPUs, even if it is unknown which: each of its ranks is one.
 
-A communicator whose name is not known is shared with no other: each of its ends is a communicator of its own.
+A communicator whose name is not known is shared with no other: each of its ends is a communicator of its own.  An end
+that only holds operations of communicators that nobody named (`communicators.attributed`) is none.
 
 GPUs are numbered 0 … n−1: by their rank in the job where the launcher said it of all, else by their rank in the largest
 communicator that has all of them, else server by server in the order of GPU index and process.  Of one job
@@ -64,7 +65,9 @@ class Gpus:
     communicators: tuple[Communicator, ...]
     """The largest first."""
     gpu_of: Mapping[Instance, int]
+    """Of every end, also those that stand for operations of unknown communicators."""
     communicator_of: Mapping[Instance, Communicator]
+    """Of the ends that are of a communicator."""
     rank_of: Mapping[Instance, int]
     """Of the ends whose rank is known."""
     others: tuple[GpuFacts, ...] = ()
@@ -74,7 +77,7 @@ class Gpus:
         """These GPUs alone, which no communicator connects with others; their numbers stay."""
         places = {number: place for place, number in enumerate(sorted(numbers))}
         gpu_of = {end: places[number] for end, number in self.gpu_of.items() if number in places}
-        own = {self.communicator_of[end].comm for end in gpu_of}
+        own = {one.comm for end, one in self.communicator_of.items() if end in gpu_of}
         communicators = {
             one.comm: replace(one, members={rank: places[gpu] for rank, gpu in one.members.items() if gpu in places})
             for one in self.communicators
@@ -84,7 +87,9 @@ class Gpus:
             gpus=tuple(gpu for gpu in self.gpus if gpu.number in places),
             communicators=tuple(communicators.values()),
             gpu_of=gpu_of,
-            communicator_of={end: communicators[self.communicator_of[end].comm] for end in gpu_of},
+            communicator_of={
+                end: communicators[one.comm] for end, one in self.communicator_of.items() if end in gpu_of
+            },
             rank_of={end: rank for end, rank in self.rank_of.items() if end in gpu_of},
             others=tuple(gpu for gpu in self.gpus if gpu.number not in places),
         )
@@ -96,8 +101,9 @@ class Gpus:
         """
         links: defaultdict[str, set[int]] = defaultdict(set)
         for end, number in self.gpu_of.items():
-            comm = self.communicator_of[end].comm
-            links[_UNNAMED if is_unnamed(comm) else comm].add(number)
+            communicator = self.communicator_of.get(end)
+            unnamed = communicator is None or is_unnamed(communicator.comm)
+            links[_UNNAMED if communicator is None or unnamed else communicator.comm].add(number)
         groups: list[set[int]] = [{place} for place in range(len(self.gpus))]
         group_of = {number: place for place, group in enumerate(groups) for number in group}
         for linked in links.values():
@@ -134,6 +140,8 @@ class _End:
     gpu: str
     world_rank: int | None
     group_name: str
+    attributed: bool
+    """Whether it is of a communicator: imported operations may be of none that is known."""
     several: bool = False
     """Whether its process drives several GPUs that only ranks tell apart."""
 
@@ -163,6 +171,7 @@ def find_gpus(dataset: Dataset) -> Gpus:
             gpu=row["gpu"] or "",
             world_rank=row["world_rank"],
             group_name=row["group_name"] or "",
+            attributed=row["attributed"] is not False,
         )
         for row in dataset.rows(dataset["communicators"]).to_pylist()
     ]
@@ -184,7 +193,8 @@ def find_gpus(dataset: Dataset) -> Gpus:
     ]
     by_comm = defaultdict(list)
     for end in ends:
-        by_comm[end.comm].append(end)
+        if end.attributed:
+            by_comm[end.comm].append(end)
     communicators = {comm: _communicator(comm, members, numbers) for comm, members in by_comm.items()}
     return Gpus(
         gpus=tuple(sorted(gpus, key=lambda gpu: gpu.number)),
@@ -192,7 +202,7 @@ def find_gpus(dataset: Dataset) -> Gpus:
             sorted(communicators.values(), key=lambda one: (-(one.nranks or 0), sorted(one.members.values()), one.comm))
         ),
         gpu_of={end.instance: numbers[end.owner] for end in ends},
-        communicator_of={end.instance: communicators[end.comm] for end in ends},
+        communicator_of={end.instance: communicators[end.comm] for end in ends if end.attributed},
         rank_of={end.instance: end.rank for end in ends if end.rank is not None},
     )
 

@@ -16,6 +16,7 @@ import numpy as np
 from railscope.agent.analysis.facts.report import Iteration, Regularity
 from railscope.agent.analysis.tables.calls import CountedCalls, count_calls
 from railscope.agent.analysis.tables.gpus import Gpus
+from railscope.agent.analysis.timing.iterations import called_ns
 from railscope.agent.dataset.reader import Dataset
 
 
@@ -50,7 +51,8 @@ def count_iterations(
     if number and not rest:
         return CountedIterations(number, counted)
     calls = dataset["calls"]
-    inside = calls.filter((calls["time_ns"] >= iterations[0].from_ns) & (calls["time_ns"] < iterations[-1].to_ns))
+    moment = called_ns(calls)
+    inside = calls.filter((moment >= iterations[0].from_ns) & (moment < iterations[-1].to_ns))
     complete = count_calls(replace(dataset, tables={**dataset.tables, "calls": inside}))
     left_out = counted.total_calls - complete.total_calls
     return CountedIterations(

@@ -3,10 +3,16 @@
 The calls of one GPU, the one that makes most, are cut where they repeat (`repetition`).  An iteration is known once the
 next one has begun: calls before the first and from the last start on are in none.
 
+Where a trace of the GPU has kernels that communicate, these are cut, and not their calls: a host runs ahead of its GPU,
+enqueues several iterations at once and waits then, so that its clock says nothing of how long they take.  Where these
+kernels alone do not repeat, as equal ones of unknown size do not, they are looked at among the GPU's other kernels.  A
+call is in the iteration in which its kernel began, where the trace tells which one that is.
+
 - period: median of the times from an iteration's first call to the next one's.
 - duty cycle: part of the time in which the GPU communicates: the union of its recorded operations, gaps shorter than a
   twentieth of the period included.  None where no operation has times: calls tell when something was enqueued, and
-  nothing of how long the network was busy with it.
+  nothing of how long the network was busy with it.  None as well where nobody knows of kernels whether they
+  communicate (`suspects`).
 - recurrence: part of iterations that make the same calls (operation, data type, payload, peer, communicator) as the
   most frequent iteration, in the same order on every communicator.
 - recurrence without sizes: the same where payload is not looked at; uneven all-to-alls of a mixture of experts (MoE)
@@ -23,9 +29,18 @@ import numpy as np
 import pyarrow as pa
 
 from railscope.agent.analysis.facts.report import Iteration, Regularity, Unknown
-from railscope.agent.analysis.tables.gpu_rows import dense_codes, read_series, rows_by_gpu, rows_of_gpu
+from railscope.agent.analysis.tables.gpu_rows import (
+    CALLS,
+    KERNELS,
+    OPERATIONS,
+    dense_codes,
+    read_series,
+    rows_by_gpu,
+    rows_of_gpu,
+)
 from railscope.agent.analysis.tables.gpus import Gpus
 from railscope.agent.analysis.tables.intervals import BURST_GAP, Intervals, union
+from railscope.agent.analysis.timing.computation import add_computation, find_suspects
 from railscope.agent.dataset.reader import Dataset
 from railscope.agent.rhythm.repetition import Repetition, find_most_frequent, find_repetition, relative_spread
 from railscope.agent.rhythm.series import CallSeries, Integers
@@ -40,22 +55,32 @@ def find_iterations(
     dataset: Dataset, gpus: Gpus
 ) -> tuple[Regularity | None, tuple[Iteration, ...], tuple[Unknown, ...]]:
     """How regular the job is, and its iterations in order of time, without the figures of other modules."""
-    table = "calls"
-    rows = rows_by_gpu(dataset, table, gpus)
-    if not rows:
-        table = "operations"
-        rows = rows_by_gpu(dataset, table, gpus)
+    table, rows = _most_telling(dataset, gpus)
     if not rows:
         return None, (), (Unknown(ROW, "No call was recorded: record while the job runs, or import a trace of it."),)
     gpu = min(rows, key=lambda number: (-rows[number], number))
-    series = read_series(dataset, gpus, gpu, table)
+    operations = series = read_series(dataset, gpus, gpu, table)
     repetition = find_repetition(series, dense_codes)
+    among = None
+    if repetition is None and table == KERNELS:
+        among = add_computation(series, dataset, gpus, gpu)
+        repetition = None if among is None else find_repetition(among, dense_codes)
     if repetition is None:
-        return None, (), (Unknown(ROW, _declined(series, gpus.gpus[gpu].number)),)
+        return None, (), (Unknown(ROW, _declined(series, gpus.gpus[gpu].number, table)),)
+    series = series if among is None else among
     time_ns, starts = series.time_ns, repetition.starts
+    iterations = _iterations(series, starts)
     period_ns = float(np.median(np.diff(time_ns[starts])))
     covered = communication_intervals(dataset, gpus, gpu, period_ns)
-    recurrence, calls = find_most_frequent(series, starts, series.symbol)
+    if covered is not None and find_suspects(dataset, gpus, gpu, int(time_ns[starts[0]]), int(time_ns[starts[-1]])):
+        covered = None
+    own_starts = starts if among is None else np.searchsorted(operations.time_ns, time_ns[starts])
+    if (np.diff(own_starts) <= 0).any():
+        # Some iterations have no operation: their other kernels tell whether they are alike.
+        operations, own_starts = series, starts
+    recurrence, calls = find_most_frequent(operations, own_starts, operations.symbol)
+    if table == KERNELS:
+        calls = _usual_calls(dataset, gpus, gpu, iterations) or calls
     regularity = Regularity(
         period_seconds=period_ns / 1e9,
         duty_cycle=None if covered is None else _covered_part(covered, time_ns[starts]),
@@ -63,11 +88,36 @@ def find_iterations(
         iterations=len(starts) - 1,
         calls_per_iteration=calls,
         gpu=gpu,
-        recurrence_without_sizes=find_most_frequent(series, starts, series.kind)[0],
+        recurrence_without_sizes=find_most_frequent(operations, own_starts, operations.kind)[0],
         spread=relative_spread(np.diff(time_ns[starts])),
-        basis=_basis(repetition),
+        basis=_basis(repetition, table, computing=among is not None),
+        cut_by=table,
     )
-    return regularity, _iterations(time_ns, starts), ()
+    return regularity, iterations, ()
+
+
+def _most_telling(dataset: Dataset, gpus: Gpus) -> tuple[str, dict[int, int]]:
+    """What iterations are cut by, and how many of them each GPU has."""
+    for table in (KERNELS, CALLS, OPERATIONS):
+        rows = rows_by_gpu(dataset, table, gpus)
+        if rows:
+            return table, rows
+    return CALLS, {}
+
+
+def called_ns(calls: Any) -> Any:
+    """When a call counts: when its kernel began, or where that is not known, when it was made."""
+    return calls.gpu_begin_ns.fill_null(calls.time_ns)
+
+
+def _usual_calls(dataset: Dataset, gpus: Gpus, number: int, iterations: Sequence[Iteration]) -> int:
+    """The most frequent number of calls of a GPU in an iteration; 0: there are no calls."""
+    calls = rows_of_gpu(dataset[CALLS], gpus, number)
+    times = dataset.rows(calls.select(moment=called_ns(calls)).filter(lambda row: row.moment.notnull()))
+    edges = [*(one.from_ns for one in iterations), iterations[-1].to_ns]
+    counts = np.histogram(times["moment"].to_numpy(), edges)[0] if len(times) else np.zeros(1, np.int64)
+    found, often = np.unique(counts, return_counts=True)
+    return int(found[np.argmax(often)])
 
 
 def operation_intervals(dataset: Dataset, gpus: Gpus, number: int) -> Intervals:
@@ -122,9 +172,9 @@ def _covered_part(covered: Intervals, starts_ns: Integers) -> float:
     return int(covered.length_in(starts_ns[:1], starts_ns[-1:])[0]) / int(starts_ns[-1] - starts_ns[0])
 
 
-def _iterations(time_ns: Integers, starts: Integers) -> tuple[Iteration, ...]:
-    first = time_ns[starts]
-    silence = first - time_ns[np.maximum(starts - 1, 0)]
+def _iterations(series: CallSeries, starts: Integers) -> tuple[Iteration, ...]:
+    first = series.time_ns[starts]
+    silence = series.silence_ns[starts]
     if starts[0] == 0:
         silence[0] = _LONG_NS  # what came before was not recorded
     # No more than usual, lest a pause makes the iteration behind it longer.
@@ -147,18 +197,21 @@ def _iterations(time_ns: Integers, starts: Integers) -> tuple[Iteration, ...]:
     )
 
 
-def _basis(repetition: Repetition) -> str:
+def _basis(repetition: Repetition, table: str, *, computing: bool) -> str:
+    what = "Kernels that communicate" if table == KERNELS else "Calls"
+    what = "Kernels, also those that compute," if computing else what
     if repetition.by_gaps:
-        return "Equal calls come in bursts of the same number, with silence between them."
+        return f"Equal {what[:1].lower()}{what[1:]} come in bursts of the same number, with silence between them."
     if repetition.sizes_vary:
-        return "Calls repeat in their order, but for the sizes of some."
-    return "Calls repeat in their order."
+        return f"{what} repeat in their order, but for the sizes of some."
+    return f"{what} repeat in their order."
 
 
-def _declined(series: CallSeries, gpu: int) -> str:
+def _declined(series: CallSeries, gpu: int, table: str) -> str:
     kinds, symbols = (int(numbers.max()) + 1 for numbers in (series.kind, series.symbol))
+    what, kind = ("communication kernels", "kernel") if table == KERNELS else ("calls", "call")
     return (
-        f"The {len(series):,} calls of GPU {gpu} ({kinds} kinds of call, {symbols:,} with their sizes) repeat neither "
-        "in order nor regularly in time, as with requests at random times: there is no period. For a job with "
+        f"The {len(series):,} {what} of GPU {gpu} ({kinds} kinds of {kind}, {symbols:,} with their sizes) repeat "
+        "neither in order nor regularly in time, as with requests at random times: there is no period. For a job with "
         "iterations, record at least three of them."
     )

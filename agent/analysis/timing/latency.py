@@ -6,9 +6,10 @@ between the two nearest operations.  Where hardly two operations are of one size
 (`size_classes`).
 
 An operation is an anomaly if it took longer than ten times the median of its like — same communicator, operation, size
-and source — and longer than a millisecond: below that, what looks slow is mostly the clock.  Stalls that railscope
-reported while it recorded are anomalies as well, with their cause; an operation that a stall of its communicator falls
-into has that stall's cause.
+and source — and longer than a millisecond: below that, what looks slow is mostly the clock.  One of unknown operation
+or size has no like: a gradient bucket of a gigabyte takes long beside small ones, and nothing is wrong.  Stalls that
+railscope reported while it recorded are anomalies as well, with their cause; an operation that a stall of its
+communicator falls into has that stall's cause.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ TIMES_OF_MEDIAN: Final = 10
 FLOOR_NS: Final = 1_000_000
 WORST: Final = 20
 """Anomalies that are listed; all are counted."""
+UNKNOWN_OP: Final = "unknown"
+"""What stands for an operation that a recording does not tell."""
 _NOT_KNOWN: Final = -1
 _QUANTILES: Final = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 _NS: Final = 1e9
@@ -47,7 +50,16 @@ def find_latency(
     anomalies.sort(key=lambda one: (-one.seconds, one.time_seconds, one.comm, _rank(one.rank), one.op))
     latency = Latency(rows, tuple(anomalies[:most]), slow_count + len(stalls))
     if rows:
-        return latency, ()
+        alone = sum(row.count for row in rows if row.payload_bytes is None or row.op == UNKNOWN_OP)
+        if not alone:
+            return latency, ()
+        return latency, (
+            Unknown(
+                6,
+                f"Whether {alone:,} operations of unknown kind or size took longer than usual is unknown, as there is "
+                "nothing to compare them with.",
+            ),
+        )
     return latency, (
         Unknown(
             6,
@@ -64,7 +76,7 @@ def _timed(dataset: Dataset, classes: SizeClasses) -> Any:
     """
     operations = dataset["operations"]
     took = operations["end_ns"] - operations["begin_ns"]
-    op, payload = operations["op"].fill_null(""), operations["payload_bytes"].fill_null(_NOT_KNOWN)
+    op, payload = operations["op"].fill_null(UNKNOWN_OP), operations["payload_bytes"].fill_null(_NOT_KNOWN)
     return operations.filter(took >= 0).select(
         "recording",
         "instance",
@@ -104,7 +116,8 @@ def _rows(dataset: Dataset, timed: Any, classes: SizeClasses) -> tuple[LatencyRo
 def _slow(dataset: Dataset, timed: Any, gpus: Gpus, most: int) -> tuple[list[Anomaly], int]:
     """Operations that took far longer than similar ones."""
     ends = dataset["communicators"].select("recording", "instance", "comm").distinct()
-    named = timed.join(ends, ["recording", "instance"])
+    comparable = timed.filter((timed["op"] != UNKNOWN_OP) & (timed["payload"] != _NOT_KNOWN))
+    named = comparable.join(ends, ["recording", "instance"])
     like = ["comm", "op", "like", "source"]
     typical = named.group_by(like).agg(typical_ns=named["took_ns"].median())
     with_typical = named.join(typical, like)

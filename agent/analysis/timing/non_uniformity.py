@@ -29,7 +29,7 @@ import pyarrow as pa
 from railscope.agent.analysis.facts.report import Iteration, NonUniformity, Unknown
 from railscope.agent.analysis.tables.gpu_rows import instances_table, rows_of_instances
 from railscope.agent.analysis.tables.gpus import Communicator, Gpus, Instance
-from railscope.agent.analysis.timing.iterations import rows_in_iterations
+from railscope.agent.analysis.timing.iterations import called_ns, rows_in_iterations
 from railscope.agent.dataset.reader import Dataset
 
 ROW: Final = 10
@@ -124,7 +124,7 @@ def _volumes(
     who = instances_table(
         gpus, group=(pa.int32(), of_group), rank=(pa.int32(), {end: gpus.rank_of[end] for end in ends})
     )
-    cut = rows_in_iterations(calls, calls.time_ns, iterations).join(who, ["recording", "instance"])
+    cut = rows_in_iterations(calls, called_ns(calls), iterations).join(who, ["recording", "instance"])
     called = cut.filter(cut["op"] == "AllToAll").group_by(["iteration", "group", "rank"])
     called = called.agg(sent=ibis._.payload_bytes.sum().cast("int64"))
     mixed = [place for place, group in enumerate(groups) if group.comm in exchanging]

@@ -13,10 +13,9 @@ only what crosses the network.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import ibis
 import numpy as np
@@ -24,7 +23,7 @@ import numpy as np
 from railscope.agent.analysis.facts.report import Iteration, Unknown
 from railscope.agent.analysis.tables.gpu_rows import instances_table, rows_by_gpu
 from railscope.agent.analysis.tables.gpus import Gpus
-from railscope.agent.analysis.tables.intervals import Intervals, union
+from railscope.agent.analysis.timing.computation import find_computation, find_suspects
 from railscope.agent.analysis.timing.iterations import operation_intervals
 from railscope.agent.dataset.reader import Dataset
 
@@ -34,20 +33,13 @@ _NO_TIMES: Final = (
     "completion, or import a GPU trace."
 )
 _NO_ITERATIONS: Final = "No iterations were found to take shares of: see regularity."
-_NO_COMPUTE: Final = (
-    "Compute kernels were not recorded, so the compute time and the communication that it hides are unknown: import "
-    "a GPU trace (PyTorch's Kineto) of the same job."
-)
-_NO_PROCESS: Final = (
-    "The process that drives the GPU is unknown, so its own kernels are unknown: trace CPU activity too, or keep the "
-    "file names of PyTorch's profiler."
-)
-_SHARED_PROCESS: Final = (
-    "A process drives several GPUs, and the GPU of each of its kernels is unknown: run one process per GPU."
-)
 _NETWORK_ONLY: Final = (
     "The times are those of NCCL's proxy threads: communication inside a server is not included. Import a GPU trace "
     "for all of it."
+)
+_SUSPECTS: Final = (
+    "Kernels that sound like communication and are in no list take part of the time: {}. Import the trace again and "
+    "say with --communication-kernel NAME or --compute-kernel NAME what they do."
 )
 
 
@@ -70,7 +62,11 @@ def find_overlap(
     if _sources(dataset) == {"proxy"}:
         unknown.append(Unknown(COMMUNICATION, _NETWORK_ONLY))
     length = to_ns - from_ns
-    computed = _compute(dataset, gpus, busiest)
+    suspects = find_suspects(dataset, gpus, busiest, int(from_ns[0]), int(to_ns[-1]))
+    if suspects:
+        reason = _SUSPECTS.format(", ".join(suspects))
+        return tuple(iterations), (Unknown(COMMUNICATION, reason), Unknown(NON_OVERLAPPED, reason))
+    computed = find_computation(dataset, gpus, busiest)
     if isinstance(computed, str):
         unknown.append(Unknown(NON_OVERLAPPED, computed))
         alone: list[int | None] = [None] * len(iterations)
@@ -117,25 +113,3 @@ def _busiest(dataset: Dataset, gpus: Gpus, from_ns: int, to_ns: int) -> int | No
 def _sources(dataset: Dataset) -> set[str]:
     operations = dataset["operations"]
     return set(dataset.rows(operations.select("source").distinct())["source"].to_pylist())
-
-
-def _compute(dataset: Dataset, gpus: Gpus, number: int) -> Intervals | str:
-    """When a GPU computed, or why that is unknown."""
-    recordings = {recording for (recording, _), gpu in gpus.gpu_of.items() if gpu == number}
-    told = dataset.rows(dataset["recordings"].select("recording", "compute_recorded")).to_pylist()
-    if not all(row["compute_recorded"] for row in told if row["recording"] in recordings):
-        return _NO_COMPUTE
-    drives: defaultdict[tuple[int, int | None], set[int]] = defaultdict(set)
-    ends = dataset["communicators"].select("recording", "instance", "pid")
-    for row in dataset.rows(ends).to_pylist():
-        drives[row["recording"], row["pid"]].add(gpus.gpu_of[row["recording"], row["instance"]])
-    processes = sorted((process for process, driven in drives.items() if number in driven), key=str)
-    if any(pid is None for _, pid in processes):
-        return _NO_PROCESS
-    if any(len(drives[process]) > 1 for process in processes):
-        return _SHARED_PROCESS
-    compute = dataset["compute"]
-    own: list[Any] = [(compute.recording == recording) & (compute.pid == pid) for recording, pid in processes]
-    known = compute.begin_ns.notnull() & compute.end_ns.notnull()
-    found = dataset.rows(compute.filter(ibis.or_(*own) & known).select("begin_ns", "end_ns"))
-    return union(found["begin_ns"].to_numpy(), found["end_ns"].to_numpy())
