@@ -344,7 +344,8 @@ def _doctor(parsed: Any) -> int:
     from railscope.agent.doctor.command import run_doctor, run_topology
 
     if parsed.topology is not None:
-        return run_topology(parsed.topology, config, as_json=parsed.json, out=sys.stdout)
+        file = Path(parsed.topology) if parsed.topology else None
+        return run_topology(file, config, as_json=parsed.json, out=sys.stdout)
     return run_doctor(config, as_json=parsed.json, out=sys.stdout, command_lines=parsed.command_lines)
 
 

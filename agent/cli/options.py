@@ -103,9 +103,11 @@ def _add_doctor_options(parser: CommandParser) -> None:
     )
     parser.add_argument(
         "--topology",
-        type=Path,
+        nargs="?",
+        const="",
         metavar="FILE",
-        help="show the GPUs, ports and rails of the machine that this NCCL topology file (XML) describes",
+        help="show which GPU uses which port and rail, and which rails are sick: on this host, or on the machines that "
+        "this NCCL topology file (XML) describes",
     )
 
 

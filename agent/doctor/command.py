@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -33,7 +34,7 @@ from railscope.agent.doctor.nvlink import check_nvlink
 from railscope.agent.doctor.probes import check_probes
 from railscope.agent.doctor.processes import check_processes
 from railscope.agent.doctor.rails import check_rails
-from railscope.agent.doctor.topology import TopologyReport, check_topology, render_picture, topology_of_file
+from railscope.agent.doctor.topology import TopologyReport, check_topology, render_picture, topologies_of_file
 from railscope.agent.node.inspection.inspection import InProcess, Inspection, InspectionProcesses
 from railscope.probes.clock import Clock, SystemClock
 from railscope.probes.printable import LONGEST_SHOWN, printable, printable_document
@@ -87,22 +88,60 @@ def run_doctor(config: Config, *, as_json: bool, out: TextIO, command_lines: boo
     return FINE if examination.ok else PROBLEM
 
 
-def run_topology(file: Path, config: Config, *, as_json: bool, out: TextIO) -> int:
-    """Print which rail is which on the machine of an NCCL topology file; returns as `run_doctor` does."""
+def run_topology(file: Path | None, config: Config, *, as_json: bool, out: TextIO) -> int:
+    """Print which rail is which, and what is wrong with rails; returns as `run_doctor` does.
+
+    `file` is an NCCL topology file, whose machines are shown; None: this host is.
+    """
+    if file is None:
+        return _run_topology_of_host(config, as_json=as_json, out=out)
     try:
-        found = topology_of_file(file, config.rails)
+        machines = topologies_of_file(file, config.rails)
     except (OSError, ValueError) as error:
         why = one_line(error) if isinstance(error, OSError) else f"{file} {one_line(error)}"
         print(f"railscope doctor: --topology: {why}; name a file that NCCL_TOPO_DUMP_FILE wrote", file=sys.stderr)
         return COULD_NOT_RUN
-    rails = sum(port.rail is not None for port in found.rails)
+    findings = [finding for found in machines for finding in found.findings]
+    whole = all(any(port.rail is not None for port in found.rails) for found in machines)
     if as_json:
-        out.write(json.dumps(printable_document(asdict(found)), indent=2) + "\n")
-    else:
+        several = {"hosts": [asdict(found) for found in machines]}
+        out.write(json.dumps(printable_document(asdict(machines[0]) if len(machines) == 1 else several), indent=2))
+        out.write("\n")
+        return FINE if whole and not findings else PROBLEM
+    for found in machines:
+        rails = len({port.rail for port in found.rails if port.rail is not None})
         counted = f"{len(found.gpus)} GPUs, {len(found.rails)} ports, {rails} rails"
         advice = "" if rails else "; where it names no card, NCCL adds those of the machine it runs on"
-        out.write(f"{render_picture(found)}{file}: {counted}{advice}\n")
-    return FINE if rails else PROBLEM
+        host = f", host {printable(found.host)}" if len(machines) > 1 else ""
+        out.write(_finding_lines(found.findings))
+        out.write(f"{render_picture(found)}{file}{host}: {counted}{advice}\n")
+    return FINE if whole and not findings else PROBLEM
+
+
+def _run_topology_of_host(config: Config, *, as_json: bool, out: TextIO) -> int:
+    """As `run_topology`, of this host; NCCL processes are not looked for, so that no job's settings count."""
+    rails: list[RailReport] = []
+    topologies: list[TopologyReport] = []
+
+    def examine_rails() -> list[Finding]:
+        found, reports = check_rails(config, (), SystemClock())
+        rails.extend(reports)
+        return found
+
+    def examine_topology() -> list[Finding]:
+        found, report = check_topology(config, (), rails)
+        topologies.extend([report] if report else [])
+        return found
+
+    findings = [*run_guarded("rail", examine_rails), *run_guarded("topology", examine_topology)]
+    topology = next(iter(topologies), None)
+    if as_json:
+        document = {"findings": [asdict(one) for one in findings], "topology": asdict(topology) if topology else None}
+        out.write(json.dumps(printable_document(document), indent=2) + "\n")
+    else:
+        out.write(_finding_lines(findings))
+        out.write(render_picture(topology) if topology else "")
+    return PROBLEM if any(finding.status == "problem" for finding in findings) else FINE
 
 
 def _inspection() -> Inspection:
@@ -189,12 +228,7 @@ def _recorded(config: Config) -> list[Finding]:
 
 def as_text(examination: Examination) -> str:
     """The doctor's findings as aligned lines for people, and a last one that sums up."""
-    width = max((len(finding.check) for finding in examination.findings), default=0) + 1
-    lines = []
-    for finding in examination.findings:
-        remedy = f"  → {printable(finding.remedy, LONGEST_SHOWN)}" if finding.remedy else ""
-        what = printable(finding.what, LONGEST_SHOWN)
-        lines.append(f"{_WORDS[finding.status]:<7}  {finding.check + ':':<{width}} {what}{remedy}")
+    lines = _finding_lines(examination.findings).splitlines()
     problems = sum(finding.status == "problem" for finding in examination.findings)
     counted = {0: "no problem", 1: "1 problem"}.get(problems, f"{problems} problems")
     lines.append("")
@@ -204,6 +238,17 @@ def as_text(examination: Examination) -> str:
         f"railscope {examination.version} on Linux {examination.kernel}: {counted} found, as user {os.geteuid()}"
     )
     return "\n".join(lines) + "\n"
+
+
+def _finding_lines(findings: Sequence[Finding]) -> str:
+    """A line for each finding, aligned; empty where there are none."""
+    width = max((len(finding.check) for finding in findings), default=0) + 1
+    lines = []
+    for finding in findings:
+        remedy = f"  → {printable(finding.remedy, LONGEST_SHOWN)}" if finding.remedy else ""
+        what = printable(finding.what, LONGEST_SHOWN)
+        lines.append(f"{_WORDS[finding.status]:<7}  {finding.check + ':':<{width}} {what}{remedy}\n")
+    return "".join(lines)
 
 
 def as_json_text(examination: Examination) -> str:

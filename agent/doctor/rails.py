@@ -15,6 +15,7 @@ from railscope.agent.config.unmatched import patterns_without_device
 from railscope.agent.doctor.findings import Finding, RailReport, one_line, privilege_remedy
 from railscope.agent.doctor.topology import rdma_of_host
 from railscope.agent.facts.rail_decision import RailDecision
+from railscope.agent.node.rails.job_settings import sockets_only
 from railscope.agent.node.rails.selection import decide_rails
 from railscope.probes.clock import Clock
 from railscope.probes.netdev.inventory import NetworkDevice
@@ -45,6 +46,7 @@ def check_rails(
     namespaces: dict[int, NetworkNamespace] = {}
     interfaces: dict[int, set[str]] = {}
     with_jobs: set[int] = set()
+    sockets: set[int] = set()
     if config.sysfs != _SYSFS:
         devices += _devices(recorded_sources(config.sysfs, clock=clock), "recorded", findings)
     else:
@@ -62,8 +64,10 @@ def check_rails(
                 continue
             namespaces.setdefault(namespace.inode, namespace)
             with_jobs.add(namespace.inode)
-            value = environ(config.procfs, pid).get("NCCL_SOCKET_IFNAME", "")
-            interfaces.setdefault(namespace.inode, set()).add(value)
+            environment = environ(config.procfs, pid)
+            interfaces.setdefault(namespace.inode, set()).add(environment.get("NCCL_SOCKET_IFNAME", ""))
+            if sockets_only(environment.get("NCCL_IB_DISABLE", ""), environment.get("NCCL_NET", "")):
+                sockets.add(namespace.inode)
         if refusals:
             what = f"of {len(refusals)} processes with NCCL unknown; the first: {refusals[0]}"
             findings.append(Finding("network namespace", "problem", what, privilege_remedy()))
@@ -77,6 +81,7 @@ def check_rails(
         rdma=rdma,
         home=[own],
         idle={device.netns for device in devices} - with_jobs,
+        sockets=sockets,
     )
     names = named_namespaces()
     for decision in decisions:

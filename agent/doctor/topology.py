@@ -71,6 +71,10 @@ class PortReport:
     """NCCL's word for the way to the nearest of them."""
     speed_bytes_per_second: int | None
     reason: str
+    lanes: int | None = None
+    """Of its link, in use; None: not known."""
+    problem: str = ""
+    """What is wrong with a rail's link; empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,18 +83,36 @@ class TopologyReport:
     """Every GPU of the machine."""
     rails: tuple[PortReport, ...]
     """Every port, those that are no rails last."""
+    host: str = ""
+    """`host_hash` of a file that describes several machines."""
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What is wrong with rails, one a rail."""
+        return tuple(
+            Finding("rail", "problem", f"{port.rail} is {_name(port)}: {port.problem}", _remedy(port.device))
+            for port in self.rails
+            if port.problem
+        )
 
 
-def topology_of_file(file: Path, patterns: Sequence[RailPattern]) -> TopologyReport:
-    """The machine that an NCCL topology file describes.
+def _remedy(device: str) -> str:
+    return f"check its module, cable and switch port: mlxlink -d {device} -m, ibstat {device}, ethtool of its netdev"
+
+
+def topologies_of_file(file: Path, patterns: Sequence[RailPattern]) -> tuple[TopologyReport, ...]:
+    """The machines that an NCCL topology file describes, at least one.
 
     Raises:
         OSError: the file cannot be read.
         TopologyError: it is no topology.
     """
-    topology = read_topology(file)
-    gpus = gpus_of_topology(topology)
-    return make_report(gpus, map_rails(nics_of_topology(topology), gpus, patterns=patterns, topology=topology))
+    reports = []
+    for machine in read_topology(file).machines:
+        gpus = gpus_of_topology(machine)
+        mapped = map_rails(nics_of_topology(machine), gpus, patterns=patterns, topology=machine)
+        reports.append(make_report(gpus, mapped, machine.host))
+    return tuple(reports)
 
 
 def rdma_of_host(config: Config, processes: Iterable[int]) -> RdmaPorts:
@@ -129,7 +151,8 @@ def check_topology(
     else:
         return findings, None
     found = make_report(gpus, mapped)
-    count = sum(port.rail is not None for port in found.rails)
+    count = len({port.rail for port in found.rails if port.rail is not None})
+    findings += found.findings
     if nics and not count:
         findings.append(Finding("topology", "note", "no RDMA port is a rail", "name them: --rail.devices NAME"))
     elif count:
@@ -202,7 +225,7 @@ def _nccl_settings(config: Config, processes: Iterable[int], findings: list[Find
     return believe(said)
 
 
-def make_report(gpus: Iterable[Gpu], mapped: Iterable[MappedNic]) -> TopologyReport:
+def make_report(gpus: Iterable[Gpu], mapped: Iterable[MappedNic], host: str = "") -> TopologyReport:
     """What the doctor shows people and programs of a map of GPUs to rails."""
     ports = tuple(
         PortReport(
@@ -215,10 +238,12 @@ def make_report(gpus: Iterable[Gpu], mapped: Iterable[MappedNic]) -> TopologyRep
             path=None if entry.path is None else entry.path.name,
             speed_bytes_per_second=entry.nic.speed_bytes_per_second,
             reason=entry.reason,
+            lanes=entry.nic.lanes,
+            problem=entry.problem,
         )
         for entry in mapped
     )
-    return TopologyReport(tuple(sorted(gpu.index for gpu in gpus)), ports)
+    return TopologyReport(tuple(sorted(gpu.index for gpu in gpus)), ports, host)
 
 
 def render_picture(topology: TopologyReport) -> str:

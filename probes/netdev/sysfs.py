@@ -53,14 +53,19 @@ def read_counter(descriptor: int) -> int:
 
 def read_text(file: Path | str) -> str:
     """What a file of sysfs shows, without surrounding space; empty where it cannot be read."""
+    return read_bytes(file).decode("utf-8", "replace").strip()
+
+
+def read_bytes(file: Path | str, most: int = _ATTRIBUTE_BYTES) -> bytes:
+    """The beginning of what a file of sysfs holds, at most so many bytes; none where it cannot be read."""
     try:
         descriptor = open_attribute(file)
     except OSError:
-        return ""
+        return b""
     try:
-        return os.pread(descriptor, _ATTRIBUTE_BYTES, 0).decode("utf-8", "replace").strip()
+        return os.pread(descriptor, most, 0)
     except OSError:
-        return ""
+        return b""
     finally:
         os.close(descriptor)
 

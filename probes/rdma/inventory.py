@@ -17,7 +17,15 @@ from typing import Final
 from railscope.probes.netdev.bonds import BondMember, bond_members
 from railscope.probes.netdev.counters import is_counter
 from railscope.probes.netdev.inventory import UNKNOWN
-from railscope.probes.netdev.sysfs import list_folder, read_link_name, read_numa_node, read_pci_address, read_text
+from railscope.probes.netdev.sysfs import (
+    list_folder,
+    read_bytes,
+    read_link_name,
+    read_numa_node,
+    read_pci_address,
+    read_text,
+)
+from railscope.probes.rdma.widths import MLX5_DRIVER
 
 STATE_ACTIVE: Final = "ACTIVE"
 
@@ -25,7 +33,16 @@ _DEVICES_LIMIT: Final = 1024
 _PORTS_LIMIT: Final = 256
 """InfiniBand numbers ports with one byte."""
 _GIDS_LIMIT: Final = 1024
-_RATE: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec\b")
+_RATE: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) Gb/sec\b(?: \(([0-9]{1,2})X )?")
+_BOARD: Final = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_SCALABLE: Final = re.compile(r"\.sf\.[0-9]+")
+"""In the name of the auxiliary device of a scalable function: `mlx5_core.sf.4`."""
+_SWITCH_MANAGEMENT: Final = b"SW_MNG"
+"""What a ConnectX that leads to NVSwitches says in its vital product data: NVIDIA's Fabric Manager User Guide finds
+its ports by it."""
+_INFINIBAND_CLASS: Final = "0x0207"
+_PRODUCT_DATA_BYTES: Final = 1024
+"""Read once of a device: each 4 bytes are a question to its firmware."""
 _NUMBERED: Final = re.compile(r"[0-9]{1,3}: *([\w -]{1,40})", re.ASCII)
 _NATURAL: Final = re.compile(r"([0-9]+)")
 
@@ -45,6 +62,8 @@ class RdmaPort:
     rate_bytes_per_second: int | None
     """Signalling rate less line coding, as the kernel prints it; many drivers show a made-up one for a port that is
     not active."""
+    lanes: int | None
+    """In use, the `4X` of the rate; as little to be trusted as the rate while the port is not active."""
     link_layer: str
     """`InfiniBand`, `Ethernet` or `unknown`."""
     netdev: str
@@ -60,6 +79,12 @@ class RdmaPort:
     """Driver of the PCI function, `mlx5_core`, `bnxt_en`, `ice`; empty where there is none."""
     physical_function: str
     """PCI address of the physical function that a virtual one belongs to; empty: not a virtual function."""
+    scalable: bool
+    """A scalable function: a part of a PCI function with RDMA and network devices of its own."""
+    board: str
+    """The card's product and firmware variant (PSID), `MT_0000000838`; empty where the driver does not say."""
+    manages_switches: bool
+    """Leads to the NVSwitches of this machine and to no network: its card calls itself so in its PCI data."""
     firmware: str
     has_counters: bool
     """Whether InfiniBand's own counters are there; a driver's own may be there without them."""
@@ -117,6 +142,9 @@ class _Device:
     numa_node: int | None
     driver: str
     physical_function: str
+    scalable: bool
+    board: str
+    manages_switches: bool
     firmware: str
 
     @property
@@ -156,13 +184,15 @@ class RdmaInventory:
     def _port(self, name: str, folder: str, number: int, device: _Device) -> RdmaPort:
         port = f"{folder}/ports/{number}"
         netdevs = _netdevs(folder, port, number)
+        rate = read_text(f"{port}/rate")
         return RdmaPort(
             device=name,
             port=number,
             node_type=device.node_type,
             state=_after_number(read_text(f"{port}/state")),
             physical_state=_after_number(read_text(f"{port}/phys_state")),
-            rate_bytes_per_second=parse_rate(read_text(f"{port}/rate")),
+            rate_bytes_per_second=parse_rate(rate),
+            lanes=parse_lanes(rate),
             link_layer=_one_of(read_text(f"{port}/link_layer"), "InfiniBand", "Ethernet"),
             netdev=netdevs[0] if netdevs else "",
             netdevs=netdevs,
@@ -171,6 +201,9 @@ class RdmaInventory:
             numa_node=device.numa_node,
             driver=device.driver,
             physical_function=device.physical_function,
+            scalable=device.scalable,
+            board=device.board,
+            manages_switches=device.manages_switches,
             firmware=device.firmware,
             has_counters=os.path.isdir(f"{port}/counters"),  # noqa: PTH112
         )
@@ -179,15 +212,28 @@ class RdmaInventory:
 def _device(folder: str, status: os.stat_result) -> _Device:
     hardware = f"{folder}/device"
     pci = read_pci_address(hardware)
+    driver = read_link_name(f"{hardware}/driver")
+    virtual = bool(read_link_name(f"{hardware}/physfn"))
+    board = read_text(f"{folder}/board_id")
     return _Device(
         registered=(status.st_ino, status.st_ctime_ns),
         node_type=_after_number(read_text(f"{folder}/node_type")),
         pci=pci,
         numa_node=read_numa_node(hardware) if pci else None,
-        driver=read_link_name(f"{hardware}/driver"),
-        physical_function=read_pci_address(f"{hardware}/physfn") if read_link_name(f"{hardware}/physfn") else "",
+        driver=driver,
+        physical_function=read_pci_address(f"{hardware}/physfn") if virtual else "",
+        scalable=_SCALABLE.search(read_link_name(hardware)) is not None,
+        board=board if _BOARD.fullmatch(board) else "",
+        manages_switches=not virtual and driver == MLX5_DRIVER and _manages_switches(hardware),
         firmware=read_text(f"{folder}/fw_ver"),
     )
+
+
+def _manages_switches(hardware: str) -> bool:
+    """Whether an adapter leads to NVSwitches; only root may ask, and others take it for a usual one."""
+    if not read_text(f"{hardware}/class").startswith(_INFINIBAND_CLASS):
+        return False
+    return _SWITCH_MANAGEMENT in read_bytes(f"{hardware}/vpd", _PRODUCT_DATA_BYTES)
 
 
 @lru_cache(maxsize=64)
@@ -199,6 +245,13 @@ def parse_rate(text: str) -> int | None:
     whole, _, fraction = match[1].partition(".")
     megabits = int(whole) * 1000 + int(fraction.ljust(3, "0"))
     return megabits * 125_000 or None
+
+
+@lru_cache(maxsize=64)
+def parse_lanes(text: str) -> int | None:
+    """Lanes of an RDMA port's rate, 4 of `400 Gb/sec (4X NDR)`; None for anything else, and for 0."""
+    match = _RATE.match(text)
+    return int(match[2]) or None if match is not None and match[2] else None
 
 
 @lru_cache(maxsize=64)

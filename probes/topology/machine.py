@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from railscope.probes.netdev.inventory import UNKNOWN
 from railscope.probes.rdma.inventory import RdmaPort
 from railscope.probes.topology.nccl_xml import XmlTopology
 from railscope.probes.topology.paths import Place
@@ -21,6 +22,30 @@ class Gpu:
     index: int
     """NVML's number."""
     place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What two cards have in common that were bought for the same use; empty where it is not known."""
+
+    driver: str = ""
+    board: str = ""
+    """See `RdmaPort.board`."""
+    model: str = ""
+    """See `PciDevice.model`."""
+    greatest_link: str = ""
+    """See `PciDevice.greatest_link`."""
+
+    def same_as(self, other: Hardware) -> bool:
+        """Whether both are the same product, as far as is known, and something is."""
+        pairs = [
+            (self.driver, other.driver),
+            (self.board, other.board),
+            (self.model, other.model),
+            (self.greatest_link, other.greatest_link),
+        ]
+        known = [one == another for one, another in pairs if one and another]
+        return all(known) and any(one and one == another for one, another in pairs[:3])
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +61,17 @@ class Nic:
     """What the port runs at; None where it is not known."""
     up: bool | None = None
     """Connected; while it is not, its speed says nothing."""
+    hardware: Hardware = Hardware()
+    link_layer: str = UNKNOWN
+    """`InfiniBand`, `Ethernet` or `unknown`."""
+    lanes: int | None = None
+    """Of the link, in use; None: not known."""
+    pci_link: str = ""
+    """What its PCI link runs at, `32.0 GT/s x16`; empty: not known."""
+    function: str = ""
+    """PCI address of the function that it is a virtual or scalable part of; empty: it is none."""
+    manages_switches: bool = False
+    """It leads to NVSwitches, and to no network."""
 
 
 def gpus_of_pci(devices: Iterable[PciDevice]) -> tuple[Gpu, ...]:
@@ -47,23 +83,31 @@ def gpus_of_pci(devices: Iterable[PciDevice]) -> tuple[Gpu, ...]:
 def gpus_of_topology(topology: XmlTopology) -> tuple[Gpu, ...]:
     """The GPUs that a topology file of NCCL names."""
     functions = sorted((f for f in topology.functions if f.is_gpu), key=lambda f: pci_order(f.place.address))
-    numbers = {function.gpu for function in functions}
-    numbered = None not in numbers and len(numbers) == len(functions)
+    # A function in which GPUs are not named is one GPU; one that is partitioned holds several.
+    named = [(number, function.place) for function in functions for number in function.gpus or (None,)]
+    numbers = {number for number, _place in named}
+    numbered = None not in numbers and len(numbers) == len(named)
     gpus = [
-        Gpu(function.gpu if numbered and function.gpu is not None else position, function.place)
-        for position, function in enumerate(functions)
+        Gpu(number if numbered and number is not None else position, place)
+        for position, (number, place) in enumerate(named)
     ]
     return tuple(sorted(gpus, key=lambda gpu: gpu.index))
 
 
 def nics_of_topology(topology: XmlTopology) -> tuple[Nic, ...]:
     """The network ports that a topology file of NCCL names, and the network functions in which it names none."""
-    nics = [Nic(net.name, net.port, net.place, net.speed_bytes_per_second) for net in topology.nets]
+    functions = {function.place.address: function for function in topology.functions}
+    nics = []
+    for net in topology.nets:
+        function = functions.get(net.place.address)
+        hardware, link = (Hardware(model=function.model), function.link) if function else (Hardware(), "")
+        speed = net.speed_bytes_per_second
+        nics.append(Nic(net.name, net.port, net.place, speed, hardware=hardware, pci_link=link))
     named = {net.place.address for net in topology.nets}
     nics += [
-        Nic(function.place.address, None, function.place)
-        for function in topology.functions
-        if function.is_network and function.place.address not in named
+        Nic(address, None, function.place, hardware=Hardware(model=function.model), pci_link=function.link)
+        for address, function in functions.items()
+        if function.is_network and address not in named
     ]
     return tuple(nics)
 
@@ -94,8 +138,26 @@ def nics_of_rdma(sysfs: Path, ports: Iterable[RdmaPort]) -> tuple[Nic, ...]:
     for port in ports:
         function = pci_device(sysfs, port.pci)
         place = function.place if function else Place(port.pci, (), port.numa_node)
-        nics.append(Nic(port.device, port.port, place, port.rate_bytes_per_second, port.up))
+        nics.append(
+            Nic(
+                port.device,
+                port.port,
+                place,
+                port.rate_bytes_per_second,
+                port.up,
+                _hardware(port.driver, port.board, function),
+                port.link_layer,
+                port.lanes,
+                function.link if function else "",
+                port.physical_function or (port.pci if port.scalable else ""),
+                port.manages_switches,
+            )
+        )
     return tuple(nics)
+
+
+def _hardware(driver: str, board: str, function: PciDevice | None) -> Hardware:
+    return Hardware(driver, board, function.model if function else "", function.greatest_link if function else "")
 
 
 def read_place(sysfs: Path, device: Path) -> Place:

@@ -1,9 +1,10 @@
 """NCCL's description of a machine: the XML of NCCL_TOPO_FILE and NCCL_TOPO_DUMP_FILE.
 
 Clouds ship such files for virtual machines, whose PCI tree says nothing; operators write `rail=` and `plane=` into
-them.  The form is what src/graph/xml.cc and topo.cc of NCCL 2.4 to 2.30 read: `system` holds `cpu` (one a NUMA node),
-that holds `pci`, which nest; a function holds `gpu`, or `nic` with `net` in it.  All but `busid` may be absent:
-hand-written files often name the functions only, and NCCL learns the rest from the machine.
+them.  The form is what src/graph/xml.cc and topo.cc of NCCL 2.4 to 2.30 and of RCCL read: `system` holds `cpu` (one a
+NUMA node), that holds `pci`, which nest; a function holds `gpu` (several, where it is partitioned), or `nic` with `net`
+in it.  All but `busid` may be absent: hand-written files often name the functions only, and NCCL learns the rest from
+the machine.  What it dumps where NVLink joins machines holds several: `host_hash` of a `cpu` tells them apart.
 
 Such a file comes from a job, so nothing in it is trusted: document types, and with them entities, are refused before
 they are read, and size, depth and number of elements have limits.  What NCCL passes over is passed over here.
@@ -15,6 +16,7 @@ import contextlib
 import os
 import re
 import stat
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NoReturn
@@ -23,7 +25,14 @@ from xml.parsers import expat
 from railscope.probes.netdev.ethtool import BYTES_PER_MEGABIT
 from railscope.probes.processes.open_below import open_below
 from railscope.probes.topology.paths import Place
-from railscope.probes.topology.pci import is_display, is_network, normal_address
+from railscope.probes.topology.pci import (
+    MODEL_ATTRIBUTES,
+    is_display,
+    is_network,
+    link_words,
+    model_of,
+    normal_address,
+)
 
 MOST_BYTES: Final = 4 << 20
 MOST_ELEMENTS: Final = 4096
@@ -40,7 +49,11 @@ _MOST_RAILS: Final = 1 << 15
 """NCCL keeps rail and plane as int16_t, and takes what is negative for undefined."""
 _MOST_PORTS: Final = 255
 """Of one device; the kernel numbers them from 1."""
-_VERSION: Final = 1
+_VERSIONS: Final = (1, 2)
+"""NCCL's and RCCL's NCCL_TOPO_XML_VERSION: RCCL says more of GPUs, and nothing else of ports."""
+DATA_DIRECT: Final = "_dma"
+"""After the name of an RDMA device: NCCL's net for its data direct function (ncclIbInitDevices in
+src/transport/net_ib/init.cc)."""
 _JOINED: Final = "+"
 """Between the names of devices that NCCL merged into a virtual one."""
 
@@ -51,6 +64,8 @@ _WITHOUT_BEING_TOLD: Final = (
 """What NCCL reads without NCCL_TOPO_FILE (the second); /var/run is mostly a link to /run, and a link that is absolute
 leads out of a container's root."""
 
+_LONGEST_HOST: Final = 20
+"""`0x` and 16 digits; a longer one tells nothing apart."""
 _INTEGER: Final = re.compile(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]{1,16})|([0-9]{1,19}))", re.ASCII)
 
 _INSIDE: Final = {
@@ -74,10 +89,14 @@ class XmlFunction:
 
     place: Place
     class_code: int | None
-    gpu: int | None
-    """NVML's number, from the `gpu` element in it; None where the file does not say."""
+    gpus: tuple[int | None, ...]
+    """NVML's numbers, one for each `gpu` element in it; None where the file does not say."""
     is_gpu: bool
     is_network: bool
+    model: str = ""
+    """See `PciDevice.model`."""
+    link: str = ""
+    """What the PCI link runs at, `32.0 GT/s x16`; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +105,8 @@ class XmlNet:
 
     name: str
     port: int | None
+    """Of the RDMA device.  NCCL writes that plus how many ports before it are on the same card (ncclIbGetRealPort in
+    src/transport/net_ib/init.cc)."""
     place: Place
     speed_bytes_per_second: int | None
     rail: int | None
@@ -94,10 +115,20 @@ class XmlNet:
 
 @dataclass(frozen=True, slots=True)
 class XmlTopology:
+    """One machine; with `others` all that a file describes."""
+
     functions: tuple[XmlFunction, ...]
     """In the order of the file; an address that occurs twice counts where it came first."""
     nets: tuple[XmlNet, ...]
     """In the order of the file; devices that NCCL merged stand for themselves."""
+    host: str = ""
+    """`host_hash` of its CPUs; empty where the file does not tell machines apart."""
+    others: tuple[XmlTopology, ...] = ()
+
+    @property
+    def machines(self) -> tuple[XmlTopology, ...]:
+        """Every machine that the file describes, in its order; the others know of no others."""
+        return replace(self, others=()), *self.others
 
 
 def read_topology(path: Path) -> XmlTopology:
@@ -160,10 +191,10 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def parse_topology(data: bytes) -> XmlTopology:
-    """Understand the XML of NCCL's topology.
+    """Understand the XML of NCCL's topology: the first machine in it, which knows the others.
 
     Raises:
-        TopologyError: it is not well-formed, has no `system` element of version 1, or goes beyond a limit.
+        TopologyError: it is not well-formed, has no `system` element of a known version, or goes beyond a limit.
     """
     if len(data) > MOST_BYTES:
         raise TopologyError(f"is larger than {MOST_BYTES >> 20} MiB, the most that is read of a topology")
@@ -179,15 +210,27 @@ def parse_topology(data: bytes) -> XmlTopology:
         raise TopologyError(f"is not well-formed XML: {error}") from None
     if not reader.systems:
         raise TopologyError("holds no <system> element: it is not a topology of NCCL's")
-    functions, nets = tuple(reader.functions.values()), _apart(reader.nets)
+    hosts = dict.fromkeys([host for host, _address in reader.functions] + [host for host, _net in reader.nets]) or {
+        "": None
+    }
+    topologies = [
+        XmlTopology(
+            tuple(function for (of, _address), function in reader.functions.items() if of == host),
+            _apart([net for of, net in reader.nets if of == host]),
+            host,
+        )
+        for host in hosts
+    ]
+    functions = [function for topology in topologies for function in topology.functions]
     for kind, count in (
-        ("GPUs", sum(function.is_gpu for function in functions)),
+        ("GPUs", sum(max(len(function.gpus), 1) for function in functions if function.is_gpu)),
         ("network cards", sum(function.is_network for function in functions)),
-        ("network ports", len(nets)),
+        ("network ports", sum(len(topology.nets) for topology in topologies)),
     ):
         if count > MOST_NODES:
             raise TopologyError(f"has {count} {kind}, and NCCL takes {MOST_NODES}")
-    return XmlTopology(functions, nets)
+    first, *others = topologies
+    return replace(first, others=tuple(others))
 
 
 def _refuse_document_type(*_declaration: object) -> NoReturn:
@@ -203,12 +246,15 @@ class _Open:
     """Of what it holds."""
     numa_node: int | None = None
     address: str = ""
+    host: str = ""
 
 
 @dataclass(slots=True)
 class _Reader:
-    functions: dict[str, XmlFunction] = field(default_factory=dict)
-    nets: list[XmlNet] = field(default_factory=list)
+    functions: dict[tuple[str, str], XmlFunction] = field(default_factory=dict)
+    """By host and address."""
+    nets: list[tuple[str, XmlNet]] = field(default_factory=list)
+    """Each with its host."""
     systems: int = 0
     elements: int = 0
     path: list[_Open] = field(default_factory=list)
@@ -224,7 +270,7 @@ class _Reader:
         parent = self.path[-1] if self.path else _Open("")
         inside = _Open("ignored")
         if parent.name in _INSIDE.get(name, ()):
-            inside = _Open(name, parent.switches, parent.numa_node, parent.address)
+            inside = _Open(name, parent.switches, parent.numa_node, parent.address, parent.host)
             self._add_element(inside, parent, attributes)
         self.path.append(inside)
 
@@ -233,19 +279,21 @@ class _Reader:
 
     def _add_element(self, element: _Open, parent: _Open, attributes: dict[str, str]) -> None:
         if element.name == "system":
-            if _integer(attributes, "version") != _VERSION:
+            if _integer(attributes, "version") not in _VERSIONS:
                 version = attributes.get("version", "")[:20]
-                raise TopologyError(f"is of version {version!r}, and only version {_VERSION} is known")
+                raise TopologyError(f"is of version {version!r}, and only 1 (NCCL) and 2 (RCCL) are known")
             self.systems += 1
         elif element.name == "cpu":
             numa_node = _integer(attributes, "numaid")
             element.numa_node = numa_node if numa_node is not None and numa_node >= 0 else None
+            host = attributes.get("host_hash", "")
+            element.host = host if host.isprintable() and len(host) <= _LONGEST_HOST else ""
         elif element.name == "pci":
             self._function(element, parent, attributes)
         elif element.name == "gpu":
-            self._mark(parent.address, is_gpu=True, gpu=_natural(attributes, "dev"))
+            self._mark(parent, (_natural(attributes, "dev"),))
         elif element.name == "nic":
-            self._mark(parent.address)
+            self._mark(parent, ())
         else:
             self._net(element, attributes)
 
@@ -259,42 +307,51 @@ class _Reader:
         element.switches = (*parent.switches, address)
         class_code = _class_code(attributes)
         place = Place(address, parent.switches, parent.numa_node)
-        function = XmlFunction(place, class_code, None, is_display(class_code), is_network(class_code))
-        self.functions.setdefault(address, function)
+        function = XmlFunction(
+            place,
+            class_code,
+            (),
+            is_display(class_code),
+            is_network(class_code),
+            model_of(*(attributes.get(name, "") for name in MODEL_ATTRIBUTES)),
+            link_words(attributes.get("link_speed", ""), attributes.get("link_width", "")),
+        )
+        self.functions.setdefault((parent.host, address), function)
 
-    def _mark(self, address: str, *, is_gpu: bool = False, gpu: int | None = None) -> None:
+    def _mark(self, parent: _Open, gpus: tuple[int | None, ...]) -> None:
         """A function is a GPU, or else a network card, because of the element in it."""
-        known = self.functions.get(address)
+        known = self.functions.get((parent.host, parent.address))
         if known is not None:
-            self.functions[address] = replace(
+            self.functions[parent.host, parent.address] = replace(
                 known,
-                gpu=gpu if known.gpu is None else known.gpu,
-                is_gpu=known.is_gpu or is_gpu,
-                is_network=known.is_network or not is_gpu,
+                gpus=known.gpus + gpus,
+                is_gpu=known.is_gpu or bool(gpus),
+                is_network=known.is_network or not gpus,
             )
 
     def _net(self, element: _Open, attributes: dict[str, str]) -> None:
-        function = self.functions.get(element.address)
-        place = function.place if function else Place("", (), element.numa_node)
+        if _integer(attributes, "net") == 0:
+            return  # a device for put operations or of a plugin, and none that messages go through
+        # Where it stands, be its address another function's as well: some dumps give one twice.
+        place = Place(element.address, element.switches[:-1], element.numa_node)
         speed, port = _integer(attributes, "speed") or 0, _integer(attributes, "port")
         name = attributes.get("name", "")
         if name.isprintable() and name:
-            self.nets.append(
-                XmlNet(
-                    name=name,
-                    port=port if port is not None and 0 < port <= _MOST_PORTS else None,
-                    place=place,
-                    speed_bytes_per_second=speed * BYTES_PER_MEGABIT if 0 < speed < 1 << 40 else None,
-                    rail=_natural(attributes, "rail"),
-                    plane=_natural(attributes, "plane"),
-                )
+            net = XmlNet(
+                name=name,
+                port=port if port is not None and 0 < port <= _MOST_PORTS else None,
+                place=place,
+                speed_bytes_per_second=speed * BYTES_PER_MEGABIT if 0 < speed < 1 << 40 else None,
+                rail=_natural(attributes, "rail"),
+                plane=_natural(attributes, "plane"),
             )
+            self.nets.append((element.host, net))
 
 
 def _apart(nets: list[XmlNet]) -> tuple[XmlNet, ...]:
     """Every device and port once; those that NCCL merged into a virtual one appear where they are not named alone."""
     found: dict[tuple[str, int | None], XmlNet] = {}
-    for net in nets:
+    for net in _with_ports_of_devices(nets):
         if _JOINED not in net.name:
             found.setdefault((net.name, net.port), net)
     alone = {net.name for net in found.values()}
@@ -307,6 +364,28 @@ def _apart(nets: list[XmlNet]) -> tuple[XmlNet, ...]:
                 member = replace(net, name=name, port=None, speed_bytes_per_second=share)
                 found.setdefault((name, None), member)
     return tuple(found.values())
+
+
+def _with_ports_of_devices(nets: list[XmlNet]) -> list[XmlNet]:
+    """The nets with the ports that their RDMA devices have, which NCCL numbers on through a card.
+
+    Old versions wrote the device's own: a device whose ports would then be one, or none, keeps what is written.
+    """
+    cards: defaultdict[str, list[XmlNet]] = defaultdict(list)
+    for net in nets:
+        if net.place.address and net.port is not None and _JOINED not in net.name:
+            cards[net.place.address].append(net)
+    ports: dict[tuple[str, str, int | None], int] = {}
+    for address, members in cards.items():
+        members.sort(key=lambda net: net.port or 0)
+        devices: defaultdict[str, dict[int, int]] = defaultdict(dict)
+        for before, net in enumerate(members):
+            written = net.port or 0
+            devices[net.name][written] = written - before
+        for name, of in devices.items():
+            if min(of.values()) >= 1 and len(set(of.values())) == len(of):
+                ports.update({(address, name, written): port for written, port in of.items()})
+    return [replace(net, port=ports.get((net.place.address, net.name, net.port), net.port)) for net in nets]
 
 
 def _integer(attributes: dict[str, str], name: str) -> int | None:

@@ -19,9 +19,17 @@ from railscope.probes.netdev.ethtool import PCI_ADDRESS
 from railscope.probes.topology.paths import Place
 
 _HOST_BRIDGE: Final = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", re.ASCII)
+_MODEL: Final = re.compile(r"[0-9a-f]{4}", re.ASCII)
 _SPEED: Final = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,3})?) GT/s", re.ASCII)
 
 _NVIDIA: Final = 0x10DE
+_AMD: Final = 0x1002
+_MELLANOX: Final = 0x15B3
+_AMD_ACCELERATORS: Final = frozenset({0x0380, 0x1200})
+"""Other display controllers (MI200) and processing accelerators (MI300), as they call themselves."""
+_ACCELERATOR: Final = 0x12
+_DMA_CONTROLLER: Final = 0x080100
+"""Class of the mlx5 data direct functions (kvDictPciClass in NCCL's src/graph/topo.cc)."""
 _NETWORK: Final = 0x02
 _DISPLAY: Final = 0x03
 _INFINIBAND: Final = 0x0C06
@@ -40,15 +48,24 @@ class PciDevice:
     class_code: int | None
     """24 bits: base class, subclass, programming interface."""
     vendor: int | None
-    link_speed_gigatransfers: float | None
-    """What the link runs at now, 10^9 transfers a second and lane."""
-    link_width: int | None
-    """Lanes in use now."""
+    link: str = ""
+    """What the link runs at now: `32.0 GT/s x16`; empty: not known."""
+    model: str = ""
+    """Which product it is: `15b3:1021 15b3:0023`, vendor and device, then those of the card; empty: not known."""
+    greatest_link: str = ""
+    """The fastest link that it can have: `32.0 GT/s x16`; empty: not known."""
 
     @property
     def is_gpu(self) -> bool:
-        """NVIDIA's alone: the display controller of a server's management board is none."""
+        """NVIDIA's, and AMD's accelerators: the display controller of a management board or a processor is none."""
+        if self.vendor == _AMD:
+            return self.class_code is not None and self.class_code >> 8 in _AMD_ACCELERATORS
         return self.vendor == _NVIDIA and is_display(self.class_code)
+
+    @property
+    def is_data_direct(self) -> bool:
+        """The function by which a ConnectX-8 reaches GPUs while its own is elsewhere: NCCL's nets `X_dma` are here."""
+        return self.vendor == _MELLANOX and self.class_code == _DMA_CONTROLLER
 
     @property
     def is_network(self) -> bool:
@@ -81,8 +98,16 @@ def pci_order(address: str) -> tuple[int, ...]:
     return tuple(int(part, 16) for part in re.split("[:.]", address))
 
 
+def same_card(one: str, other: str) -> bool:
+    """Whether two PCI addresses differ in the function at most; virtual functions come on devices of their own.
+
+    NCCL takes all of them for one (ncclIbGetPciPath in src/transport/net_ib/init.cc).
+    """
+    return bool(one) and one.rpartition(":")[0] == other.rpartition(":")[0]
+
+
 def pci_devices(sysfs: Path) -> tuple[PciDevice, ...]:
-    """Every GPU and network function on PCI, by address. One that goes away meanwhile is left out.
+    """Every GPU, network and data direct function on PCI, by address. One that goes away meanwhile is left out.
 
     Raises:
         OSError: the PCI functions cannot be listed; a machine without PCI (no such folder) has none.
@@ -94,7 +119,12 @@ def pci_devices(sysfs: Path) -> tuple[PciDevice, ...]:
         return ()
     for folder in folders:
         class_code = _number(folder / "class")
-        if not is_display(class_code) and not is_network(class_code):
+        if class_code is None or not (
+            is_display(class_code)
+            or is_network(class_code)
+            or class_code >> 16 == _ACCELERATOR
+            or class_code == _DMA_CONTROLLER
+        ):
             continue
         found.append(_device(folder, class_code))
     return tuple(sorted(found, key=lambda device: pci_order(device.place.address)))
@@ -140,8 +170,6 @@ def _folders(devices: Path) -> Iterator[Path]:
 
 def _device(folder: Path, class_code: int | None) -> PciDevice:
     numa_node = _number(folder / "numa_node")
-    speed = _SPEED.match(_text(folder / "current_link_speed"))
-    width = _number(folder / "current_link_width")
     place = place_in_path(
         Path(os.path.realpath(folder)), numa_node if numa_node is not None and numa_node >= 0 else None
     )
@@ -150,8 +178,32 @@ def _device(folder: Path, class_code: int | None) -> PciDevice:
         place=place if place.address == folder.name else Place(folder.name, (), place.numa_node),
         class_code=class_code,
         vendor=_number(folder / "vendor"),
-        link_speed_gigatransfers=float(speed[1]) if speed else None,
-        link_width=width if width and width > 0 else None,
+        link=link_words(_text(folder / "current_link_speed"), _text(folder / "current_link_width")),
+        model=model_of(*(_text(folder / name) for name in MODEL_ATTRIBUTES)),
+        greatest_link=link_words(_text(folder / "max_link_speed"), _text(folder / "max_link_width")),
+    )
+
+
+MODEL_ATTRIBUTES: Final = ("vendor", "device", "subsystem_vendor", "subsystem_device")
+"""By these names in sysfs and in NCCL's topology files."""
+
+
+def model_of(vendor: str, device: str, card_vendor: str, card: str) -> str:
+    """What product a PCI function is, from its hexadecimal numbers; empty where vendor or device are not known."""
+    numbers = [text.strip().lower().removeprefix("0x") for text in (vendor, device, card_vendor, card)]
+    if not all(_MODEL.fullmatch(number) for number in numbers[:2]):
+        return ""
+    product, maker = ":".join(numbers[:2]), ":".join(numbers[2:])
+    return f"{product} {maker}" if all(_MODEL.fullmatch(number) for number in numbers[2:]) else product
+
+
+def link_words(speed: str, width: str) -> str:
+    """A PCI link as one text, `32.0 GT/s x16`, from sysfs's two; empty where it is not known."""
+    match = _SPEED.match(speed)
+    return (
+        f"{float(match[1])} GT/s x{width}"
+        if match and width.isascii() and width.isdecimal() and 0 < int(width) <= 32
+        else ""
     )
 
 

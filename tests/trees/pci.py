@@ -6,6 +6,7 @@ Linux shows.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,18 +71,45 @@ class SimulatedMachine:
         state: str = "4: ACTIVE",
         class_code: str = INFINIBAND_CLASS,
         vendor: str = MELLANOX,
-    ) -> None:
-        """An RDMA device on a PCI function."""
+        link: str = "4X NDR",
+        link_layer: str = "",
+        driver: str = "",
+        board: str = "",
+        physical_function: str = "",
+        scalable: int | None = None,
+        product_data: bytes = b"",
+        attributes: Mapping[str, str] | None = None,
+    ) -> Path:
+        """An RDMA device on a PCI function; returns the function's folder.
+
+        `attributes` are more of that function's files; `scalable` is the number of a scalable function, which has a
+        folder of its own below it.
+        """
         function = self.function(path, class_code, vendor, numa_node)
-        folder = function / "infiniband" / device
+        for name, text in (attributes or {}).items():
+            (function / name).write_text(f"{text}\n")
+        if product_data:
+            (function / "vpd").write_bytes(product_data)
+        if physical_function:
+            (function / "physfn").symlink_to(self.sysfs / "bus/pci/devices" / physical_function)
+        parent = function if scalable is None else function / f"mlx5_core.sf.{scalable}"
+        folder = parent / "infiniband" / device
         for port in range(1, ports + 1):
             (folder / f"ports/{port}").mkdir(parents=True)
-            (folder / f"ports/{port}/rate").write_text(f"{gigabits:g} Gb/sec (4X NDR)\n")
+            (folder / f"ports/{port}/rate").write_text(f"{gigabits:g} Gb/sec ({link})\n")
             (folder / f"ports/{port}/state").write_text(f"{state}\n")
-        (folder / "device").symlink_to(function)
+            (folder / f"ports/{port}/link_layer").write_text(f"{link_layer}\n")
+        if board:
+            (folder / "board_id").write_text(f"{board}\n")
+        if driver and not (parent / "driver").is_symlink():
+            drivers = self.sysfs / "bus/pci/drivers" / driver
+            drivers.mkdir(parents=True, exist_ok=True)
+            (parent / "driver").symlink_to(drivers)
+        (folder / "device").symlink_to(parent)
         classes = self.sysfs / "class/infiniband"
         classes.mkdir(parents=True, exist_ok=True)
         (classes / device).symlink_to(folder)
+        return function
 
     def gpus(self) -> tuple[Gpu, ...]:
         return gpus_of_pci(pci_devices(self.sysfs))

@@ -23,7 +23,7 @@ from railscope.agent.doctor.topology import (
     check_topology,
     make_report,
     render_picture,
-    topology_of_file,
+    topologies_of_file,
 )
 from railscope.agent.node.rails.gpu_affinity import map_rails
 from railscope.probes.clock import SystemClock
@@ -270,7 +270,7 @@ def test_without_rdma_the_network_rails_are_shown_with_their_numbers(tmp_path: P
 def test_a_file_can_be_asked_for_without_a_command(tmp_path: Path) -> None:
     file = tmp_path / "topology.xml"
     file.write_text(P4D_FILE)
-    assert topology_of_file(file, ()).gpus == (0, 1, 2, 3)
+    assert topologies_of_file(file, ())[0].gpus == (0, 1, 2, 3)
 
 
 def test_a_workstation_has_one_line(tmp_path: Path) -> None:
@@ -281,7 +281,10 @@ def test_network_devices_beside_rdma_rails_have_the_numbers_that_the_agent_gives
     rdma.mlx5_roce_8rails(tmp_path)
     _findings, reports = check_rails(Config(sysfs=tmp_path), (), SystemClock())
     numbers = {report.device: report.rail for report in reports}
-    assert (numbers["ens24np0"], numbers["ens64np0"], numbers["ens220np0"], numbers["eth0"]) == ("0", "1", "7", "8")
+    assert (numbers["ens24np0"], numbers["ens64np0"], numbers["ens220np0"], numbers["eth0"]) == ("0", "1", "7", None)
+    assert [report.reason for report in reports if report.device == "eth0"] == [
+        "of no RDMA port, and NCCL sends through those"
+    ]
 
 
 def test_a_host_whose_only_rails_are_rdma_ports_has_no_problem_with_its_rails(tmp_path: Path) -> None:

@@ -187,7 +187,9 @@ def test_a_rail_that_vanishes_and_comes_back_moves_no_number(watch: Watch) -> No
 def test_numbers_of_rdma_rails_are_left_to_them_when_they_come(watch: Watch) -> None:
     assert watch.numbers() == {"eth0": "0"}
     watch.rails.set_rdma_ports(RdmaPorts(("mlx5_0",), (RdmaRail("0", "0000:18:00.0", ("ib0",)),)))
-    assert watch.numbers() == {"eth0": "1"}
+    assert watch.numbers() == {}, "NCCL sends through RDMA"
+    watch.rails.add_process(43, HOME, "", sockets_only=True)
+    assert watch.numbers() == {"eth0": "1"}, "but this job does not"
     watch.rails.set_rdma_ports(RdmaPorts(("rxe0",), (RdmaRail("3", "", ("eth0",)),)))
     assert watch.numbers() == {"eth0": "3"}
 

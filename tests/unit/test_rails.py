@@ -15,6 +15,7 @@ from railscope.agent.node.rails.ethernet_facts import RailEthernet, ethernet_cou
 from railscope.agent.node.rails.ethernet_rules import StatisticRules
 from railscope.agent.node.rails.netdev_facts import members_of_bond, netns_labels, rail_facts
 from railscope.agent.node.rails.selection import (
+    RdmaNoRail,
     RdmaPorts,
     RdmaRail,
     decide_rails,
@@ -270,8 +271,8 @@ def test_a_network_device_beside_rdma_rails_has_its_own_port_s_number_or_one_tha
 def test_of_two_ports_on_one_card_a_network_device_has_the_number_of_neither() -> None:
     """By itself: with numbers in use, the one that it may not have is often given to another device anyway."""
     card = replace(device("other"), pci="0000:05:00.0")
-    assert [RDMA.number_of(card, home=home) for home in (True, False)] == ["", ""]
-    assert RDMA.number_of(replace(card, name="ib1"), home=True) == "5"
+    assert [RDMA.rail_of(card, home=home) for home in (True, False)] == [None, None]
+    assert RDMA.rail_of(replace(card, name="ib1"), home=True) == RDMA.rails[3]
 
 
 def test_in_another_namespace_a_name_says_nothing_and_the_card_does() -> None:
@@ -279,7 +280,41 @@ def test_in_another_namespace_a_name_says_nothing_and_the_card_does() -> None:
         replace(device("ens24np0", netns=7), pci=""),
         replace(device("net1", netns=7), pci="0000:40:00.0"),
     ]
-    assert numbers(decide_rails(devices, rdma=RDMA, home=[1])) == {"ens24np0": "1", "net1": "3"}
+    assert numbers(decide_rails(devices, rdma=RDMA, home=[1], sockets=[7])) == {"ens24np0": "1", "net1": "3"}
+    assert numbers(decide_rails(devices, rdma=RDMA, home=[1])) == {"net1": "3"}
+
+
+def test_beside_rdma_rails_a_network_device_is_what_its_port_is() -> None:
+    devices = [
+        replace(device("eth0"), pci="0000:03:00.0"),
+        replace(device("ibp41s0"), pci="0000:29:00.0", link_layer="InfiniBand"),
+        replace(device("ib0"), pci="0000:05:00.0", link_layer="InfiniBand"),
+        replace(device("pod0", "veth", netns=7), pci=""),
+    ]
+    others = (RdmaNoRail("leads to NVSwitches", "0000:29:00.0", ("ibp41s0",)),)
+    rdma = replace(RDMA, others=others)
+    asked = {1: ["eth0"], 7: [""]}
+    decisions = decide_rails(devices, rdma=rdma, home=[1], socket_interfaces=asked)
+    assert numbers(decisions) == {"ib0": "4"}
+    assert reason("ibp41s0", decisions) == "its RDMA port is no rail: leads to NVSwitches"
+    # NCCL_SOCKET_IFNAME only tells ranks where to find each other, where the bytes go through RDMA.
+    assert reason("eth0", decisions) == "of no RDMA port, and NCCL sends through those"
+    # A namespace whose job uses sockets has what NCCL takes there.
+    assert numbers(decide_rails(devices, rdma=rdma, home=[1], socket_interfaces=asked, sockets=[7])) == {
+        "ib0": "4",
+        "pod0": "1",
+    }
+    assert numbers(decide_rails(devices, rdma=rdma, home=[1], socket_interfaces=asked, sockets=[1])) == {
+        "eth0": "2",
+        "ib0": "4",
+        "ibp41s0": "1",
+    }
+
+
+def test_the_network_device_of_a_virtual_function_has_its_port_s_number_beside_that_of_the_port() -> None:
+    rdma = RdmaPorts(rails=(RdmaRail("0", "0000:18:00.0", ("ens24np0",)), RdmaRail("0", "0000:18:00.2", ("ens24v0",))))
+    devices = [replace(device("ens24np0"), pci="0000:18:00.0"), replace(device("ens24v0"), pci="0000:18:00.2")]
+    assert numbers(decide_rails(devices, rdma=rdma, home=[1])) == {"ens24np0": "0", "ens24v0": "0"}
 
 
 def test_a_configured_number_is_given_whatever_rdma_says() -> None:

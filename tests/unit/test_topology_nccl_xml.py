@@ -54,7 +54,7 @@ def test_a_dump_gives_functions_gpus_and_ports() -> None:
     topology = parse_topology(DUMP)
     switch, gpu, card = topology.functions
     assert gpu.place == Place("0000:1b:00.0", ("0000:16:00.0",), 1)
-    assert (gpu.is_gpu, gpu.is_network, gpu.gpu, gpu.class_code) == (True, False, 3, 0x030200)
+    assert (gpu.is_gpu, gpu.is_network, gpu.gpus, gpu.class_code) == (True, False, (3,), 0x030200)
     assert (card.is_gpu, card.is_network) == (False, True)
     assert not switch.is_gpu
     assert not switch.is_network
@@ -123,7 +123,7 @@ def test_the_azure_file_names_eight_gpus_and_eight_cards() -> None:
         (b"<system", "not well-formed"),
         (b"<html/>", "no <system>"),
         (b'<x><system version="1"/></x>', "no <system>"),
-        (b'<system version="2"/>', "version '2'"),
+        (b'<system version="3"/>', "version '3'"),
         (b"<system/>", "version ''"),
         (b'<system version="1"/><system version="1"/>', "not well-formed"),
         (system('<pci busid="x"/>'), "busid is not a PCI address: 'x'"),

@@ -82,7 +82,7 @@ def test_functions_are_found_with_their_attributes(tmp_path: Path) -> None:
     assert device.class_code == 0x030200
     assert device.vendor == 0x10DE
     assert device.place == Place("0000:1b:00.0", ("0000:16:00.0",), 1, "pci0000:15")
-    assert (device.link_speed_gigatransfers, device.link_width) == (32.0, 16)
+    assert device.link == "32.0 GT/s x16"
 
 
 def test_the_display_controller_of_the_board_is_no_gpu(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_what_cannot_be_read_is_not_known_and_hides_nobody(tmp_path: Path) -> No
     good, bad = pci_devices(tmp_path)
     assert good.place.numa_node == 0
     assert bad.is_gpu
-    assert (bad.place.numa_node, bad.link_speed_gigatransfers, bad.link_width) == (None, None, None)
+    assert (bad.place.numa_node, bad.link) == (None, "")
 
 
 def test_a_link_that_leads_nowhere_and_a_loop_are_passed_over(tmp_path: Path) -> None:

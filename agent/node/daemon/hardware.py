@@ -17,6 +17,7 @@ from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.nvlink.watch import NvlinkWatch
 from railscope.agent.node.rails.counter_rules import OwnSeverities
 from railscope.agent.node.rails.ethernet import EthernetWatch
+from railscope.agent.node.rails.job_settings import sockets_only
 from railscope.agent.node.rails.netdev_rails import NetdevRails
 from railscope.agent.node.rails.rdma_rails import RdmaRails
 from railscope.agent.node.sampling.sampler import OnReading, Sampler
@@ -135,7 +136,12 @@ class Hardware:
             return None
         if self._ethernet is not None:
             self._ethernet.add_process(pid, namespace)
-        return self.rails.add_process(pid, namespace, description.setting("NCCL_SOCKET_IFNAME"))
+        return self.rails.add_process(
+            pid,
+            namespace,
+            description.setting("NCCL_SOCKET_IFNAME"),
+            sockets_only=sockets_only(description.setting("NCCL_IB_DISABLE"), description.setting("NCCL_NET")),
+        )
 
     def remove_process(self, pid: int) -> None:
         self.rails.remove_process(pid)

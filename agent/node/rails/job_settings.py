@@ -19,6 +19,7 @@ from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.probes.topology.ib_hca import HcaList, parse_hca_list
 from railscope.probes.topology.machine import Gpu, Nic
 from railscope.probes.topology.nccl_xml import XmlTopology
+from railscope.probes.topology.pci import same_card
 
 _MOST_LISTS: Final = 16
 """Different values of NCCL_IB_HCA that add ports, of one tenant."""
@@ -86,13 +87,15 @@ class Believed:
         if len(self.topologies) != 1:
             return None
         (file,) = self.topologies
-        topology = file.content
         here = {gpu.place.address for gpu in gpus}
         ports = {nic.device: nic.place.address for nic in nics}
-        agrees = all(function.place.address in here for function in topology.functions if function.is_gpu) and all(
-            ports.get(net.name, net.place.address) in (net.place.address, "") for net in topology.nets
-        )
-        return topology if agrees else None
+        for machine in file.content.machines:
+            agrees = all(function.place.address in here for function in machine.functions if function.is_gpu) and all(
+                not ports.get(net.name) or same_card(ports[net.name], net.place.address) for net in machine.nets
+            )
+            if agrees:
+                return machine
+        return None
 
 
 def sockets_only(ib_disable: str, net: str) -> bool:

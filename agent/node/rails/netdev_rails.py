@@ -55,6 +55,8 @@ class _Watched:
     processes: set[int] = field(default_factory=set)
     settings: dict[int, str] = field(default_factory=dict)
     """NCCL_SOCKET_IFNAME of the processes that run here and of those that have just ended; empty: NCCL's own choice."""
+    sockets: set[int] = field(default_factory=set)
+    """Those of these processes whose settings keep them off RDMA."""
     leaving: dict[int, int] = field(default_factory=dict)
     """Until when the settings of ended processes count, ns."""
     devices: tuple[NetworkDevice, ...] = ()
@@ -121,6 +123,8 @@ class NetdevRails:
         self._ledgers = RailLedgers()
         self._utilization = Utilization(window_ns)
         self._rdma = NO_RDMA
+        self._sending: set[int] = set()
+        """Namespaces in which collectives handed bytes to a network device: whatever RDMA rails are there."""
         self._numbers_of_jobs: set[str] = set()
         """Those that rails in namespaces of jobs have had: nothing else takes them again."""
         self._labels: dict[tuple[int, str], str] = {}
@@ -166,8 +170,13 @@ class NetdevRails:
         """Watch the agent's own namespace until `close`; returns its link events to poll."""
         return self._enter(namespace, permanent=True)
 
-    def add_process(self, pid: int, namespace: NetworkNamespace, socket_interfaces: str) -> LinkEvents | None:
-        """Watch the namespace of a process; returns link events to poll when the namespace is new."""
+    def add_process(
+        self, pid: int, namespace: NetworkNamespace, socket_interfaces: str, *, sockets_only: bool = False
+    ) -> LinkEvents | None:
+        """Watch the namespace of a process; returns link events to poll when the namespace is new.
+
+        `sockets_only`: its settings keep it off RDMA.
+        """
         events = None
         if namespace.inode not in self._watched:
             events = self._enter(namespace, permanent=False)
@@ -178,8 +187,10 @@ class NetdevRails:
         watched.close_ns = None
         news = not watched.had_job or socket_interfaces not in watched.settings.values()
         news = news or watched.settings.get(pid, socket_interfaces) != socket_interfaces
+        news = news or sockets_only != (pid in watched.sockets)
         watched.had_job = True
         watched.settings[pid] = socket_interfaces
+        watched.sockets = watched.sockets | {pid} if sockets_only else watched.sockets - {pid}
         watched.leaving.pop(pid, None)
         if news:
             self._decide()
@@ -241,6 +252,7 @@ class NetdevRails:
             rdma=self._rdma,
             home={netns for netns, watched in self._watched.items() if watched.permanent},
             idle={netns for netns, watched in self._watched.items() if not watched.had_job},
+            sockets=self._sending | {netns for netns, watched in self._watched.items() if watched.sockets},
             numbers_of_jobs=self._numbers_of_jobs,
             held=held,
         )
@@ -326,7 +338,8 @@ class NetdevRails:
             for pid in due:
                 del watched.leaving[pid]
                 setting = watched.settings.pop(pid, "")
-                decide = decide or setting not in watched.settings.values()
+                decide = decide or setting not in watched.settings.values() or pid in watched.sockets
+                watched.sockets.discard(pid)
         if not decide:
             return
         before = {(one.device.netns, one.device.name) for one in self._decisions if one.rail and one.requested}
@@ -359,6 +372,13 @@ class NetdevRails:
 
     def _relate(self, state: SamplerState, expected: Sequence[ExpectedBytes], handed_over: HandedBytes) -> None:
         self._handed_over = handed_over
+        if self._rdma.rails and handed_over.device_bytes:
+            sent = {key for key, count in handed_over.device_bytes.items() if count}
+            names = {(netns, one.name) for netns, watched in self._watched.items() for one in watched.devices}
+            sending = {netns for netns, _name in sent & names}
+            if sending != self._sending:
+                self._sending = sending
+                self._decide()
         keys, ports = [], []
         for decision in self._decisions:
             totals = state.device(decision.device.netns, decision.device.name)

@@ -40,6 +40,7 @@ from railscope.agent.node.targets.processes import NOT_DESCRIBED, Description
 from railscope.probes.clock import Clock
 from railscope.probes.rdma.inventory import RdmaPort
 from railscope.probes.topology.machine import gpus_of_pci, nics_of_rdma
+from railscope.probes.topology.nccl_xml import DATA_DIRECT
 from railscope.probes.topology.pci import pci_devices
 
 _log = logging.getLogger("railscope.rdma")
@@ -184,7 +185,8 @@ class RdmaRails:
         if self._handed_over.device_bytes is None:
             return None
         # Counted by the sending process's namespace, which need not be the device's.
-        return sum(value for (_, device), value in self._handed_over.device_bytes.items() if device == port.device)
+        names = (port.device, f"{port.device}{DATA_DIRECT}")
+        return sum(value for (_, device), value in self._handed_over.device_bytes.items() if device in names)
 
     def rails(self) -> tuple[RailFacts, ...]:
         """Every port that is a rail, by number."""

@@ -19,9 +19,12 @@ A device that was a rail by NCCL's own choice stays one, also when
 it is switched off: a rail that is down is the one people look for.  One that vanished keeps its number for a while,
 so that the others keep theirs.
 
-On a host with RDMA rails a network device of the same port has the port's number, and the others take numbers that no
-RDMA rail has.  So do the devices of a namespace where no job runs, of the numbers that rails of jobs have elsewhere:
-sums over a rail's number then never mix two networks.
+On a host with RDMA rails NCCL sends through them, and a network device is what its RDMA port is: of a rail it has the
+rail's number, of a storage or management port it is no rail, and neither is one without a port, be it named in
+NCCL_SOCKET_IFNAME, by which jobs only find each other then.  Only in a namespace of a job that uses sockets, as its
+settings say or its bytes show, is everything else chosen as above; such devices take numbers that no RDMA rail has.  So
+do the devices of a namespace where no job runs, of the numbers that rails of jobs have elsewhere: sums over a rail's
+number then never mix two networks.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ import fnmatch
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
 from types import MappingProxyType
@@ -63,25 +66,51 @@ class RdmaRail:
 
 
 @dataclass(frozen=True, slots=True)
+class RdmaNoRail:
+    """A port of an RDMA device that is no rail, as far as it matters to network devices."""
+
+    reason: str
+    pci: str
+    netdevs: tuple[str, ...]
+    """As of `RdmaRail`."""
+
+
+@dataclass(frozen=True, slots=True)
 class RdmaPorts:
     """The RDMA side of this host."""
 
     names: tuple[str, ...] = ()
     """Devices and ports by the names that patterns may use, rails or not."""
     rails: tuple[RdmaRail, ...] = ()
+    others: tuple[RdmaNoRail, ...] = ()
 
     @property
     def numbers(self) -> frozenset[str]:
         return frozenset(entry.rail for entry in self.rails)
 
-    def number_of(self, device: NetworkDevice, *, home: bool) -> str:
-        """The number of the port that a network device belongs to; empty: of none, or of several.
+    def rail_of(self, device: NetworkDevice, *, home: bool) -> RdmaRail | None:
+        """The port that a network device belongs to, if that is a rail; None as well where it may be one of several.
 
         `home`: the device is in the agent's own namespace, where its name says so; elsewhere the PCI function does.
         """
-        found = {entry.rail for entry in self.rails if home and device.name in entry.netdevs}
-        found = found or {entry.rail for entry in self.rails if device.pci and device.pci == entry.pci}
-        return found.pop() if len(found) == 1 else ""
+        found = [entry for entry in self.rails if home and device.name in entry.netdevs]
+        found = found or [entry for entry in self.rails if device.pci and device.pci == entry.pci]
+        return found[0] if len({entry.rail for entry in found}) == 1 else None
+
+    def why_no_rail(self, device: NetworkDevice, *, home: bool) -> str:
+        """Why a network device is no rail where NCCL sends through RDMA; empty: it belongs to a port that is one."""
+        if self.belongs(device, home=home):
+            return ""
+        for entry in self.others:
+            if (home and device.name in entry.netdevs) or (device.pci and device.pci == entry.pci):
+                return f"its RDMA port is no rail: {entry.reason}"
+        return "of no RDMA port, and NCCL sends through those"
+
+    def belongs(self, device: NetworkDevice, *, home: bool) -> bool:
+        """Whether a network device is one of a port that is a rail."""
+        return any(
+            (home and device.name in entry.netdevs) or (device.pci and device.pci == entry.pci) for entry in self.rails
+        )
 
 
 NO_RDMA: Final = RdmaPorts()
@@ -117,16 +146,18 @@ def decide_rails(
     rdma: RdmaPorts = NO_RDMA,
     home: Collection[int] = (),
     idle: Collection[int] = (),
+    sockets: Collection[int] = (),
     numbers_of_jobs: Collection[str] = (),
     held: Mapping[tuple[int, str], str] = MappingProxyType({}),
 ) -> tuple[RailDecision, ...]:
     """Decide of every network device whether it is a rail, by namespace and natural order of names.
 
     `socket_interfaces` holds the NCCL_SOCKET_IFNAME values of the jobs that run in each network namespace (by inode),
-    empty for one without; `known` the (namespace, name) of devices that were rails before by NCCL's own choice, also
-    of those that vanished lately.  `home` is the agent's own namespace, `idle` are those where no job ever ran;
-    `numbers_of_jobs` are left to rails elsewhere, besides those given here.  `held` are the numbers of devices that
-    only jobs made rails: each keeps its own while no other rail takes it.
+    empty for one without; `known` the (namespace, name) of devices that were rails before by NCCL's own choice, also of
+    those that vanished lately.  `home` is the agent's own namespace, `idle` are those where no job ever ran; `sockets`
+    are those with a job that uses sockets although the host has RDMA rails; `numbers_of_jobs` are left to rails
+    elsewhere, besides those given here.  `held` are the numbers of devices that only jobs made rails: each keeps its
+    own while no other rail takes it.
     """
     given = {pattern.glob: pattern.rail for pattern in patterns if pattern.rail}
     taken = set(numbers_of_jobs)
@@ -141,12 +172,21 @@ def decide_rails(
             chosen = _configured(members, patterns)
         else:
             chosen = _with_requested(_by_default(members, known), (socket_interfaces or {}).get(netns, ()), members)
+            if rdma.rails and netns not in sockets:
+                chosen = [_beside_rdma(choice, rdma, home=netns in home) for choice in chosen]
         fixed: dict[str, str] = {}
+        ports: set[RdmaRail] = set()
+        """Of these: virtual functions share the number of the port that they are parts of, and count apart."""
         for choice in chosen:
             device = choice.device
-            number = given.get(device.name) or rdma.number_of(device, home=netns in home)
-            if choice.is_rail and number and (device.name in given or number not in fixed.values()):
-                fixed[device.name] = number
+            port = rdma.rail_of(device, home=netns in home)
+            if not choice.is_rail:
+                continue
+            if device.name in given:
+                fixed[device.name] = given[device.name]
+            elif port is not None and port not in ports and port.rail not in given.values():
+                fixed[device.name] = port.rail
+                ports.add(port)
         names = {device.name for device in members}
         vanished = [name for home_of, name in known if home_of == netns and name not in names]
         others = rdma.numbers | (taken if netns in idle else set())
@@ -173,6 +213,12 @@ def _configured(members: list[NetworkDevice], patterns: Sequence[RailPattern]) -
         reason = "matches no configured rail" if match is None else f"configured: {match}"
         choices.append(_Choice(device, match is not None, reason))
     return choices
+
+
+def _beside_rdma(choice: _Choice, rdma: RdmaPorts, *, home: bool) -> _Choice:
+    """What a device is where NCCL sends through RDMA."""
+    why = rdma.why_no_rail(choice.device, home=home)
+    return replace(choice, is_rail=False, reason=why, requested=False) if choice.is_rail and why else choice
 
 
 def _with_requested(by_default: list[_Choice], settings: Sequence[str], members: list[NetworkDevice]) -> list[_Choice]:
