@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,15 +17,20 @@ DRIVER, BOARD = "mlx5_core", "MT_0000000838"
 
 
 def pair(
-    machine: SimulatedMachine, number: int, *, gpu: bool = True, slot: int = 0, name: str = "", **port: object
+    machine: SimulatedMachine, number: int, *, gpu: bool = True, slot: int = 0, name: str = "", **port: Any
 ) -> str:
     """A GPU and a port behind a switch of their own; returns the port's path."""
     bus = 0x10 + 0x10 * number
     if gpu:
         machine.gpu(behind_switch(bus, 4, f"0000:{bus + 8:02x}:00.0"), number // 4)
     path = behind_switch(bus, slot, f"0000:{bus + 4 + slot:02x}:00.0")
-    given = {"driver": DRIVER, "board": BOARD, "link_layer": "Ethernet", "class_code": ETHERNET_CLASS} | port
-    machine.rdma(name or f"qx_{number}", path, number // 4, **given)  # type: ignore[arg-type]
+    given: dict[str, Any] = {
+        "driver": DRIVER,
+        "board": BOARD,
+        "link_layer": "Ethernet",
+        "class_code": ETHERNET_CLASS,
+    } | port
+    machine.rdma(name or f"qx_{number}", path, number // 4, **given)
     return path
 
 
@@ -72,10 +78,10 @@ WHOLE = {f"qx_{number}": str(number) for number in range(4)}
     ids=["sdr", "ddr", "edr", "25g", "1x", "2x", "down", "wrong-layer", "pci"],
 )
 def test_a_rail_that_was_sick_before_the_agent_came_is_a_rail_and_named(
-    tmp_path: Path, port: dict[str, object], problem: str
+    tmp_path: Path, port: dict[str, Any], problem: str
 ) -> None:
     machine = SimulatedMachine(tmp_path)
-    whole = {"attributes": {"max_link_width": "16", "max_link_speed": "32.0 GT/s PCIe"}}
+    whole: dict[str, Any] = {"attributes": {"max_link_width": "16", "max_link_speed": "32.0 GT/s PCIe"}}
     for number in range(4):
         pair(machine, number, **(port if number == 1 else whole))
     mapped = machine_map(machine)
@@ -92,7 +98,7 @@ def test_siblings_are_told_by_their_pci_numbers_where_a_driver_has_no_board(
     machine = SimulatedMachine(tmp_path)
     numbers = {"device": "0x1760", "subsystem_vendor": vendor, "subsystem_device": "0x0001"}
     for number in range(4):
-        slow = {"gigabits": 10, "link": "4X SDR"} if number == 2 else {}
+        slow: dict[str, Any] = {"gigabits": 10, "link": "4X SDR"} if number == 2 else {}
         pair(machine, number, vendor=vendor, driver=driver, board="", attributes=numbers, **slow)
     mapped = machine_map(machine)
     assert rails(mapped) == WHOLE
@@ -104,7 +110,7 @@ def test_a_sick_rail_among_several_of_a_gpu_is_one_and_an_extra_port_is_none(tmp
     machine = SimulatedMachine(tmp_path)
     for number in range(2):
         for slot in range(4):
-            slow = {"gigabits": 25, "link": "1X EDR"} if (number, slot) == (1, 2) else {}
+            slow: dict[str, Any] = {"gigabits": 25, "link": "1X EDR"} if (number, slot) == (1, 2) else {}
             pair(machine, number * 4, gpu=slot == 0, slot=slot, name=f"qx_{number}{slot}", **slow)
     machine.rdma(
         "store", behind_switch(0x10, 6, "0000:1a:00.0"), driver=DRIVER, board=BOARD, link_layer="Ethernet", gigabits=25
@@ -157,12 +163,12 @@ def test_a_slow_product_is_no_rail_wherever_it_sits(tmp_path: Path) -> None:
 def test_the_second_port_of_every_card_at_a_fraction_is_management_and_one_of_all_that_lost_its_link_is_sick(
     tmp_path: Path,
 ) -> None:
-    def dual(sysfs: Path, of_second: Callable[[int], dict[str, object]]) -> tuple[MappedNic, ...]:
+    def dual(sysfs: Path, of_second: Callable[[int], dict[str, Any]]) -> tuple[MappedNic, ...]:
         machine = SimulatedMachine(sysfs)
         for number in range(4):
             path = pair(machine, number)
-            given = {"driver": DRIVER, "board": BOARD, "link_layer": "Ethernet"} | of_second(number)
-            machine.rdma(f"qx_{number}b", path.removesuffix("0") + "1", **given)  # type: ignore[arg-type]
+            given: dict[str, Any] = {"driver": DRIVER, "board": BOARD, "link_layer": "Ethernet"} | of_second(number)
+            machine.rdma(f"qx_{number}b", path.removesuffix("0") + "1", **given)
         return machine_map(machine)
 
     assert set(rails(dual(tmp_path / "a", lambda _: {"gigabits": 100}))) == set(WHOLE)
@@ -179,8 +185,8 @@ def test_virtual_and_scalable_functions_belong_to_their_port_s_rail(tmp_path: Pa
         path = pair(machine, number)
         address = path.rpartition("/")[2]
         for virtual in (1, 2):
-            of = {"driver": DRIVER, "board": BOARD, "physical_function": address}
-            machine.rdma(f"qv_{number}_{virtual}", path.removesuffix("0") + str(virtual), **of)  # type: ignore[arg-type]
+            of: dict[str, Any] = {"driver": DRIVER, "board": BOARD, "physical_function": address}
+            machine.rdma(f"qv_{number}_{virtual}", path.removesuffix("0") + str(virtual), **of)
         machine.rdma(f"qs_{number}", path, driver="mlx5_core.sf", scalable=7)
     mapped = machine_map(machine)
     assert rails(mapped) == {
@@ -274,7 +280,7 @@ def test_the_doctor_names_a_sick_rail_and_is_silent_on_a_sound_machine(
         machine = SimulatedMachine(tmp_path / name)
         (tmp_path / name / "class/net").mkdir(parents=True)
         for number in range(4):
-            slow = {"gigabits": 10, "link": "4X SDR"} if (name, number) == ("sick", 1) else {}
+            slow: dict[str, Any] = {"gigabits": 10, "link": "4X SDR"} if (name, number) == ("sick", 1) else {}
             pair(machine, number, **slow)
     assert main(["doctor", "--topology", "--path.sysfs", str(tmp_path / "sound")]) == 0
     assert "PROBLEM" not in capsys.readouterr().out
