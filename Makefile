@@ -10,16 +10,18 @@ STAMPS := $(VENV)/.stamps
 PACKAGES_BUILD := clang llvm gcc libc6-dev libbpf-dev linux-libc-dev
 PACKAGES_RUN := python3 python3-venv libbpf1 iproute2 ca-certificates
 PACKAGES_ROOT := mmdebstrap debian-archive-keyring
-PACKAGES_TEST := $(PACKAGES_ROOT) prometheus prometheus-alertmanager victoria-metrics systemd systemd-container dbus nftables openssl binutils procps util-linux mount python3-bpfcc
+PACKAGES_TEST := $(PACKAGES_ROOT) prometheus prometheus-alertmanager victoria-metrics systemd systemd-container dbus nftables openssl binutils procps util-linux mount python3-bpfcc debhelper dh-python dwz lintian zsh fish groff
 PACKAGES_BENCH := bpftrace python3-bpfcc
 # Node.js from elsewhere brings npm along, and does not go with Debian's.
 PACKAGES_PANELS := chromium $(shell command -v npm >/dev/null || echo nodejs npm)
 PACKAGES_SPARK := openjdk-17-jre-headless
+# Packages for both architectures: cross compilers, and what runs their programs here.
+PACKAGES_DEB := build-essential debhelper dh-python gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static
 PACKAGES_VM := $(PACKAGES_ROOT) qemu-system-x86 xz-utils zstd
 
 include build.mk
 
-.PHONY: setup build bytecode demo stack check test test-search test-faults lint bench bench-fleet packages packages-test packages-bench packages-panels packages-spark packages-vm test-panels test-spark test-vm gpu-kit clean wheel lock service-env fuzz soak soak-harm test-controls
+.PHONY: setup build bytecode demo stack check test test-search test-faults lint bench bench-fleet packages packages-test packages-bench packages-panels packages-spark packages-vm packages-deb deb test-panels test-spark test-vm gpu-kit clean wheel lock service-env fuzz soak soak-harm test-controls
 
 setup: packages $(STAMPS)/venv build bytecode  ## install what is needed, make .venv, the BPF objects and bytecode
 
@@ -33,6 +35,8 @@ packages-panels:
 	@./install-packages $(PACKAGES_PANELS)
 packages-spark:
 	@./install-packages $(PACKAGES_SPARK)
+packages-deb:
+	@./install-packages $(PACKAGES_DEB)
 packages-vm:
 	@./install-packages $(PACKAGES_VM)
 
@@ -115,7 +119,7 @@ test-panels: setup packages-test packages-panels  ## every dashboard panel in a 
 	$(BIN)/python -m tests.panels --install
 	RAILSCOPE_TEST_PANELS=1 $(BIN)/python -m pytest tests/panels
 
-test-vm: setup packages-vm $(STAMPS)/nccl  ## the probes, NCCL over RDMA and RDMA counters on Linux 6.1 and 6.12, in emulated machines (x86_64)
+test-vm: setup packages-vm packages-deb deb $(STAMPS)/nccl  ## the probes, NCCL over RDMA and RDMA counters on Linux 6.1 and 6.12, in emulated machines (x86_64)
 	tests/vm/make-image $(VENV)/vm
 	RAILSCOPE_TEST_VM=1 $(BIN)/python -m pytest tests/vm
 
@@ -133,6 +137,9 @@ bench: setup packages-bench $(STAMPS)/nccl  ## ratios against the floor and the 
 
 bench-fleet: setup packages-test  ## simulated fleets of 8 to 512 nodes: what rules cost, what pages and diagnose say
 	$(BIN)/python -m tests.fleet $(FLEET)
+
+deb: setup packages-deb  ## dist/railscope_*.deb for amd64 and arm64
+	deploy/debian/build
 
 wheel: setup  ## a wheel with the BPF objects in it
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check build

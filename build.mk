@@ -10,6 +10,17 @@ BPF_CFLAGS := -g -O2 -Wall -Wextra -Werror -target bpf -mcpu=v3
 
 BUILT := $(BPF_OBJECTS)
 
+# Which commit it is: `railscope --version` and build_info say it.  A source distribution brings the file along.
+REVISION := probes/revision.txt
+ifneq ($(shell git rev-parse --git-dir 2>/dev/null),)
+BUILT += $(REVISION)
+.PHONY: revision
+revision:
+$(REVISION): revision
+	@now=$$(git rev-parse --short=12 HEAD)$$(git diff --quiet HEAD -- || echo -dirty); \
+		[ "$$now" = "$$(cat $@ 2>/dev/null)" ] || echo "$$now" > $@
+endif
+
 probes/bpf/%.x86.bpf.o: probes/bpf/%.bpf.c $(BPF_SOURCES) $(BPF_HEADERS)
 	$(CLANG) $(BPF_CFLAGS) -I/usr/include/$(shell $(CC) -print-multiarch) -D__TARGET_ARCH_x86 -c $< -o $@
 	$(LLVM_STRIP) -g $@
@@ -40,9 +51,10 @@ $(WORKLOAD_DRIVER): $(WORKLOAD_DRIVER_SOURCES) $(WORKLOAD_HEADERS) $(WORKLOAD_LI
 	@mkdir -p $(@D)
 	$(CC) $(WORKLOAD_CFLAGS) -Wl,--build-id -Wl,-rpath,'$$ORIGIN' $(WORKLOAD_DRIVER_SOURCES) $(WORKLOAD_LIBRARY) -lm -o $@
 
-# What samples counters in a thread without an interpreter; without it Python does.
+# What samples counters in a thread without an interpreter; without it Python does.  For the other machine by a cross
+# compiler: `make probes/native/beats.aarch64.so CC=aarch64-linux-gnu-gcc`.
 BEATS_LIBRARY := probes/native/beats.$(shell uname -m).so
 BUILT += $(BEATS_LIBRARY)
 
-$(BEATS_LIBRARY): probes/native/beats.c
+probes/native/beats.%.so: probes/native/beats.c
 	$(CC) -std=gnu11 -g -O2 -Wall -Wextra -Werror -pthread -fPIC -fvisibility=hidden -shared -Wl,--build-id $< -o $@

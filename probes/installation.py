@@ -16,11 +16,22 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 """Where the folders of ours lie."""
+UNKNOWN: Final = "unknown"
+_REVISION: Final = Path(__file__).with_name("revision.txt")
+"""`make build` writes it."""
 _SYSTEMS_OWN: Final = Path("/usr/lib/railscope")
 """The Debian package's tree."""
 _DEBIAN: Final = {"top": "python3-rich"}
 """Extras that Debian 12 and newer have all packages of."""
 _WHEEL: Final = "railscope-*.whl"
+
+
+def built_from(file: Path = _REVISION) -> str:
+    """The commit that this railscope was built from, with `-dirty` where files differed; `unknown` where none says."""
+    try:
+        return file.read_text().strip() or UNKNOWN
+    except OSError:
+        return UNKNOWN
 
 
 def in_checkout(root: Path = ROOT) -> bool:

@@ -27,6 +27,7 @@ from railscope.agent.cli.options import add_options
 from railscope.agent.cli.start import INTERRUPTED, start
 from railscope.agent.config.effective import config_from
 from railscope.agent.config.options import CommandParser
+from railscope.probes.installation import built_from
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 
 _M_ARENA_MAX: Final = -8
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        parsed, unknown = _parser().parse_known_args(arguments)
+        parsed, unknown = make_parser().parse_known_args(arguments)
         if unknown:
             # By the command's own parser, whose options and help are the ones to look at.
             parsed.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -92,29 +93,34 @@ def _user_errors() -> tuple[type[Exception], ...]:
     return ConfigError, LoadError, RecordingError, ServerError, WebConfigError, TestbedError, KernelRefusal
 
 
-class _Command(CommandParser):
+class Command(CommandParser):
     """A command's parser, which gets its options when it is asked to parse."""
 
     def __init__(self, *args: Any, fill: Callable[[CommandParser], None] | None = None, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._fill = fill
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's."""
+    def fill(self) -> None:
+        """Add the options, once."""
         fill, self._fill = self._fill, None
         if fill is not None:
             fill(self)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's."""
+        self.fill()
         return super().parse_known_args(args, namespace)
 
 
-def _parser() -> CommandParser:
+def make_parser() -> CommandParser:
+    """The parser of the whole command line; commands have their options once they are filled."""
     parser = CommandParser(
         prog="railscope",
         description="Shows every NCCL collective of this host and the bytes that it put on each rail, without "
         "touching the job.",
     )
-    parser.add_argument("--version", action="version", version=f"railscope {version()}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Command)
+    parser.add_argument("--version", action="version", version=f"railscope {version()} ({built_from()})")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=Command)
 
     def add(name: str, run: Callable[[Any], int], help: str, description: str, epilog: str | None = None) -> None:
         command = commands.add_parser(

@@ -57,8 +57,9 @@ def _histogram(name: str, labels: str, help: str) -> Metric:
 
 BUILD_INFO: Final = _gauge(
     "build_info",
-    "version kernel simulated",
-    "Always 1. Version of railscope and of the kernel; simulated is true if any input is recorded or synthesised.",
+    "version revision kernel simulated",
+    "Always 1. Version of railscope, the commit it was built from, and the version of the kernel; simulated is true if "
+    "any input is recorded or synthesised.",
 )
 AGENT_START_TIME: Final = _gauge(
     "agent_start_time_seconds",

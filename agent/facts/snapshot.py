@@ -656,6 +656,8 @@ class Snapshot:
     kernel: str
     monotonic_ns: int = 0
     """The same moment as `realtime_ns`, as events are stamped."""
+    revision: str = "unknown"
+    """The commit that this railscope was built from."""
     simulated: bool = False
     """True when an input is recorded or synthesised (another sysfs or procfs root, a stub); shown in `build_info`."""
     collectives: NodeCollectives = field(default_factory=NodeCollectives)

@@ -189,7 +189,7 @@ def _all_drafts(snapshot: Snapshot, detail: Detail, selection: Selection) -> Ite
 
 
 def _about_railscope(snapshot: Snapshot) -> Iterator[Draft]:
-    build = (snapshot.version, snapshot.kernel, "true" if snapshot.simulated else "false")
+    build = (snapshot.version, snapshot.revision, snapshot.kernel, "true" if snapshot.simulated else "false")
     yield Draft(catalogue.BUILD_INFO, [(build, 1)])
     health = snapshot.health
     if health.started_realtime_ns:

@@ -29,6 +29,16 @@
 #include <time.h>
 #include <unistd.h>
 
+/*
+ * glibc 2.34 gave this function a new version when it moved to another library, and nothing else here is newer than
+ * 2.17.  With the old one the library loads on both sides; source: sysdeps/unix/sysv/linux/<machine>/libpthread.abilist.
+ */
+#if defined(__GLIBC__) && defined(__x86_64__)
+__asm__(".symver pthread_condattr_setclock, pthread_condattr_setclock@GLIBC_2.3.3");
+#elif defined(__GLIBC__) && defined(__aarch64__)
+__asm__(".symver pthread_condattr_setclock, pthread_condattr_setclock@GLIBC_2.17");
+#endif
+
 #define EXPORTED __attribute__((visibility("default")))
 #define SECOND_NS 1000000000ULL
 #define TIMER_SLACK_NS 1000UL

@@ -8,15 +8,11 @@ checkout, as the one that pip writes does.  The container has its own network, s
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +20,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.root.container import boot, inside, throw_away_root
 from tests.root.systemd_check import CALL_ELEMENTS, CONFIGURATION, DROP_INS_KEPT, OLDER, SEEN, SHIPPED
 from tests.root.systemd_check import UNIT as INSTALLED_UNIT
 
@@ -94,27 +91,10 @@ class Seen:
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """This machine's root below an overlay in memory."""
-    if os.geteuid() != 0:
-        pytest.skip("booting systemd in a container needs root")
-    if shutil.which("systemd-nspawn") is None:
-        pytest.skip("systemd-nspawn is missing: run 'make packages-test' as root")
-    stage = tmp_path_factory.mktemp("systemd")
-    with contextlib.ExitStack() as mounts:
-        _mount(mounts, "-t", "tmpfs", "-o", "mode=755", "tmpfs", str(stage))
-        for name in ("upper", "work", "root"):
-            (stage / name).mkdir()
-        layers = f"lowerdir=/,upperdir={stage}/upper,workdir={stage}/work"
-        _mount(mounts, "-t", "overlay", "-o", layers, "overlay", str(stage / "root"))
+    with throw_away_root(Path("/"), tmp_path_factory.mktemp("systemd")) as made:
         # What an agent started by hand has left on this machine; in the overlay only.
-        shutil.rmtree(stage / "root/var/lib/railscope", ignore_errors=True)
-        yield stage / "root"
-
-
-def _mount(mounts: contextlib.ExitStack, *arguments: str) -> None:
-    done = subprocess.run(["mount", *arguments], capture_output=True, text=True)
-    if done.returncode != 0:
-        pytest.skip(f"this machine cannot make the container's root: {done.stderr.strip()}")
-    mounts.callback(subprocess.run, ["umount", "--lazy", arguments[-1]], check=True)
+        shutil.rmtree(made / "var/lib/railscope", ignore_errors=True)
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -138,82 +118,14 @@ def seen(root: Path) -> Seen:
         for folder in place.parents:  # a checkout or a Python in somebody's home; in the overlay only
             copy = inside(root, folder)
             copy.chmod(copy.stat().st_mode | 0o111)
-    machine = f"railscope-test-{os.getpid()}"
-    options = "--quiet --register=no --keep-unit --link-journal=no --private-network --capability=all --console=pipe"
-    container = ["systemd-nspawn", *options.split(), "--system-call-filter=bpf perf_event_open"]
-    container += [f"--directory={root}", f"--machine={machine}"]
-    container += [f"--bind-ro={REPOSITORY}", f"--bind-ro={REPOSITORY}:{CHECKOUT}"]
-    container += [f"--bind-ro={sys.base_prefix}"]
-    with control_groups() as join, contextlib.ExitStack() as leftovers:
-        own = Path("/run/systemd/nspawn")
-        leftovers.callback(shutil.rmtree, own / "propagate" / machine, ignore_errors=True)
-        lock = own / "locks" / f"inode-{root.stat().st_dev}:{root.stat().st_ino}"
-        leftovers.callback(lock.unlink, missing_ok=True)
-        trial = subprocess.run([*join, *container, "/bin/true"], capture_output=True, text=True, timeout=60)
-        if trial.returncode != 0:
-            pytest.skip(f"systemd-nspawn does not run here: {' '.join((trial.stdout + trial.stderr).split())}")
-        boot = [*join, *container, "--boot", "systemd.unit=railscope-check.target"]
-        done = subprocess.run(
-            boot, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240
-        )
+    binds = (f"{REPOSITORY}", f"{REPOSITORY}:{CHECKOUT}", sys.base_prefix)
+    done = boot(root, "railscope-check.target", binds)
     result = inside(root, SEEN)
     assert result.exists(), f"systemd did not get as far as the check (status {done.returncode}):\n{done.stdout}"
     facts = json.loads(result.read_text())
     assert facts.get("finished"), f"the check did not come to its end: {facts}\n{done.stdout}"
     assert done.returncode == 0, done.stdout
     return Seen(facts, done.stdout)
-
-
-def inside(root: Path, path: Path | str) -> Path:
-    """Where a path of the container lies on this machine."""
-    return root / Path(path).relative_to("/")
-
-
-@contextlib.contextmanager
-def control_groups() -> Iterator[list[str]]:
-    """A control group of our own in every hierarchy, since nspawn leaves its groups behind; yields the command
-    before the command that runs it in there."""
-    mounts = re.findall(r"^\S+ (\S+) cgroup2? ", Path("/proc/mounts").read_text(), re.MULTILINE)
-    own = {
-        controllers: path
-        for _, controllers, path in (line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines())
-    }
-    groups = []
-    try:
-        for mount in map(Path, mounts):
-            path = next((p for names, p in own.items() if mount.name in names.removeprefix("name=").split(",")), None)
-            parent = mount / (own.get("", "/") if path is None else path).lstrip("/")
-            group = (parent if parent.is_dir() else mount) / f"railscope-test-{os.getpid()}"
-            try:
-                group.mkdir()
-            except OSError as error:
-                pytest.skip(f"no control group for a container can be made here: {error}")
-            groups.append(group)
-            for setting in ("cpuset.cpus", "cpuset.mems"):
-                if (group / setting).exists() and (group / "tasks").exists():  # the first version does not inherit
-                    (group / setting).write_text((group.parent / setting).read_text())
-        join = 'while [ "$1" != -- ]; do echo $$ >"$1/cgroup.procs" || exit; shift; done; shift; exec "$@"'
-        yield ["sh", "-c", join, "sh", *map(str, groups), "--"]
-    finally:
-        for group in groups:
-            _remove(group)
-
-
-def _remove(group: Path) -> None:
-    folders = [Path(folder) for folder, _, _ in os.walk(group, topdown=False)]
-    deadline = time.monotonic() + 10
-    for folder in folders:
-        while True:
-            for pid in (folder / "cgroup.procs").read_text().split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
-            try:
-                folder.rmdir()
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.02)
 
 
 def capabilities(hexadecimal: str) -> frozenset[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from railscope.probes.libraries.elf import Elf
 from railscope.probes.nccl.layouts import dwarf as dwarf_layouts
 from railscope.probes.nccl.layouts import layout
+from railscope.probes.nccl.layouts.dwarf import structures_in
 from railscope.probes.nccl.layouts.layout import (
     CommLayout,
     Layouts,
@@ -478,3 +480,18 @@ def test_the_daemon_itself_never_loads_the_parsers(tmp_path: Path) -> None:
     command = [sys.executable, "-c", script, str(library)]
     output = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2]).stdout
     assert output.split() == ["dwarf", "[]"]
+
+
+def test_names_that_dwz_has_moved_to_another_file_are_no_names(tmp_path: Path) -> None:
+    """As debuggers' packages of distributions have it: what libraries share lies in /usr/lib/debug/.dwz."""
+    if shutil.which("dwz") is None:
+        pytest.skip("dwz is missing: run 'make packages-test' as root")
+    source = tmp_path / "library.c"
+    fields = "".join(f"long a_field_with_a_name_that_is_long_enough_to_move_{number};" for number in range(40))
+    source.write_text(f"struct ncclComm {{ int rank; int nRanks; {fields} }} communicator;\n")
+    libraries = [tmp_path / f"{name}.so" for name in "ab"]
+    for library in libraries:
+        subprocess.run(["gcc", "-g", "-shared", "-fPIC", source, "-o", library], check=True)
+    subprocess.run(["dwz", "-m", tmp_path / "shared.debug", *libraries], check=True)
+    with libraries[0].open("rb") as stream:
+        assert structures_in(stream, {"ncclComm": ["rank"]}) == {}

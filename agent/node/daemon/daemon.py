@@ -52,6 +52,7 @@ from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.web.http import MetricsServer, ServerSettings
 from railscope.probes.clock import Clock
+from railscope.probes.installation import built_from
 from railscope.probes.libraries.mmap_events import MmapEvents, MmapEventsError
 from railscope.probes.loading.calibration import calibrate
 from railscope.probes.loading.libbpf import LoadError
@@ -176,6 +177,7 @@ class Daemon:
             self._nccl_sources(self._programs, self._internals) if self._programs is not None else None,
             clock,
             version,
+            revision=built_from(),
             recorder=self._recorder,
             own_process=OwnProcess() if serve else None,
             lateness=self._lateness if serve else None,

@@ -41,6 +41,7 @@ class Observer:
         clock: Clock,
         version: str,
         *,
+        revision: str = "unknown",
         recorder: FlightRecorder | None = None,
         own_process: OwnProcess | None = None,
         lateness: LoopLateness | None = None,
@@ -59,6 +60,7 @@ class Observer:
         self._kept = kept
         self._clock = clock
         self._version = version
+        self._revision = revision
         self._started_realtime_ns = clock.realtime_ns()
         self._lock = threading.Lock()
         self._hardware = Hardware(config, clock, recorder.add_samples if recorder is not None else None)
@@ -261,6 +263,7 @@ class Observer:
             return Snapshot(
                 realtime_ns=realtime_ns,
                 version=self._version,
+                revision=self._revision,
                 kernel=platform.release(),
                 monotonic_ns=monotonic_ns,
                 simulated=self.simulated,

@@ -114,8 +114,10 @@ def structures_in(
 
 
 def _name(die: DIE) -> str:
+    """The name, empty where it lies in another file: dwz(1) moves what several libraries share into one."""
     attribute = die.attributes.get("DW_AT_name")
-    return attribute.value.decode("utf-8", "replace") if attribute is not None else ""
+    name = attribute.value if attribute is not None else b""
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else ""
 
 
 def _offset(structure: DIE, path: Sequence[str], depth: int = 0) -> int | None:

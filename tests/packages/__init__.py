@@ -1,0 +1,1 @@
+"""Packages as users install them: on bare roots, with what each distribution brings."""
