@@ -160,6 +160,15 @@ class FlightDump:
                     self._groups[name] = text(group.get("desc")), parse_whole_numbers(group.get("ranks")) or ()
 
 
+def is_complete(entry: Mapping[str, Any]) -> bool:
+    """Whether an entry's operation was complete when the dump was made."""
+    return (
+        entry.get("state") == "completed"
+        or entry.get("retired") is True
+        or bool(whole_number(entry.get("time_discovered_completed_ns")))
+    )
+
+
 def stands_for_others(entry: Mapping[str, Any]) -> bool:
     """Whether an entry is the end of a coalesced group: what it moves stands in entries before it."""
     name = text(entry.get("profiling_name")).lower()

@@ -162,7 +162,7 @@ class _OneRank:
 
     def _record(self, end: _End, entry: Mapping[str, Any]) -> None:
         self.tells_state &= "state" in entry or "time_discovered_completed_ns" in entry
-        done = _is_complete(entry)
+        done = flight_dump.is_complete(entry)
         moments = (entry.get("time_created_ns"), entry.get("time_discovered_completed_ns"))
         self.latest_ns = max(self.latest_ns, *(whole_number(one) or 0 for one in moments))
         if flight_dump.stands_for_others(entry):
@@ -206,14 +206,6 @@ def _of_number(calls: dict[int, _Called], number: int) -> _Called:
 def _number(status: Mapping[str, Any], name: str) -> int | None:
     value = whole_number(status.get(name))
     return value if value is not None and value >= 0 else None
-
-
-def _is_complete(entry: Mapping[str, Any]) -> bool:
-    return (
-        entry.get("state") == "completed"
-        or entry.get("retired") is True
-        or bool(whole_number(entry.get("time_discovered_completed_ns")))
-    )
 
 
 def _shape(entry: Mapping[str, Any], group: Group) -> _Shape | None:

@@ -37,8 +37,16 @@ _TO_ONE: Final = frozenset({Op.Send, Op.Recv})
 
 def import_files(sources: Sequence[Source], target: ImportTarget, problems: Problems, node: str | None) -> None:
     """Put what dumps of PyTorch's NCCL flight recorder hold into the dataset; `node` None: the files do not say."""
+    unfinished = 0
     for source in sources:
-        _Import(source, target, problems, node or UNNAMED_NODE).read()
+        one = _Import(source, target, problems, node or UNNAMED_NODE)
+        one.read()
+        unfinished += one.unfinished
+    if unfinished:
+        those = "1 operation is" if unfinished == 1 else f"{unfinished:,} operations are"
+        problems.add_note(
+            f"{those} not complete in these dumps: if the job hangs, railscope diagnose FILE… says who is to blame"
+        )
     if node is None:
         problems.add_note(NO_HOST)
 
@@ -65,6 +73,8 @@ class _Import:
         self._instances: dict[str, int] = {}
         self._coalesced: defaultdict[tuple[str, bool, int | None], list[_Made]] = defaultdict(list)
         """What was called together, by group and number, until its end comes."""
+        self._waits: set[tuple[str, bool, int | None]] = set()
+        """Group and number of what is not complete."""
 
     def read(self) -> None:
         if self._dump.rank is None:
@@ -79,6 +89,11 @@ class _Import:
                 self._skip(line, str(error), number)
         self._finish()
 
+    @property
+    def unfinished(self) -> int:
+        """How many operations are not complete."""
+        return len(self._waits)
+
     def _operation(self, entry: Mapping[str, Any]) -> None:
         op = parse_operation(text(entry.get("profiling_name")))
         if op is None:
@@ -88,6 +103,8 @@ class _Import:
         kind = parse_data_type(flight_dump.data_type_name(entry))
         found = flight_dump.transfers(op, entry, group, self._problems.add_note)
         made = _Made(op, kind, tuple((one, payload_bytes(kind, one.elements)) for one in found))
+        if "state" in entry and not flight_dump.is_complete(entry):
+            self._waits.add((group.name, *flight_dump.coalesced_key(entry)))
         instance = self._instance(group.name)
         sequence = _sequence(op, entry)
         for one, size_bytes in made.calls:
@@ -112,6 +129,9 @@ class _Import:
     def _end_coalesced(self, entry: Mapping[str, Any]) -> None:
         group = self._dump.group(entry)
         keys = [(group.name, *key) for key in flight_dump.keys_of_others(entry)]
+        if flight_dump.is_complete(entry):
+            # What was called in it never completes by itself.
+            self._waits.difference_update(keys)
         made = next((self._coalesced.pop(key) for key in keys if key in self._coalesced), [])
         if made:
             self._timed(entry, group, made)

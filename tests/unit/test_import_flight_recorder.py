@@ -120,3 +120,18 @@ def test_what_is_left_out_of_a_dump_of_one_line_is_told_apart_by_the_number_of_i
     assert [str(one) for one in result.imported.problems.first] == [
         f"{file}:1: entry 2: an unknown operation: 'nccl:teleport'"
     ]
+
+
+def test_a_dump_of_a_hang_is_said_to_be_one(tmp_path: Path) -> None:
+    waits = [entry(1, "nccl:all_reduce", [[4]], [[4]], **done(1)), entry(2, "nccl:all_reduce", [[4]], [[4]])]
+    batch: dict[str, Any] = {"is_p2p": True, "p2p_seq_id": 3}
+    whole = [
+        entry(3, "nccl:send 0->1", [[64]], [[64]], **batch),
+        entry(4, "nccl:coalesced", [], [], **batch, **done(4)),
+    ]
+    said = "if the job hangs, railscope diagnose FILE… says who is to blame"
+    note = f"1 operation is not complete in these dumps: {said}"
+    assert note in dump(tmp_path, *waits, *whole).imported.problems.notes
+    healthy = tmp_path / "healthy"
+    healthy.mkdir()
+    assert not any(said in one for one in dump(healthy, waits[0], *whole).imported.problems.notes)
