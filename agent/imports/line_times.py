@@ -67,7 +67,11 @@ class LineTimes:
         """How many calls had a time, of the latest times."""
         self._stepped_back = False
         self._form: re.Pattern[str] | None = None
-        """The one that the last time had."""
+        """The one that the last time had, and where in its prefix that began."""
+        self._at = 0
+        self._second = ("", "")
+        """The last time without its fraction: what stands before and behind that."""
+        self._second_ns = 0
         self._text = ""
         self._made_up: bool | None = None
         self._day_ns: int | None = None
@@ -87,7 +91,9 @@ class LineTimes:
         self._number = number
         if self._made_up or len(prefix) < _SHORTEST:
             return
-        found = self._last_of(self._form, prefix) if self._form is not None else None
+        found = self._where_the_last_was(prefix)
+        if found is None and self._form is not None:
+            found = self._last_of(self._form, prefix)
         if found is None:
             # Of several in a prefix, the one that stands next to the message is of who wrote it; of several forms that
             # fit the same one, the first.
@@ -97,7 +103,7 @@ class LineTimes:
             )
         if found is None:
             return
-        self._form = found.re
+        self._form, self._at = found.re, found.start()
         if found[0] != self._text:
             self._text = found[0]
             self._found_ns = self._time_ns(found)
@@ -147,25 +153,36 @@ class LineTimes:
                 "concatenated files): they are used unchanged"
             )
 
+    def _where_the_last_was(self, prefix: str) -> re.Match[str] | None:
+        """The time at the place where the last one was, if no other one can stand behind it; None: look for it."""
+        found = self._form.match(prefix, self._at) if self._form is not None else None
+        if found is not None and len(prefix) - found.end() >= _SHORTEST and ":" in prefix[found.end() :]:
+            return None
+        return found
+
     @staticmethod
     def _last_of(form: re.Pattern[str], prefix: str) -> re.Match[str] | None:
         return next(iter(deque(form.finditer(prefix), maxlen=1)), None)
 
     def _time_ns(self, found: re.Match[str]) -> int | None:
         said = found.groupdict()
-        fraction = said.get("fraction") or said.get("digits") or ""
+        part = "fraction" if "fraction" in said else "digits"
+        fraction = said[part] or ""
+        begin, end = found.span(part) if fraction else (found.end(), found.end())
+        second = found.string[found.start() : begin], found.string[end : found.end()]
+        unit_ns: int = 10 ** (9 - len(fraction))
+        fraction_ns = int(fraction or 0) * unit_ns
+        self._resolve(unit_ns)
+        if second == self._second:
+            return self._second_ns + fraction_ns
         try:
-            whole_ns = self._epoch_ns(said) if said.get("epoch") else self._calendar_ns(said)
+            whole_ns = int(said["epoch"]) * _SECOND_NS if said.get("epoch") else self._calendar_ns(said)
         except (ValueError, OverflowError):
             return self._found_ns
         if not 0 <= whole_ns < _MOST_NS:
             return self._found_ns
-        self._resolve(10 ** (9 - len(fraction)))
-        return whole_ns + (int(fraction) * 10 ** (9 - len(fraction)) if fraction else 0)
-
-    @staticmethod
-    def _epoch_ns(said: dict[str, str]) -> int:
-        return int(said["epoch"]) * _SECOND_NS
+        self._second, self._second_ns = second, whole_ns
+        return whole_ns + fraction_ns
 
     def _calendar_ns(self, said: dict[str, str]) -> int:
         zone = (said.get("zone") or "").strip()

@@ -79,6 +79,7 @@ _LONGEST_HEADER: Final = 512
 _PROCESSES_OF_A_FILE: Final = 10_000
 """More than there are numbers of GPUs."""
 _MOST_WRITERS: Final = 1 << 16
+_MOST_SHAPES: Final = 1 << 16
 _MOST_FRAGMENTS: Final = 64
 """Beginnings of calls that wait for the rest of their line; the oldest gives way."""
 _MOST_LINES_APART: Final = 1_000
@@ -105,6 +106,35 @@ class _Writer:
 
     process: Process
     tid: int
+
+
+class _Shape(NamedTuple):
+    """What a call is, but for when and of whom."""
+
+    op: str
+    data_type: str
+    payload_bytes: int
+    peer: int | None
+    nranks: int
+
+
+def _parse_shape(name: str, count: str, type_number: str, root: str, nranks: str) -> _Shape | str:
+    """What the texts of a call tell; a text: why they cannot be."""
+    op = _OPS.get(name.lower())
+    if op is None:
+        return f"an unknown operation: {name}"
+    kind = _DATA_TYPES.get(int(type_number))
+    if kind is None:
+        return f"an unknown data type: {type_number}"
+    payload_bytes = int(count) * kind[1]
+    if payload_bytes > LARGEST_PAYLOAD_BYTES:
+        return f"an impossible count: {count}"
+    size = int(nranks)
+    if not 0 < size <= MOST_RANKS:
+        return f"a communicator of {size} ranks"
+    if op[1] and not 0 <= int(root) < size:
+        return f"{op[0]} with rank {root} of {size}"
+    return _Shape(op[0], kind[0], payload_bytes, int(root) if op[1] else None, size)
 
 
 class _Header(NamedTuple):
@@ -150,6 +180,10 @@ class _Log:
         """Host names by process identifier, as text."""
         self._writers: dict[tuple[str, str], tuple[_Writer | None, int]] = {}
         """By what stands in front of a message: who it is, and where in it the host's name begins."""
+        self._shapes: dict[tuple[str, ...], _Shape] = {}
+        """By the texts that tell it: a job makes the same calls again and again."""
+        self._streams: dict[str, int] = {}
+        """By their text."""
 
     def read(self) -> None:
         with self._source.open() as stream:
@@ -173,6 +207,9 @@ class _Log:
             self._times.report_doubts(self._problems)
 
     def _line(self, number: int, line: str) -> None:
+        if "\x1b" not in line and '{"' not in line:
+            self._message_line(number, line)
+            return
         line = without_codes(line)
         wrapped = unwrap_line(line, _MARK)
         if wrapped is None:
@@ -312,47 +349,40 @@ class _Log:
 
     def _call(self, number: int, writer: _Writer, call: re.Match[str]) -> None:
         name, count, type_number, root, address, nranks, stream_text, rank = call.groups()
-        op = _OPS.get(name.lower())
-        if op is None:
-            self._skip(number, f"an unknown operation: {name}")
-            return
-        kind = _DATA_TYPES.get(int(type_number))
-        if kind is None:
-            self._skip(number, f"an unknown data type: {type_number}")
-            return
-        payload_bytes = int(count) * kind[1]
-        if payload_bytes > LARGEST_PAYLOAD_BYTES:
-            self._skip(number, f"an impossible count: {count}")
-            return
-        size = int(nranks)
-        if not 0 < size <= MOST_RANKS:
-            self._skip(number, f"a communicator of {size} ranks")
-            return
-        if op[1] and not 0 <= int(root) < size:
-            self._skip(number, f"{op[0]} with rank {root} of {size}")
-            return
+        told = name, count, type_number, root, nranks
+        shape = self._shapes.get(told)
+        if shape is None:
+            parsed = _parse_shape(*told)
+            if isinstance(parsed, str):
+                self._skip(number, parsed)
+                return
+            if len(self._shapes) >= _MOST_SHAPES:
+                self._shapes.clear()
+            shape = self._shapes[told] = parsed
+        op, kind, payload_bytes, peer, size = shape
         # What stands behind the stream may count ranks of the job.
         own = int(rank) if rank is not None and int(rank) < size else None
-        end = self._communicators.find_end(writer.process, address, size, own)
+        process = writer.process
+        end = self._communicators.find_end(process, address, size, own)
         if end is None:
             self._skip(number, "more communicators than possible")
             return
-        stream = int(stream_text, 16) if stream_text.startswith("0x") else 0
-        self._target.add(
-            writer.process.host,
-            ImportedCall(
-                time_ns=self._times.next_call_ns(),
-                instance=end.instance,
-                tid=writer.tid or None,
-                stream=stream - (1 << 64) if stream >> 63 else stream,
-                op=op[0],
-                data_type=kind[0],
-                payload_bytes=payload_bytes,
-                peer=int(root) if op[1] else None,
-                # What not all ranks call would make the numbers of their other calls different.
-                sequence=None if op[0] in _OF_TWO else end.take_sequence_number(),
-            ),
-        )
+        # What not all ranks call would make the numbers of their other calls different.
+        sequence = None if op in _OF_TWO else end.take_sequence_number()
+        now_ns, tid, stream = self._times.next_call_ns(), writer.tid or None, self._stream(stream_text)
+        # By place: names of values take as long as the rest of the line.
+        row = ImportedCall(now_ns, end.instance, op, payload_bytes, kind, tid, stream, peer, sequence)
+        self._target.add(process.host, row)
+
+    def _stream(self, text: str) -> int:
+        """The address of a stream, as 64 bits with a sign."""
+        stream = self._streams.get(text)
+        if stream is None:
+            if len(self._streams) >= _MOST_SHAPES:
+                self._streams.clear()
+            number = int(text, 16) if text.startswith("0x") else 0
+            stream = self._streams[text] = number - (1 << 64) if number >> 63 else number
+        return stream
 
     def _incomplete(self, fragment: _Fragment) -> None:
         if fragment.text.strip():

@@ -290,3 +290,25 @@ def test_other_files_are_of_no_known_format(head: bytes) -> None:
 @given(st.binary(max_size=40))
 def test_no_beginning_makes_the_detection_fail(head: bytes) -> None:
     detect_format_of_head(head)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1 << 17, (1 << 17) + 1])
+def test_lines_are_cut_at_their_ends_wherever_reads_end(tmp_path: Path, size: int) -> None:
+    longest = sources.LONGEST_LINE_BYTES
+    content = [
+        b"a",
+        b"",
+        b"b\r",
+        "ü\u2028ü".encode(),
+        b"\xff\xc3",
+        b"x" * (longest - 1),
+        b"y" * longest,
+        b"z" * 3 * longest,
+    ]
+    content += [b"w" * size, b"", b"last"]
+    for end in (b"", b"\n"):
+        file = written(tmp_path, "log", b"\n".join(content) + end)
+        with Sources([file], Problems()) as (source,), source.open() as stream:
+            found = list(numbered_lines(stream))
+        expected = [None if len(line) >= longest else line.decode("utf-8", "replace").rstrip("\r") for line in content]
+        assert found == list(enumerate(expected, 1))
