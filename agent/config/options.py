@@ -97,6 +97,7 @@ class Config:
     probes_linger_ns: int = 60_000_000_000
     sysfs: Path = Path("/sys")
     procfs: Path = Path("/proc")
+    pod_logs: Path = Path("/var/log/pods")
     rails: tuple[RailPattern, ...] = ()
     """None: the rails are found."""
     severities: tuple[CounterSeverity, ...] = ()
@@ -278,6 +279,8 @@ OPTIONS: Final = (
           "16MiB", "maximum memory of the flight recorder; 0 switches it off"),
     _text("sysfs", "--path.sysfs", "path.sysfs", folder, "DIR", "/sys", "where sysfs is mounted"),
     _text("procfs", "--path.procfs", "path.procfs", folder, "DIR", "/proc", "where procfs is mounted"),
+    _text("pod_logs", "--path.pod-logs", "path.pod_logs", folder, "DIR", "/var/log/pods",
+          "the kubelet's folder of logs, beside its folder 'containers': they tell the names of pods and containers"),
     _text("log_level", "--log.level", "logging.level", one_of("debug", "info", "warn", "error"),
           "debug|info|warn|error", "info",
           "lowest severity to log"),

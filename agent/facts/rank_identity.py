@@ -71,7 +71,7 @@ class RankIdentity:
     @property
     def job_name(self) -> str:
         """What the job is called, or else its pod; empty: not known."""
-        return self.of_job("job") or self.of_job("pod")
+        return next((name for fact in ("job", "pod") if (name := self.of_job(fact)) not in ("", UNKNOWN)), "")
 
     @property
     def process(self) -> str:

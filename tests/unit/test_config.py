@@ -130,7 +130,8 @@ def test_every_flag_reaches_its_field() -> None:
         "--series.detail", "counters", "nvlinks",
         "--limit.aggregates=2048", "--limit.communicators=100", "--limit.ring=1MiB", "--path.sysfs=/a",
         "--recordings.directory=", "--recordings.max-bytes=1GiB", "--recordings.window=5m", "--recordings.memory=0",
-        "--path.procfs=/b", "--log.level=debug", "--log.format=json", "--no-collector.netdev", "--once",
+        "--path.procfs=/b", "--path.pod-logs=/c",
+        "--log.level=debug", "--log.format=json", "--no-collector.netdev", "--once",
         "--once.settle=0s",
     ) == Config(
         telemetry_path="/m", web_config_file=Path("/etc/w.yml"), scope="netns", pids=(1, 2, 3),
@@ -141,6 +142,7 @@ def test_every_flag_reaches_its_field() -> None:
         series_detail=("counters", "nvlinks"),
         communicator_entries=100, ring_bytes=1 << 20, recordings_directory=None, recordings_max_bytes=1 << 30,
         recordings_window_ns=300_000_000_000, recordings_memory_bytes=0, sysfs=Path("/a"), procfs=Path("/b"),
+        pod_logs=Path("/c"),
         log_level="debug",
         log_format="json", collectors=frozenset({"collective", *OTHERS}), once=True, once_settle_ns=0,
     )  # fmt: skip

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from railscope.agent.node.targets.jobs import NCCL_SETTINGS, JobFacts, job_facts
+from railscope.agent.node.targets.pods import PodNames
 
 UID = "0a1b2c3d-1111-2222-3333-445566778899"
 CONTAINER = "3f" * 32
@@ -93,11 +94,15 @@ UNDERSCORED = UID.replace("-", "_")
         f"11:cpu,cpuacct:/kubepods/pod{UID}/{CONTAINER}\n1:name=systemd:/kubepods/pod{UID}/{CONTAINER}\n0::/\n",
         f"0::/system.slice/containerd.service/kubepods-burstable-pod{UNDERSCORED}.slice:cri-containerd:{CONTAINER}\n",
         f"0::/docker/{'a' * 64}/kubelet.slice/kubelet-kubepods-pod{UNDERSCORED}.slice/crio-{CONTAINER}.scope\n",
+        f"0::/../../pod{UID}/{CONTAINER}\n",
+        f"0::/../../../burstable/pod{UID}/{CONTAINER}\n",
+        f"0::/../../kubepods-burstable-pod{UNDERSCORED}.slice/cri-containerd-{CONTAINER}.scope\n",
+        f"0::/kubepods/pod{UID}/{CONTAINER}/kubepods/pod{'9' * 32}/{'9' * 64}\n",
     ],
 )
 def test_every_runtime_and_cgroup_driver_tells_pod_and_container(cgroup: str) -> None:
     facts = job_facts({"HOSTNAME": "trainer-worker-3"}, cgroup)
-    assert facts == JobFacts(scheduler="kubernetes", pod="trainer-worker-3", container=CONTAINER, pod_uid=UID)
+    assert facts == JobFacts(scheduler="kubernetes", pod="trainer-worker-3", container_id=CONTAINER, pod_uid=UID)
 
 
 def test_a_static_pods_identifier_has_no_dashes() -> None:
@@ -110,6 +115,34 @@ def test_the_downward_variables_name_the_pod() -> None:
         "",
     )
     assert facts.labels() == (("scheduler", "kubernetes"), ("pod", "worker-0"), ("namespace", "research"))
+
+
+def test_the_kubelets_names_are_believed_before_the_variables() -> None:
+    claims = {"POD_NAME": "other", "POD_NAMESPACE": "theirs", "HOSTNAME": "gpu-17", "KUBERNETES_SERVICE_HOST": "x"}
+    facts = job_facts(claims, f"0::/kubepods/pod{UID}/{CONTAINER}\n", "gpu-17", PodNames("ml", "train-0", "pytorch"))
+    assert (facts.namespace, facts.pod, facts.container, facts.container_id) == ("ml", "train-0", "pytorch", CONTAINER)
+
+
+def test_what_a_pod_is_called_is_unknown_and_not_missing_where_nobody_tells() -> None:
+    """A label that is missing becomes the agent's own pod in Prometheus."""
+    labels = dict(job_facts({"HOSTNAME": "gpu-17"}, f"0::/kubepods/pod{UID}/{CONTAINER}\n", "gpu-17").labels())
+    assert (labels["namespace"], labels["pod"], labels["container"]) == ("unknown",) * 3
+    assert "pod" not in dict(job_facts({}, f"0::/docker/{CONTAINER}\n").labels())
+
+
+def test_the_object_that_owns_a_pod_is_its_job_unless_a_batch_system_tells_of_one() -> None:
+    environment = {"MASTER_ADDR": "pretrain-master-0", "TORCHELASTIC_RUN_ID": "f3a9-of-each-pod", "RANK": "3"}
+    cgroup = f"0::/kubepods/pod{UID}/{CONTAINER}\n"
+    facts = job_facts(environment, cgroup)
+    assert (facts.job, facts.owner_kind, facts.owner_name) == ("pretrain", "PyTorchJob", "pretrain")
+    assert job_facts(environment | {"SLURM_JOB_ID": "7"}, cgroup).job == "7"
+    ray = job_facts({"RAY_JOB_ID": "01000000", "RAY_CLUSTER_NAME": "rc"}, cgroup)
+    assert (ray.job, ray.owner_kind, ray.owner_name) == ("01000000", "RayCluster", "rc")
+    assert job_facts(environment, "0::/user.slice\n").owner_kind == ""
+
+
+def test_slurms_account_is_a_label() -> None:
+    assert job_facts(SLURM_STEP | {"SLURM_JOB_ACCOUNT": "physics"}, "").account == "physics"
 
 
 def test_the_hosts_own_name_is_no_pods_name() -> None:
@@ -129,7 +162,7 @@ def test_outside_kubernetes_the_host_name_and_pod_variables_say_nothing() -> Non
 
 @pytest.mark.parametrize("path", [f"/docker/{CONTAINER}", f"/system.slice/docker-{CONTAINER}.scope"])
 def test_a_plain_container_is_known_by_its_identifier(path: str) -> None:
-    assert job_facts({}, f"0::{path}\n") == JobFacts(container=CONTAINER)
+    assert job_facts({}, f"0::{path}\n") == JobFacts(container_id=CONTAINER)
 
 
 def test_torchrun_alone() -> None:

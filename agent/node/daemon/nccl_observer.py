@@ -541,7 +541,13 @@ class NcclObserver:
         self._undescribed.discard(pid)
         if process is None or process.ended_ns is not None:
             return
-        question = Describe(str(self._config.procfs), process.identity, self._node_name, self._hardware.wants_topology)
+        question = Describe(
+            str(self._config.procfs),
+            process.identity,
+            self._node_name,
+            self._hardware.wants_topology,
+            str(self._config.pod_logs),
+        )
         try:
             description: Description = self._inspection.ask(process.tenant, question).answer
         except NotYet:

@@ -18,7 +18,8 @@ from typing import ClassVar, Final
 
 from railscope.agent.node.inspection.questions import Found, Memory
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant, tenant_of
-from railscope.agent.node.targets.jobs import JobFacts, job_facts
+from railscope.agent.node.targets.jobs import JobFacts, job_facts, place_of_cgroup
+from railscope.agent.node.targets.pods import FOLDER, find_pod_names
 from railscope.probes.processes.namespaces import NetworkNamespace
 from railscope.probes.processes.owner import program_of
 from railscope.probes.processes.processes import ProcessIdentity, cgroup, environ, identity_of
@@ -62,6 +63,8 @@ class Describe:
     """This host's: pods in the host's network have it in HOSTNAME, where others have the pod's."""
     topology: bool
     """Whether its topology file is wanted too."""
+    pod_logs: str = str(FOLDER)
+    """The kubelet's folder of logs, whose names tell the pod's."""
     builds: ClassVar[Collection[type]] = (Description, JobFacts, XmlTopology, XmlFunction, XmlNet, Place)
     seconds: ClassVar[float] = 5.0
 
@@ -74,7 +77,9 @@ class Describe:
         del memory, descriptors
         procfs, pid = Path(self.procfs), self.identity.pid
         environment = environ(procfs, pid)
-        job = job_facts(environment, cgroup(procfs, pid) or "", self.node_name)
+        place = place_of_cgroup(cgroup(procfs, pid) or "")
+        names = find_pod_names(Path(self.pod_logs), place.pod_uid, place.container_id) if place.pod_uid else None
+        job = job_facts(environment, place.cgroup, self.node_name, names)
         settings, program = _settings(environment), program_of(procfs, pid)
         topology, trouble = None, ""
         if self.topology:
