@@ -398,8 +398,13 @@ def _estimate(parsed: Any) -> int:
 
 def _diagnose(parsed: Any) -> int:
     if parsed.files:
-        from railscope.agent.imports.hang_command import run_diagnose_files
+        try:
+            from railscope.agent.imports.hang_command import run_diagnose_files
+        except ModuleNotFoundError as error:
+            from railscope.agent.analysis.tables.missing import not_installed
 
+            print(f"railscope diagnose: {not_installed(error)}", file=sys.stderr)
+            return 2
         return run_diagnose_files(parsed, sys.stdout)
     from railscope.agent.cluster.command import run_diagnose
 

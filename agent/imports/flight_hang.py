@@ -5,6 +5,9 @@ what the rank waits in; behind the last one the rank called nothing more, and `p
 the recorder has overwritten.  An entry that stands for a coalesced group tells of all that was called in it, whose own
 entries never complete.
 
+torchcomms numbers all calls of a process through, whatever their group: there the place among the group's own calls is
+the number, as long as no entry was overwritten.
+
 What must be alike on all ranks is the operation, and its size where NCCL asks for that: parts of an AllToAll, a Gather
 or a Scatter may differ, and so may those of gathers of unequal tensors.
 """
@@ -94,6 +97,8 @@ class _End:
     enqueued: int | None = None
     """By `pg_status`, as `completed`."""
     completed: int | None = None
+    comparable: bool = True
+    """Its numbers are those of other ranks."""
 
     @property
     def entered(self) -> int | None:
@@ -135,6 +140,8 @@ class _OneRank:
         """By communicator."""
         self.latest_ns = 0
         self.tells_state = True
+        self._counts: Counter[str] | None = Counter() if _is_numbered_through(self._dump) else None
+        """Calls by group so far, where calls are numbered through; None: they are not."""
         self.overwritten = False
         """Entries are gone: the first that is left is not the first that there was."""
         self._read()
@@ -154,8 +161,11 @@ class _OneRank:
             end = self.ends.setdefault(group.comm, _End(group))
             by_id[str(entry.get("pg_id"))] = group.comm
             self._record(end, entry)
+        if self._counts is not None and self.overwritten:
+            for end in self.ends.values():
+                end.comparable = False
         for name, status in self._dump.status.items():
-            if name in by_id:
+            if name in by_id and self._counts is None:
                 end = self.ends[by_id[name]]
                 end.enqueued = _number(status, "last_enqueued_collective")
                 end.completed = _number(status, "last_completed_collective")
@@ -173,7 +183,9 @@ class _OneRank:
             return
         to_one, number = flight_dump.coalesced_key(entry)
         to_one |= shape.op in _TO_ONE
-        number = whole_number(entry.get("p2p_seq_id")) if to_one else number
+        if self._counts is not None and not to_one:
+            self._counts[end.group.comm] += 1
+            number = self._counts[end.group.comm]
         if number is None:
             return
         called = _of_number(end.to_one if to_one else end.collectives, number)
@@ -195,6 +207,21 @@ class _OneRank:
         if number is not None and not to_one:
             called = _of_number(end.collectives, number)
             called.whole, called.created_ns = done, flight_dump.created_ns(entry)
+
+
+def _is_numbered_through(dump: FlightDump) -> bool:
+    """Whether calls of all groups, and of point to point, have one sequence of numbers: that of the entries."""
+    groups = set()
+    before = -1
+    for _, _, entry in dump.entries():
+        number = whole_number(entry.get("collective_seq_id"))
+        if number is None or number <= before or number != whole_number(entry.get("record_id")):
+            return False
+        before = number
+        groups.add(str(entry.get("process_group")))
+        if not entry.get("is_p2p") and flight_dump.named_peer(entry) is not None:
+            groups.add("")
+    return len(groups) > 1
 
 
 def _of_number(calls: dict[int, _Called], number: int) -> _Called:
@@ -296,7 +323,7 @@ def _group(comm: str, group: Group, dumps: Mapping[int, _OneRank]) -> tuple[list
         for number, one in dumps.items()
         if comm in one.ends or number in group.ranks
     }
-    opens = {number: end.open for number, end in ends.items()}
+    opens = {number: end.open for number, end in ends.items() if end.comparable}
     first = min((number for number in opens.values() if number is not None), default=None)
     last = _last_collectives(ends, first)
     ranks = [
@@ -331,7 +358,7 @@ def _last_collectives(ends: Mapping[int, _End], first: int | None) -> dict[int, 
     found: dict[int, LastCollectives[str]] = {}
     for number, end in ends.items():
         known = end.collectives
-        if not known:
+        if not known or not end.comparable:
             continue
         last = min(max(known), first + _BEHIND)
         shapes: list[str] = []
@@ -373,7 +400,7 @@ def _rank(
         host="",
         enqueued=entered,
         completed=entered if first is None or entered is None else first - 1,
-        position=None if entered is None else Position(entered),
+        position=None if entered is None or not end.comparable else Position(entered),
         stall=stall,
         last=last,
     )

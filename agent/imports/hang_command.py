@@ -1,7 +1,8 @@
 """`railscope diagnose FILE…`: the verdict on a job that hangs or hung, from the files that are left of it.
 
 Files are dumps of PyTorch's flight recorder, answers of NCCL's RAS and recordings of agents, also compressed or in an
-archive; their content tells which they are.  Of a folder all such files count, and others in it are passed over.
+archive; their content tells which they are.  Of a folder all such files count, and others in it are passed over; one
+may also be a recorded dataset.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from railscope.agent.cluster.command import CANNOT_TELL, show_verdict
 from railscope.agent.cluster.fleet.dumps import Dumps
 from railscope.agent.cluster.verdict.dumps import make_dump_verdict
 from railscope.agent.cluster.verdict.finding import Verdict
+from railscope.agent.dataset.files import DatasetError
 from railscope.agent.facts.communicator_names import normalise_hash
 from railscope.agent.imports import flight_dump, nccl_ras, railscope_recording
+from railscope.agent.imports.dataset_hang import is_dataset, read_hang_dataset
 from railscope.agent.imports.facts import ImportFailure, Problems
 from railscope.agent.imports.flight_hang import read_flight_dumps
 from railscope.agent.imports.nccl_ras import read_ras_answers
@@ -45,7 +48,7 @@ def run_diagnose_files(parsed: Any, out: TextIO) -> int:
         return CANNOT_TELL
     try:
         verdict = diagnose_files(parsed.files, parsed.comm)
-    except (ImportFailure, OSError) as error:
+    except (ImportFailure, DatasetError, OSError) as error:
         print(f"railscope diagnose: {error}", file=sys.stderr)
         return CANNOT_TELL
     return show_verdict(verdict, out, as_json=parsed.json)
@@ -56,10 +59,12 @@ def diagnose_files(paths: Sequence[Path], comm: str | None = None) -> Verdict:
 
     Raises:
         ImportFailure: a file cannot be opened or is of no kind that tells of a hang.
+        DatasetError: a dataset cannot be read.
         OSError: a folder cannot be read.
     """
     problems = Problems()
-    files = [file for path in paths for file in _files(path)]
+    datasets = [path for path in paths if is_dataset(path)]
+    files = [file for path in paths if path not in datasets for file in _files(path)]
     by_kind: defaultdict[int, list[Source]] = defaultdict(list)
     with Sources(files, problems) as sources:
         named = set(map(str, paths))
@@ -72,11 +77,12 @@ def diagnose_files(paths: Sequence[Path], comm: str | None = None) -> Verdict:
                     f"{source.name}: neither a dump of PyTorch's flight recorder, nor an answer of NCCL's RAS, nor an "
                     "agent's recording"
                 )
-        if not by_kind:
+        if not by_kind and not datasets:
             raise ImportFailure(
                 f"{paths[0]}: holds no dump of PyTorch's flight recorder, no answer of NCCL's RAS and no recording"
             )
         found = [_KINDS[kind][1](own, problems) for kind, own in sorted(by_kind.items())]
+        found += [read_hang_dataset(folder, problems) for folder in datasets]
     return make_dump_verdict(_together(found, problems), comm if comm is None else normalise_hash(comm) or comm)
 
 

@@ -41,7 +41,7 @@ def read_hang_recordings(sources: Sequence[Source], problems: Problems) -> Dumps
         at=max((recording.realtime_ns(recording.ended_ns) for recording in recordings), default=0) / 1e9,
         ranks=tuple(ranks),
         told=(f"{len(recordings)} recording{'s' * (len(recordings) != 1)}",),
-        lacking=tuple(_lacking(ranks)),
+        lacking=tuple(ranks_without_recording(ranks)),
         open=(
             *(f"the recording of {host} does not tell what completed" for host in blind),
             *_long_waits(ranks),
@@ -76,7 +76,8 @@ def _stall(stall: RecordedStall) -> Stall:
     return Stall(stall.op, stall.cause, stall.strength, stall.blamed_rank, stall.rail, stall.device)
 
 
-def _lacking(ranks: Iterable[Rank]) -> Iterable[str]:
+def ranks_without_recording(ranks: Iterable[Rank]) -> Iterable[str]:
+    """In words, the ranks of these communicators of which nothing was recorded."""
     by_comm: defaultdict[str, set[str]] = defaultdict(set)
     sizes: dict[str, int] = {}
     for rank in ranks:

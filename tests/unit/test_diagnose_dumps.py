@@ -263,6 +263,38 @@ def test_a_group_that_waits_for_a_rank_which_is_stuck_in_another_one_only_waits(
     ]
 
 
+def test_ranks_of_a_group_of_some_are_named_as_the_log_of_the_job_numbers_them(tmp_path: Path) -> None:
+    waits = [in_group(1, "2", "tp", done=False)]
+    verdict = diagnose_files([dump(tmp_path, rank, entries, PAIRS) for rank, entries in enumerate(([], [], waits, []))])
+    assert verdict.headline.endswith(": AllReduce 1 unfinished, rank 3 of the job missing.")
+
+
+def through(calls: Sequence[tuple[str, str, str, bool]], first: int = 0) -> list[Entry]:
+    """Entries of torchcomms, which numbers all calls of a process through, and has no other number."""
+    return [
+        entry(at, name, done=done, record_id=at, collective_seq_id=at, process_group=[group, what], pg_id=int(group))
+        for at, (group, what, name, done) in enumerate(calls, first)
+    ]
+
+
+def test_calls_that_are_numbered_through_are_compared_by_their_place_in_the_group(tmp_path: Path) -> None:
+    groups = (("0", "world", "[0, 1, 2]"), ("1", "pair", "[0, 1]"))
+    one, two, sent = ("0", "world", "all_reduce"), ("1", "pair", "all_reduce"), ("1", "pair", "send 0->1")
+    ranks = [
+        through([(*one, True), (*two, True), (*sent, True), (*one, False)]),
+        through([(*one, True), (*two, True), ("1", "pair", "recv 1<-0", True), (*one, False)]),
+        through([(*one, True)]),
+    ]
+    files = [dump(tmp_path, rank, entries, groups) for rank, entries in enumerate(ranks)]
+    verdict = diagnose_files(files)
+    assert verdict.headline.endswith(": AllReduce 2 unfinished, rank 2 missing.")
+    assert blamed(verdict) == [(Cause.RANK_BEHIND, ("2",))]
+    # Of a rank whose first entries are gone the place is not known.
+    late = through([(*one, True), (*two, True), (*one, True)], first=7)
+    cut = diagnose_files([*files[:2], dump(tmp_path, 2, late, groups)])
+    assert all(one.cause != Cause.RANK_BEHIND for one in cut.findings)
+
+
 def test_groups_that_wait_for_each_other_are_a_deadlock(tmp_path: Path) -> None:
     groups = (("1", "tp", "[0, 1]"), ("2", "dp", "[0, 1]"))
     ranks = [[in_group(1, "1", "tp", done=False)], [in_group(1, "2", "dp", done=False)]]

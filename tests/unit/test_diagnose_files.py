@@ -12,6 +12,7 @@ import pytest
 
 from railscope.agent.cli.main import main
 from railscope.agent.cluster.verdict.finding import Verdict
+from railscope.agent.dataset.from_recording import write_dataset
 from railscope.agent.facts.causes import Cause
 from railscope.agent.imports.hang_command import diagnose_files
 from railscope.agent.recording.file import write_recording
@@ -244,3 +245,25 @@ def test_a_damaged_recording_is_told_of(tmp_path: Path) -> None:
     cut = written(tmp_path, "b.npz", whole.read_bytes()[:-200])
     verdict = diagnose_files([whole, cut])
     assert any(str(cut) in note for note in verdict.notes)
+
+
+def test_a_recorded_dataset_tells_the_stalls_that_were_on_when_it_ended(tmp_path: Path) -> None:
+    made = recording()
+    end = made.realtime_ns(made.ended_ns)
+    on = replace(made.stalls[0], since_realtime_ns=end - 2_500_000_000)
+    write_dataset(replace(made, stalls=(on,)), tmp_path / "job")
+    verdict = diagnose_files([tmp_path / "job"])
+    assert [(one.cause, one.devices, one.hosts) for one in verdict.findings] == [
+        (Cause.RAIL_DOWN, ("mlx5_1",), ("gpu-01",))
+    ]
+    assert "gpu-01: mlx5_1 lost its carrier 2.6 s ago" in verdict.notes
+    write_dataset(replace(made, stalls=(replace(on, since_realtime_ns=end - 60_000_000_000),)), tmp_path / "over")
+    over = diagnose_files([tmp_path / "over"])
+    assert not over.problem
+    assert f"gpu-01: a stall of {COMM} ended 58 s before the recording" in over.notes
+
+
+def test_an_imported_dataset_holds_no_stalls(tmp_path: Path) -> None:
+    folder = imported(tmp_path, written(tmp_path, "ras.json", ras({0: 7, 1: 7}))).imported.folder
+    assert main(["diagnose", str(folder)]) == 2
+    assert any("give the files themselves" in note for note in diagnose_files([folder]).notes)

@@ -8,7 +8,7 @@ line.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
@@ -109,9 +109,10 @@ def _waited(waited: WaitedCollective, cause: RootCause) -> str:
         if culprit.cause == Cause.RANK_BEHIND and culprit.basis == "sequence"
         for rank in culprit.ranks
     }
+    in_job = {rank.rank: rank.world_rank for rank in stalled.ranks if rank.world_rank}
     if late:
-        parts.append(f"{format_rank_numbers(late)} missing")
-    parts += _differences(waited)
+        parts.append(f"{_name(late, in_job)} missing")
+    parts += _differences(waited, in_job)
     if unseen := missing_ranks(stalled.ranks):
         parts.append(f"no word of {format_rank_numbers(unseen)}")
     if len(parts) == 1:
@@ -119,7 +120,15 @@ def _waited(waited: WaitedCollective, cause: RootCause) -> str:
     return ", ".join(parts)
 
 
-def _differences(waited: WaitedCollective) -> Iterable[str]:
+def _name(ranks: Collection[str], in_job: Mapping[str, str]) -> str:
+    """`ranks 2-3`; of a communicator of some ranks of the job `rank 13 of the job`, as its log numbers them."""
+    numbers = [in_job.get(rank, "") for rank in ranks]
+    if "" in numbers or all(in_job[rank] == rank for rank in in_job):
+        return format_rank_numbers(ranks)
+    return f"{format_rank_numbers(numbers)} of the job"
+
+
+def _differences(waited: WaitedCollective, in_job: Mapping[str, str]) -> Iterable[str]:
     """Who called it otherwise than most, by operation, size or data type."""
     shapes = Counter((op, payload, kind) for _, op, payload, kind in waited.made)
     if len(shapes) < 2:
@@ -138,7 +147,7 @@ def _differences(waited: WaitedCollective) -> Iterable[str]:
             continue
         others.setdefault(said, []).append(str(rank))
     for said, ranks in others.items():
-        yield f"{format_rank_numbers(ranks)} {'has' if len(ranks) == 1 else 'have'} {said}"
+        yield f"{_name(ranks, in_job)} {'has' if len(ranks) == 1 else 'have'} {said}"
 
 
 def _bytes(payload: int | None) -> str:

@@ -1,0 +1,108 @@
+"""What a recorded dataset (`railscope record -o DIR`) tells of a job that hangs: the stalls that its agents called so.
+
+A stall counts that was on when its recording ended.  How far ranks came is not compared: a folder holds what was
+recorded of a while, and the agents compared ranks when they called it a stall.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from railscope.agent.cluster.fleet.dumps import Dumps
+from railscope.agent.cluster.fleet.facts import Rank, Stall
+from railscope.agent.cluster.verdict.quantities import format_duration
+from railscope.agent.dataset.files import DatasetError, table_files
+from railscope.agent.dataset.writer import read_part
+from railscope.agent.facts.rank_identity import rank_identity_from_labels
+from railscope.agent.imports.facts import Problems, printable
+from railscope.agent.imports.recording_hang import ranks_without_recording
+
+_OWN: Final = "railscope"
+_ON_SECONDS: Final = 5.0
+"""A stall that ended so shortly before its recording was on."""
+_MOST_NOTES: Final = 8
+_Row = Mapping[str, Any]
+
+
+def is_dataset(folder: Path) -> bool:
+    """Whether a folder holds a recorded or imported dataset."""
+    return folder.is_dir() and bool(table_files(folder, "recordings"))
+
+
+def read_hang_dataset(folder: Path, problems: Problems) -> Dumps:
+    """What the recordings in a dataset's folder tell together.
+
+    Raises:
+        DatasetError: its tables cannot be read.
+    """
+    recordings = {row["recording"]: row for row in _rows(folder, "recordings")}
+    imported = sorted({str(row["source"]) for row in recordings.values() if row["source"] != _OWN})
+    if imported:
+        problems.count_skipped(
+            str(folder), 0, f"what was imported ({', '.join(imported)}) holds no stalls: give the files themselves"
+        )
+    own = {number: row for number, row in recordings.items() if row["source"] == _OWN}
+    stalls: dict[tuple[int, str, int | None], _Row] = {}
+    notes: list[str] = []
+    for row in _rows(folder, "stalls"):
+        recording = own.get(row["recording"])
+        if recording is None:
+            continue
+        ended = (row["since_ns"] or 0) / 1e9 + (row["seconds"] or 0.0)
+        before = (recording["ended_ns"] or 0) / 1e9 - ended
+        if before > _ON_SECONDS:
+            notes.append(
+                f"{row['node']}: a stall of {row['comm']} ended {format_duration(before)} before the recording"
+            )
+        else:
+            stalls[row["recording"], row["comm"], row["rank"]] = row
+            notes += [f"{row['node']}: {line}" for line in (row["evidence"] or "").splitlines()]
+    ranks = [
+        _rank(row, stalls.get((row["recording"], row["comm"], row["rank"])))
+        for row in _rows(folder, "communicators")
+        if row["recording"] in own and row["comm"]
+    ]
+    return Dumps(
+        at=max((row["ended_ns"] or 0 for row in own.values()), default=0) / 1e9,
+        ranks=tuple(ranks),
+        told=(f"{len(own)} recording{'s' * (len(own) != 1)} of {folder}",),
+        lacking=tuple(ranks_without_recording(ranks)),
+        open=()
+        if stalls
+        else ("a recording that was made of no stall may be shorter than a stall takes to be called so",),
+        tells_completion=bool(stalls),
+        notes=tuple(printable(note) for note in dict.fromkeys(notes))[:_MOST_NOTES],
+    )
+
+
+def _rows(folder: Path, table: str) -> Iterable[_Row]:
+    for file in table_files(folder, table):
+        try:
+            yield from read_part(file, table).to_pylist()
+        except OSError as error:
+            raise DatasetError(f"{file}: cannot be read: {error.strerror or error}") from None
+
+
+def _rank(row: _Row, stall: _Row | None) -> Rank:
+    said = {name: str(row[name]) for name in ("nranks", "gpu", "nccl_version", "pid") if row[name] is not None}
+    job = tuple((name, str(row[name])) for name in ("job", "world_rank") if row[name] is not None)
+    number = "unknown" if row["rank"] is None else str(row["rank"])
+    told = None
+    if stall is not None:
+        blamed = "" if stall["blamed_rank"] is None else str(stall["blamed_rank"])
+        told = Stall(
+            stall["op"] or "",
+            stall["cause"] or "unknown",
+            stall["strength"] or "unknown",
+            blamed,
+            stall["rail"] or "",
+            stall["device"] or "",
+        )
+    return Rank(
+        rank_identity_from_labels(row["comm"], number, said, job),
+        host=row["node"],
+        stall=told,
+        stalled_seconds=None if stall is None else stall["seconds"],
+    )
