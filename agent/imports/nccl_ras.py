@@ -47,6 +47,10 @@ from railscope.agent.imports.target import ImportTarget
 
 FORMAT: Final = "nccl-ras"
 _MOST_BYTES: Final = 1 << 28
+_LARGEST_SIZE: Final = 1 << 17
+"""Ranks of a communicator: each is looked for where some are missing."""
+_MOST_FILLED: Final = 1 << 20
+"""Ranks that a text does not name, of all its communicators."""
 _TO_ONE: Final = frozenset({"Send", "Recv", "SendRecv"})
 _TABLE_ROW: Final = re.compile(r" *(\d{1,9})(?: +[\d-]{1,20}){3} +(\d{1,9}) +\d{1,9} +[A-Z]+ +[A-Z]+ *$")
 """Number of the group, and ranks of its communicators."""
@@ -118,6 +122,11 @@ class _Communicator:
         """Give a count to all ranks that the text does not name, as most have it."""
         for rank in range(self.size or 0):
             self.seen(rank).counts.setdefault(op, value)
+
+    @property
+    def unnamed(self) -> int:
+        """How many of its ranks are not known yet."""
+        return max(0, (self.size or 0) - len(self.ranks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +212,7 @@ def _of_json(said: Mapping[str, Any], at: float) -> _Answer:
         if not comm:
             continue
         size = small_number(one.get("size"))
-        communicator = _Communicator(size if size is not None and size <= MOST_RANKS else None)
+        communicator = _Communicator(size if size is not None and size <= _LARGEST_SIZE else None)
         for name in ("ranks", "missing_ranks"):
             ranks = one.get(name)
             for rank in ranks if isinstance(ranks, list) else []:
@@ -257,21 +266,29 @@ def _of_text(lines: Sequence[str]) -> dict[str, _Communicator]:
     kind, op, last = "", "", 0
     usual: tuple[int, int] | None = None
     """Count that most ranks have, and how many these are."""
+    left = _MOST_FILLED
+
+    def close() -> None:
+        nonlocal left
+        if current is not None and op and usual is not None and current.unnamed <= left:
+            left -= current.unnamed
+            current.fill(op, usual[0])
+
     for line in lines:
         row = _TABLE_ROW.match(line)
         if row is not None and not found:
             sizes[row[1]] = int(row[2])
         head = _HEAD.match(line)
         if head is not None:
-            _close(current, op, usual)
-            current = found.setdefault(_hash(head[2]), _Communicator(min(sizes.get(head[1], 0), MOST_RANKS) or None))
+            close()
+            current = found.setdefault(_hash(head[2]), _Communicator(_known_size(sizes.get(head[1], 0))))
             kind, op, usual = head[3], "", None
             continue
         if current is None:
             continue
         counts, many, rank = _COUNTS.match(line), _MANY.match(line), _RANK.match(line)
         if counts is not None:
-            _close(current, op, usual)
+            close()
             op, usual = counts[1], None
         elif many is not None and op:
             # Ranks that stand below it have this count; where there are many they are not listed.
@@ -289,10 +306,9 @@ def _of_text(lines: Sequence[str]) -> dict[str, _Communicator]:
                 seen.said = f"its communicator's status is {rank['status']}"
             elif op:
                 seen.counts[op] = int(rank["count"]) if rank["count"] else 0 if rank["none"] else last
-    _close(current, op, usual)
+    close()
     return found
 
 
-def _close(communicator: _Communicator | None, op: str, usual: tuple[int, int] | None) -> None:
-    if communicator is not None and op and usual is not None:
-        communicator.fill(op, usual[0])
+def _known_size(size: int) -> int | None:
+    return size if 0 < size <= _LARGEST_SIZE else None

@@ -384,6 +384,8 @@ ODD: tuple[Any, ...] = (
 )
 FILES = {
     "nccl-inspector.log": "nccl-inspector",
+    "nccl-profiler.json": "nccl-profiler",
+    "nccl-ras.json": "nccl-ras",
     "nccl_trace_rank_1.json": "torch-flight-recorder",
     "pytorch_et_rank1.json": "chakra",
     "pytorch_et_old_rank0.json": "chakra",
