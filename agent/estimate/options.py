@@ -133,6 +133,8 @@ _OPTIONS: Final = (
 _FLAGS: Final = {
     "recompute": ("recompute", True),
     "no_recompute": ("recompute", False),
+    "output_layer": ("output_layer", True),
+    "no_output_layer": ("output_layer", False),
     "paper": ("mode", Mode.PAPER),
     "exact": ("mode", Mode.EXACT),
 }
@@ -171,11 +173,14 @@ def add_shape_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGrou
             help=option.help.replace("%", "%%"),
         )
     recompute = parser.add_mutually_exclusive_group()
+    output = parser.add_mutually_exclusive_group()
     mode = parser.add_mutually_exclusive_group()
     for group, key, help_text in (
         (recompute, "no_recompute", "activations are kept for the backward pass"),
         (recompute, "recompute", "activations are computed again in the backward pass (default)"),
-        (mode, "exact", "real stages, padded vocabulary, embedding AllReduces (default)"),
+        (output, "output_layer", "count the last stage's AllReduces of output layer and loss, as Megatron makes them"),
+        (output, "no_output_layer", "leave them out (default)"),
+        (mode, "exact", "real stages, padded vocabulary, final layer norm, embedding AllReduces (default)"),
         (mode, "paper", "the published equations, taken literally"),
     ):
         dest, value = _FLAGS[key]
@@ -192,7 +197,9 @@ def add_shape_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGrou
 def describes_a_job(parsed: Any) -> bool:
     """Whether a file or any option of `add_shape_arguments` was given."""
     given = vars(parsed)
-    return parsed.file is not None or any(key in given for key in (*(option.key for option in _OPTIONS), "recompute"))
+    return parsed.file is not None or any(
+        key in given for key in (*(option.key for option in _OPTIONS), "recompute", "output_layer")
+    )
 
 
 def request_from(parsed: Any) -> Request:
@@ -204,12 +211,15 @@ def request_from(parsed: Any) -> Request:
     """
     values: dict[str, Any] = {} if parsed.file is None else _file_values(parsed.file)
     given = vars(parsed)
-    values |= {key: given[key] for key in (*(option.key for option in _OPTIONS), "recompute", "mode") if key in given}
+    keys = (*(option.key for option in _OPTIONS), "recompute", "output_layer", "mode")
+    values |= {key: given[key] for key in keys if key in given}
     missing = [f"--{option.name}" for option in _OPTIONS if option.required and option.key not in values]
     if missing:
         raise ConfigError(f"{', '.join(missing)} must be given: as options, or as keys of a TOML file (see --help)")
     shape = Shape(
-        **{field: values.get(key, 1) for field, key in _SHAPE_FIELDS.items()}, recompute=values.get("recompute", True)
+        **{field: values.get(key, 1) for field, key in _SHAPE_FIELDS.items()},
+        recompute=values.get("recompute", True),
+        output_layer=values.get("output_layer", False),
     )
     return Request(
         shape=shape,

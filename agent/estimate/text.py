@@ -52,8 +52,23 @@ def _job(estimate: Estimate) -> list[str]:
         f"global batch {shape.global_batch:,} = {_count(shape.micro_batches, 'micro-batch', 'es')} of "
         f"{shape.micro_batch} × {_count(shape.data, 'replica')}; {recomputation}",
         *_split_words(shape, exact=exact),
-        "estimated from the real stages" if exact else "estimated from the published equations, taken literally",
+        *(_terms(shape) if exact else ["estimated from the published equations, taken literally"]),
     ]
+
+
+def _terms(shape: Shape) -> list[str]:
+    """Which terms the bytes hold beyond the layers'."""
+    terms = ["final layer norm"]
+    if shape.tensor > 1:
+        terms.append("AllReduce of the embedding")
+    if shape.pipeline > 1:
+        terms.append("sync of the word embedding")
+    lines = []
+    if shape.tensor > 1 and shape.output_layer:
+        terms.append("AllReduces of output layer and loss")
+    elif shape.tensor > 1:
+        lines = ["not counted: AllReduces of output layer and loss on the last stage (--output-layer counts them)"]
+    return [f"estimated from the real stages, with {', '.join(terms)}", *lines]
 
 
 def _split_words(shape: Shape, *, exact: bool) -> list[str]:
@@ -80,16 +95,15 @@ def _volumes(estimate: Estimate) -> list[str]:
     held = f", {rank_parameters(shape, request.stage):,} parameters" if request.mode is Mode.EXACT else ""
     rows = [("", "messages", "each", "in all")]
     for row in fields(StageVolumes):
+        if row.name == "loss" and not shape.output_layer:
+            continue
         volume = getattr(estimate.volumes, row.name)
         sizes = (format_bytes(volume.message_bytes), format_bytes(volume.bytes)) if volume.messages else ("–", "–")
         rows.append((row.name, _number(volume.messages), *sizes))
-    lines = [
+    return [
         f"A rank of stage {request.stage} hands to NCCL in an iteration (payload{held})",
         *format_table(rows, "<>>>"),
     ]
-    if request.mode is Mode.EXACT and shape.tensor > 1 and shape.is_last(request.stage):
-        lines.append("  not counted: the output layer's AllReduce and three of the loss, for each micro-batch")
-    return lines
 
 
 def _pairs(estimate: Estimate) -> list[str]:

@@ -3,15 +3,21 @@
 The whole model by equation 10 of the paper, N = 12lh²(1 + 13/(12h) + (V+s)/(12lh)), which multiplied out has whole
 terms.  A rank by what it really holds: of each layer on one of t tensor ranks the matrices (12h²) and the biases that
 are split with them (7h) count 1/t, layer norms and the other biases (6h) in full; the first stage has the word
-embedding, V_pad/t·h, and the position embedding, s·h; the last stage has a copy of the word embedding, unless it is
-the first stage too and shares it.  The last stage's final layer norm (2h) is in neither.
+embedding, V_pad/t·h, and the position embedding, s·h; the last stage has the final layer norm (2h) and a copy of the
+word embedding, unless it is the first stage too and shares it.
+
+Source of a rank's: megatron/core/models/gpt/gpt_model.py and transformer/transformer_block.py of Megatron-LM.
 """
 
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Final
 
 from railscope.agent.model.shape import Mode, Shape
+
+_FINAL_NORM: Final = 2
+"""Parameters a hidden dimension: weight and bias."""
 
 
 def total_parameters(shape: Shape) -> int:
@@ -42,6 +48,8 @@ def rank_parameters(shape: Shape, stage: int) -> int:
         parameters += shape.sequence * shape.hidden
     if shape.is_first(stage) or shape.is_last(stage):
         parameters += word_embedding_parameters(shape)
+    if shape.is_last(stage):
+        parameters += _FINAL_NORM * shape.hidden
     return parameters
 
 

@@ -57,6 +57,8 @@ class Shape:
     """Replicas (d)."""
     recompute: bool = True
     """Whether activations are computed again in the backward pass."""
+    output_layer: bool = False
+    """Whether the AllReduces of the last stage's output layer and loss among tensor ranks count."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -118,7 +118,7 @@ def estimate_traffic(shape: Shape, mapping: Mapping, mode: Mode = Mode.EXACT) ->
     _check_countable(shape, stages)
     parts = []
     for stage, volumes in enumerate(stages):
-        parts.append(_rings(Kind.TP, ranks[stage], volumes.tp.bytes))
+        parts.append(_rings(Kind.TP, ranks[stage], volumes.tp.bytes + volumes.loss.bytes))
         parts.append(_rings(Kind.DP, ranks[stage].T, volumes.dp.bytes))
     if shape.pipeline > 1:
         one_way = shape.micro_batches * shape.activation_bytes
@@ -167,7 +167,8 @@ def _check_countable(shape: Shape, stages: list[StageVolumes]) -> None:
 
 
 def _payloads(volumes: StageVolumes) -> Iterator[int]:
-    yield from (volumes.tp.bytes, volumes.pp_send.bytes, volumes.dp.bytes, volumes.embedding_sync.bytes)
+    yield volumes.tp.bytes + volumes.loss.bytes
+    yield from (volumes.pp_send.bytes, volumes.dp.bytes, volumes.embedding_sync.bytes)
 
 
 def _sums(places: NDArray[Any], counts: NDArray[Any], size: int) -> NDArray[np.int64]:

@@ -10,9 +10,14 @@ dp: one AllReduce of 2 bytes for each parameter of the rank; by the paper one of
 embedding_sync: one AllReduce of the word embedding's gradients between the first and the last stage; the paper's
 equations have none.
 
-A dimension of one rank sends nothing, in both.  What is in neither: on the last stage the output layer's AllReduce
-(2bsh) and the three of the vocabulary-parallel loss (4bs each) a micro-batch, and the few bytes of loss averages,
-gradient norms and overflow checks.
+loss: three AllReduces of 4bs, one number of float32 a token, for the vocabulary-parallel loss of each micro-batch; and
+one more AllReduce of 2bsh in tp, for the gradients that the output layer sends back.  Both are of the last stage, and
+counted where the shape says so (`Shape.output_layer`): the published equations and jobs without a loss have none.
+
+A dimension of one rank sends nothing, in both.  What is in neither: the few bytes of loss averages, gradient norms and
+overflow checks.
+
+Source: megatron/core/tensor_parallel/layers.py and cross_entropy.py of Megatron-LM.
 """
 
 from __future__ import annotations
@@ -28,6 +33,9 @@ _ALLREDUCES_OF_A_LAYER: Final = 4
 """Two in the forward pass, after attention and after the feed-forward part, and two in the backward pass."""
 _RECOMPUTED_ALLREDUCES: Final = 2
 """The forward pass's again."""
+_ALLREDUCES_OF_A_LOSS: Final = 3
+"""The largest logit of a token, the predicted one, and the sum of exponentials."""
+_FLOAT32_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +69,8 @@ class StageVolumes:
     """AllReduce of gradients among replicas."""
     embedding_sync: Volume
     """AllReduce of the word embedding's gradients between the first and the last stage."""
+    loss: Volume
+    """AllReduces among the tensor ranks of the last stage, for the loss."""
 
 
 def stage_volumes(shape: Shape, mode: Mode, stage: int) -> StageVolumes:
@@ -77,6 +87,7 @@ def stage_volumes(shape: Shape, mode: Mode, stage: int) -> StageVolumes:
         pp_recv=transfers,
         dp=_data_volume(shape, mode, stage),
         embedding_sync=_embedding_volume(shape, mode, stage),
+        loss=_loss_volume(shape, mode, stage),
     )
 
 
@@ -92,7 +103,8 @@ def _tensor_volume(shape: Shape, mode: Mode, stage: int) -> Volume:
         per_micro_batch = Fraction(shape.layers * allreduces_of_a_layer(shape), shape.pipeline)
     else:
         embedding = 1 if shape.is_first(stage) else 0
-        per_micro_batch = Fraction(shape.stage_layers(stage) * allreduces_of_a_layer(shape) + embedding)
+        output = 1 if shape.output_layer and shape.is_last(stage) else 0
+        per_micro_batch = Fraction(shape.stage_layers(stage) * allreduces_of_a_layer(shape) + embedding + output)
     return Volume(shape.micro_batches * per_micro_batch, shape.activation_bytes)
 
 
@@ -114,3 +126,12 @@ def _embedding_volume(shape: Shape, mode: Mode, stage: int) -> Volume:
     if mode is Mode.PAPER or shape.pipeline == 1 or not at_an_end:
         return _NOTHING
     return Volume(Fraction(1), word_embedding_parameters(shape) * ELEMENT_BYTES)
+
+
+def _loss_volume(shape: Shape, mode: Mode, stage: int) -> Volume:
+    counted = mode is Mode.EXACT and shape.output_layer and shape.is_last(stage)
+    if shape.tensor == 1 or not counted:
+        return _NOTHING
+    return Volume(
+        Fraction(shape.micro_batches * _ALLREDUCES_OF_A_LOSS), shape.micro_batch * shape.sequence * _FLOAT32_BYTES
+    )

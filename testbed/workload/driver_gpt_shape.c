@@ -54,6 +54,8 @@ void gpt_shape_place(struct gpt_shape *shape, int rank, bool replicas_apart) {
         shape->gradients += shape->embedding + (size_t)shape->sequence * h;
     else if (gpt_is_last(shape))
         shape->gradients += shape->embedding;
+    if (gpt_is_last(shape))
+        shape->gradients += 2 * h; /* the final layer norm */
 }
 
 int gpt_backward_calls(const struct gpt_shape *shape) {

@@ -63,7 +63,7 @@ def test_the_json_has_the_documented_keys(capsys: pytest.CaptureFixture[str]) ->
         "volumes", "pairs", "inter_node_bytes", "node_transmit_bytes", "cross_rail_bytes", "times", "r_comm",
         "r_bubble", "r_bubble_without_dp", "parameters", "configuration",
     }  # fmt: skip
-    assert list(content["volumes"]) == ["tp", "pp_send", "pp_recv", "dp", "embedding_sync"]
+    assert list(content["volumes"]) == ["tp", "pp_send", "pp_recv", "dp", "embedding_sync", "loss"]
     for row in content["volumes"].values():
         assert set(row) == {"messages", "message_bytes", "bytes"}
         assert all(isinstance(value, int) for value in row.values())
@@ -294,9 +294,14 @@ def test_the_text_marks_what_is_assumed(capsys: pytest.CaptureFixture[str]) -> N
     assert "* assumed" in text
 
 
-def test_the_text_of_the_last_stage_says_what_is_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "not counted: the output layer's" in text_of(capsys, *options(stage=1))
-    assert "not counted" not in text_of(capsys, *options())
+def test_the_text_says_which_terms_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    left_out = "not counted: AllReduces of output layer and loss on the last stage (--output-layer counts them)"
+    assert left_out in text_of(capsys, *options()).splitlines()
+    counted = text_of(capsys, *options(), "--output-layer")
+    assert "AllReduces of output layer and loss" in counted
+    assert "not counted" not in counted
+    assert "not counted" not in text_of(capsys, *options(tp=1))
+    assert "with final layer norm" in text_of(capsys, *options())
 
 
 def test_a_job_of_one_rank_sends_nothing_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -146,7 +146,7 @@ def test_pipeline_and_embeddings_leave_the_nodes_by_the_default_mapping(exact: d
 def test_only_the_gradients_leave_the_nodes_by_the_custom_mapping(custom: dict[str, Any]) -> None:
     layer = 12 * 2000**2 // 2 + 7 * 2000 // 2 + 6 * 2000
     word, position = 25_216 * 2000, 1024 * 2000
-    held = [14 * layer + word + position, 14 * layer, 14 * layer, 12 * layer + word]
+    held = [14 * layer + word + position, 14 * layer, 14 * layer, 12 * layer + word + 2 * 2000]
     gradients = sum(2 * parameters * 2 * 3 // 4 for parameters in held)
     assert custom["inter_node_bytes"] == 8 * gradients
     assert custom["node_transmit_bytes"] == [2 * gradients] * 4
@@ -210,3 +210,19 @@ def test_without_recomputation_a_layer_has_four_allreduces_and_three_quarters_of
     assert kept["volumes"]["tp"]["messages"] == 8 * (14 * 4 + 1)
     assert kept["times"]["t_tp"] == pytest.approx(14.155776 * 4 / 6)
     assert kept["times"]["t_comp"] == pytest.approx(33.1798738 * 6 / 8)
+
+
+def test_nodes_send_8010_53_mib_by_the_custom_mapping_final_layer_norm_included(custom: dict[str, Any]) -> None:
+    assert {round(count / MIB, 2) for count in custom["node_transmit_bytes"]} == {8010.53}
+
+
+def test_output_layer_and_loss_are_taken_by_option_and_named(exact: dict[str, Any]) -> None:
+    counted = estimate("--output-layer", "--stage", "3")
+    assert counted["volumes"]["loss"] == {"messages": 24, "message_bytes": 131_072, "bytes": 24 * 131_072}
+    assert counted["volumes"]["tp"]["messages"] == estimate("--stage", "3")["volumes"]["tp"]["messages"] + 8
+    assert counted["pairs"]["total"] == exact["pairs"]["total"]
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        assert main(["estimate", *SHAPE, *RATES]) == 0
+    assert "final layer norm" in printed.getvalue()
+    assert "--output-layer counts them" in printed.getvalue()

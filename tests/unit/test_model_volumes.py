@@ -46,20 +46,21 @@ def test_the_ranks_of_a_replica_hold_the_model_and_what_they_hold_twice(shape: S
     norms_and_biases = (shape.tensor - 1) * 6 * shape.hidden * shape.layers
     positions = (shape.tensor - 1) * shape.sequence * shape.hidden
     second_embedding = shape.vocabulary * shape.hidden if shape.pipeline > 1 else 0
-    assert held == total_parameters(shape) + norms_and_biases + positions + second_embedding
+    final_norms = shape.tensor * 2 * shape.hidden
+    assert held == total_parameters(shape) + norms_and_biases + positions + second_embedding + final_norms
 
 
 def test_a_pipeline_of_one_stage_shares_the_embedding_and_has_no_sync() -> None:
     shape = replace(GPT_3B, pipeline=1)
     layer = 12 * 2000**2 // 2 + 7 * 2000 // 2 + 6 * 2000
-    assert rank_parameters(shape, 0) == 54 * layer + 25_216 * 2000 + 1024 * 2000
+    assert rank_parameters(shape, 0) == 54 * layer + 25_216 * 2000 + 1024 * 2000 + 2 * 2000
     volumes = stage_volumes(shape, Mode.EXACT, 0)
     assert volumes.embedding_sync.bytes == volumes.pp_send.bytes == volumes.pp_recv.bytes == 0
 
 
 def test_the_last_stage_has_fewer_layers_the_embedding_and_no_positions() -> None:
     layer = 12 * 2000**2 // 2 + 7 * 2000 // 2 + 6 * 2000
-    assert rank_parameters(GPT_3B, 3) == 12 * layer + 25_216 * 2000
+    assert rank_parameters(GPT_3B, 3) == 12 * layer + 25_216 * 2000 + 2 * 2000
     volumes = stage_volumes(GPT_3B, Mode.EXACT, 3)
     assert volumes.tp.messages == 8 * 12 * 6
     assert volumes.embedding_sync.bytes == 100_864_000
@@ -144,3 +145,15 @@ def test_a_stage_is_refused_also_where_nothing_is_sent() -> None:
     alone = replace(GPT_3B, pipeline=1, tensor=1, data=1)
     with pytest.raises(ShapeError, match="the job has stage 0 only"):
         stage_volumes(alone, Mode.EXACT, 1)
+
+
+def test_output_layer_and_loss_are_counted_where_the_shape_says_so() -> None:
+    shape = replace(GPT_3B, output_layer=True)
+    without, counted = (stage_volumes(one, Mode.EXACT, 3) for one in (GPT_3B, shape))
+    # One AllReduce of a micro-batch's gradients, and three of a float32 a token.
+    assert counted.tp.bytes - without.tp.bytes == 8 * 2 * 32 * 1024 * 2000
+    assert (counted.loss.messages, counted.loss.message_bytes) == (24, 32 * 1024 * 4)
+    assert without.loss.bytes == 0
+    assert stage_volumes(shape, Mode.EXACT, 0) == stage_volumes(GPT_3B, Mode.EXACT, 0)
+    assert stage_volumes(shape, Mode.PAPER, 3) == stage_volumes(GPT_3B, Mode.PAPER, 3)
+    assert stage_volumes(replace(shape, tensor=1, data=8), Mode.EXACT, 3).loss.bytes == 0

@@ -28,8 +28,8 @@ from railscope.agent.analysis.pictures.pictures import ROLE_NAMES
 from railscope.agent.estimate.answer import Estimate
 from railscope.agent.model.volumes import stage_volumes
 
-_ROLES: Final = {"tp": "tp", "pp": "pp_send", "dp": "dp", "embedding": "embedding_sync"}
-"""The model's volume of each role's payload; what is received was sent."""
+_ROLES: Final = {"tp": ("tp", "loss"), "pp": ("pp_send",), "dp": ("dp",), "embedding": ("embedding_sync",)}
+"""The model's volumes of each role's payload; what is received was sent."""
 _RECEIVED: Final = "pp_recv"
 """Calls of the pipeline, too."""
 
@@ -113,7 +113,7 @@ def _predicted_volumes(estimate: Estimate) -> Iterator[Value]:
     stages = [stage_volumes(shape, estimate.request.mode, stage) for stage in range(shape.pipeline)]
     ranks = shape.tensor * shape.data
     for role, sent in _ROLES.items():
-        volumes = [getattr(stage, sent) for stage in stages]
+        volumes = [getattr(stage, name) for stage in stages for name in sent]
         called = volumes + ([getattr(stage, _RECEIVED) for stage in stages] if role == "pp" else [])
         name = ROLE_NAMES[role]
         payload = sum(volume.bytes for volume in volumes) * ranks
