@@ -100,7 +100,7 @@ def test_chance_is_that_of_bursts_without_a_rhythm() -> None:
     ("bursts", "seconds", "reason"),
     [
         ([(0.0, 100.0)], 30, "busy whenever it is read"),
-        (regular(0.5, 0.3, 30), 0.2, "record longer"),
+        (regular(0.5, 0.3, 30), 0.2, "record "),
         (regular(12.0, 0.3, 30), 30, "irregular intervals"),
         ([(10.0, 1.0)], 30, "all its traffic passed in one burst"),
     ],
@@ -150,7 +150,10 @@ def test_a_gap_in_the_readings_is_no_silence(missing_seconds: int) -> None:
 def test_pieces_between_gaps_that_are_all_too_short_are_said_to_be() -> None:
     moments, total = steps(1.0, 0.3, 20)
     moments += np.arange(len(moments)) // 30 * 60 * SECOND
-    assert find_rhythm(moments, total) == "it was read 30 times between 66 gaps, and 32 are needed: record longer"
+    assert find_rhythm(moments, total) == (
+        "it was read 30 times between 66 gaps, and 32 are needed: record at least "
+        f"{32 * float(np.median(np.diff(moments))) / 1e9:.3g} s without a gap"
+    )
 
 
 @pytest.mark.parametrize("duty", [0.3, 0.5, 0.75])

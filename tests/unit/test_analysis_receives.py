@@ -133,3 +133,19 @@ def test_receives_of_ever_other_sizes_are_held_against_the_fastest_of_like_size(
     (use,), _ = receives_of(job)
     assert use.active_seconds == pytest.approx(sum(sizes) / 1e9)
     assert use.idle_seconds == pytest.approx(50 * 0.010)
+
+
+def test_receives_that_were_called_are_not_said_to_be_none(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path / "called")
+    job.communicator("pp", (0, 1))
+    job.call("pp", 1, "Recv", MIB, peer=0, times=4096)
+    _, (unknown,) = receives_of(job)
+    assert unknown.reason.startswith("4,096 Recvs were called, and none has times: record at level completion")
+    job.operation("pp", 1, "SendRecv", None, 0, 2 * MS, source="kernel")
+    _, (unknown,) = receives_of(job)
+    assert unknown.reason.startswith("1 kernel sent and received at once")
+    none = JobDataset(tmp_path / "none")
+    none.communicator("dp", (0, 1))
+    none.collective("dp", "AllReduce", MIB)
+    _, (unknown,) = receives_of(none)
+    assert unknown.reason == "No Recv was called: a job without pipeline stages has none."

@@ -40,6 +40,8 @@ NEAR: Final = 0.15
 LEAST_REGULARITY: Final = 0.6
 LEAST_PERIODS: Final = 4
 """A recording has to be longer than so many."""
+_ENOUGH_BURSTS: Final = 30
+"""With so many and no period, a longer recording would not have one either."""
 _LEAST_READINGS: Final = 32
 _MOST_SLOTS: Final = 1 << 20
 _ON: Final = 0.1
@@ -82,7 +84,9 @@ def find_rhythm(time_ns: Integers, total_bytes: Integers) -> Rhythm | str:
     time_ns, total_bytes = time_ns[piece], total_bytes[piece]
     if len(time_ns) < _LEAST_READINGS or time_ns[-1] <= time_ns[0]:
         between = f" between {gaps} gap{'s' * (gaps > 1)}" if gaps else ""
-        return f"it was read {len(time_ns)} times{between}, and {_LEAST_READINGS} are needed: record longer"
+        every_s = float(np.median(np.diff(time_ns))) / 1e9 if len(time_ns) > 1 else 0.0
+        needed = f": record at least {_LEAST_READINGS * every_s:.3g} s without a gap" if every_s > 0 else ""
+        return f"it was read {len(time_ns)} times{between}, and {_LEAST_READINGS} are needed{needed}"
     moved = np.diff(total_bytes)
     # A total that falls began anew.
     moved = np.where(moved >= 0, moved, total_bytes[1:])
@@ -139,10 +143,12 @@ def find_rhythm(time_ns: Integers, total_bytes: Integers) -> Rhythm | str:
                 gaps=gaps,
             )
     if len(raw.begin_ns) == 1:
-        return "all its traffic passed in one burst, and a period needs several: record longer"
-    return (
-        f"its {len(raw.begin_ns)} bursts come at irregular intervals: record longer, or treat the traffic as aperiodic"
-    )
+        return f"all its traffic passed in one burst of the {span_ns / 1e9:.3g} s recorded, and a period needs several"
+    seen = f"its {len(raw.begin_ns)} bursts in {span_ns / 1e9:.3g} s come at irregular intervals"
+    if len(raw.begin_ns) >= _ENOUGH_BURSTS:
+        return f"{seen}: its traffic is aperiodic"
+    needed_s = span_ns / 1e9 * _ENOUGH_BURSTS / len(raw.begin_ns)
+    return f"{seen}, and are too few to tell a period: record about {needed_s:.3g} s"
 
 
 def _longest_piece(time_ns: Integers) -> tuple[slice, int]:

@@ -58,7 +58,7 @@ def run_compare(parsed: Any, out: TextIO) -> int:
     """Print the comparison of two recordings; returns 0, or 2 with one line on standard error."""
     try:
         from railscope.agent.analysis.compare.compare import compare_runs
-        from railscope.agent.analysis.compare.estimate import compare_with_estimate
+        from railscope.agent.analysis.compare.estimate import UnlikeJobs, compare_with_estimate
         from railscope.agent.analysis.compare.figures import read_side
         from railscope.agent.analysis.compare.text import as_json_text, as_text
         from railscope.agent.analysis.tables.datasets_of import as_datasets
@@ -88,7 +88,7 @@ def run_compare(parsed: Any, out: TextIO) -> int:
             compared = compare_with_estimate(sides[0], estimate, str(parsed.b))
         else:
             compared = compare_runs(sides[: len(of_a)], sides[len(of_a) :])
-    except (ConfigError, DatasetError, ShapeError) as error:
+    except (ConfigError, DatasetError, ShapeError, UnlikeJobs) as error:
         return _refused(str(error))
     except ModuleNotFoundError as error:
         return _refused(not_installed(error))

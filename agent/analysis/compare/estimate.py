@@ -17,26 +17,79 @@ bubble wherever a rank waits inside a call; with a pipeline, T_comm is therefore
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Final
 
 from railscope.agent.analysis.compare.compare import iteration_value
 from railscope.agent.analysis.compare.figures import Compared, Side, Unit, Value, compare_values
+from railscope.agent.analysis.facts.quantities import format_bytes
 from railscope.agent.analysis.pictures.pictures import ROLE_NAMES
 from railscope.agent.estimate.answer import Estimate
-from railscope.agent.model.volumes import stage_volumes
+from railscope.agent.model.volumes import Volume, stage_volumes
 
 _ROLES: Final = {"tp": ("tp", "loss"), "pp": ("pp_send",), "dp": ("dp",), "embedding": ("embedding_sync",)}
 """The model's volumes of each role's payload; what is received was sent."""
+_OTHER: Final = 4
+"""Times as much: data types, recomputation and padding change less than that."""
 _RECEIVED: Final = "pp_recv"
 """Calls of the pipeline, too."""
 
 
-def compare_with_estimate(side: Side, estimate: Estimate, name: str) -> Compared:
-    """A recording against an estimate that is called `name`."""
+class UnlikeJobs(ValueError):
+    """The recording is of another job than the estimate: their figures say nothing of each other."""
+
+
+def why_unlike(side: Side, estimate: Estimate) -> str:
+    """Why the recording cannot be of the job that was estimated, the end of a sentence; empty: it may be."""
+    shape, report = estimate.request.shape, side.report
+    recorded, largest = len(report.gpus), max((use.nranks or 0 for use in report.communicators), default=0)
+    whole = bool(report.communicators) and all(use.nranks == len(use.gpus) for use in report.communicators)
+    if max(recorded, largest) > shape.ranks or (whole and recorded < shape.ranks):
+        return f"it has {max(recorded, largest):,} ranks, and the estimate is of {shape.ranks:,}"
+    found = report.composition.parallelism
+    seen = None if found is None else (found.pipeline, found.tensor, found.data)
+    told = (shape.pipeline, shape.tensor, shape.data)
+    if found is not None and found.certain and recorded == shape.ranks and seen != told:
+        return f"it is pipeline × tensor × data {_product(seen)}, and the estimate is of {_product(told)}"
+    if recorded != shape.ranks or side.iterations is None:
+        return ""
+    sent = {role.role: role.payload_bytes / side.iterations for role in side.composition.roles}
+    # Sharded collectives hand over one rank's part, where the model has the whole.
+    for role, shards in (("pp", 1), ("tp", shape.tensor), ("dp", shape.data)):
+        predicted, measured = _predicted_payload(estimate, role), sent.get(role, 0)
+        if predicted and measured and not 1 / (_OTHER * shards) <= measured / predicted <= _OTHER * shards:
+            return (
+                f"its {ROLE_NAMES[role]} payload an iteration is {format_bytes(measured)}, and the estimate's "
+                f"{format_bytes(predicted)}"
+            )
+    return ""
+
+
+def _product(sizes: Sequence[int] | None) -> str:
+    return " × ".join(map(str, sizes or ()))
+
+
+def _predicted_payload(estimate: Estimate, role: str) -> int:
+    """Of all ranks in an iteration."""
     shape = estimate.request.shape
+    stages = [stage_volumes(shape, estimate.request.mode, stage) for stage in range(shape.pipeline)]
+    volumes: list[Volume] = [getattr(stage, name) for stage in stages for name in _ROLES[role]]
+    return sum(volume.bytes for volume in volumes) * shape.tensor * shape.data
+
+
+def compare_with_estimate(side: Side, estimate: Estimate, name: str) -> Compared:
+    """A recording against an estimate that is called `name`.
+
+    Raises:
+        UnlikeJobs: it is the estimate of another job.
+    """
+    shape = estimate.request.shape
+    if reason := why_unlike(side, estimate):
+        raise UnlikeJobs(
+            f"{side.name} is not the job that {name} describes: {reason}; give the estimate of its own job"
+        )
     caveats = [f"{side.name}: {note}" for note in side.notes]
     notes = []
     if estimate.assumed:
@@ -113,11 +166,10 @@ def _predicted_volumes(estimate: Estimate) -> Iterator[Value]:
     stages = [stage_volumes(shape, estimate.request.mode, stage) for stage in range(shape.pipeline)]
     ranks = shape.tensor * shape.data
     for role, sent in _ROLES.items():
-        volumes = [getattr(stage, name) for stage in stages for name in sent]
+        volumes = [getattr(stage, volume) for stage in stages for volume in sent]
         called = volumes + ([getattr(stage, _RECEIVED) for stage in stages] if role == "pp" else [])
         name = ROLE_NAMES[role]
-        payload = sum(volume.bytes for volume in volumes) * ranks
-        yield Value(7, f"{name} payload of all ranks", Unit.BYTES, payload)
+        yield Value(7, f"{name} payload of all ranks", Unit.BYTES, _predicted_payload(estimate, role))
         yield Value(7, f"{name} calls of all ranks", Unit.COUNT, float(sum(one.messages for one in called) * ranks))
     flows, nodes = estimate.traffic, estimate.nodes
     yield Value(8, "pairs that talk", Unit.COUNT, flows.pair_count)

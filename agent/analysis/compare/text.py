@@ -45,7 +45,7 @@ def as_text(compared: Compared) -> str:
     lines = [f"A  {compared.a}", f"B  {compared.b}{' (estimate)' if compared.predicted else ''}"]
     if compared.predicted and any(figure.accuracy not in (None, 1) for figure in compared.figures):
         below = any(figure.accuracy is not None and figure.accuracy < 0 for figure in compared.figures)
-        off = "; below 0: off by more than was measured" if below else ""
+        off = "; where it is below 0: how many times the measured was predicted" if below else ""
         lines.append(f"accuracy: 1 − |predicted − measured| / measured{off}")
     if compared.simulated:
         lines.append("simulated hardware: times are not those of real machines")
@@ -121,8 +121,8 @@ def _prediction(compared: Compared) -> Iterator[str]:
         if figure.row == 17 and figure.accuracy is not None:
             shown = _SHOWN[figure.unit]
             yield (
-                f"{figure.name}: measured {shown(figure.a)}, predicted {shown(figure.b)}, accuracy "
-                f"{quantities.format_share(figure.accuracy)}."
+                f"{figure.name}: measured {shown(figure.a)}, predicted {shown(figure.b)}, "
+                f"{'' if figure.accuracy < 0 else 'accuracy '}{_accuracy(figure)}."
             )
     wrong = sorted(
         (figure for figure in known if figure.row != 17 and figure.a != figure.b), key=lambda one: one.accuracy or 0.0
@@ -204,6 +204,8 @@ def _row(figure: Figure, *, predicted: bool) -> tuple[str, ...]:
 def _accuracy(figure: Figure) -> str:
     if figure.accuracy is None:
         return UNKNOWN
+    if figure.accuracy < 0:
+        return f"{quantities.format_digits(figure.ratio or 0.0)} times too much"
     return "exact" if figure.a == figure.b else quantities.format_share(figure.accuracy)
 
 

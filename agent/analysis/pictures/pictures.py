@@ -63,14 +63,16 @@ def size_cdf(sizes: Sizes) -> Picture | None:
     ends = [float(max(size, 1)) for op in ops for size in (by_op[op][0][0], by_op[op][0][-1])]
     low, high = enclosing_powers(ends, 2.0)
     low, high = low / 2, high * 2
-    series = []
-    for place, op in enumerate(ops):
+    # Send and Recv of a pipeline have one line, and the one drawn first would lie behind the other.
+    alike: dict[tuple[tuple[float, float], ...], list[str]] = {}
+    for op in ops:
         points, last = [(low, 0.0)], 0.0
         for size, part in _cumulative(*by_op[op]):
             points += [(float(max(size, 1)), last), (float(max(size, 1)), part)]
             last = part
         points.append((high, 1.0))
-        series.append(Series(f"{_short(op)} ({int(by_op[op][1].sum()):,} calls)", f"series{place}", tuple(points)))
+        alike.setdefault(tuple(points), []).append(f"{_short(op)} ({int(by_op[op][1].sum()):,} calls)")
+    series = [Series(" and ".join(names), f"series{place}", line) for place, (line, names) in enumerate(alike.items())]
     left_out = len(by_op) - len(ops)
     title = "Calls by size, cumulative" + (f" (without {left_out} rarer operations)" if left_out else "")
     return line_chart(

@@ -17,6 +17,7 @@ from typing import Final
 
 import numpy as np
 
+from railscope.agent.analysis.facts.quantities import format_count
 from railscope.agent.analysis.facts.report import Iteration, ReceiveUse, Unknown
 from railscope.agent.analysis.tables.gpu_rows import SOURCES, instances_table
 from railscope.agent.analysis.tables.gpus import Gpus
@@ -26,6 +27,26 @@ from railscope.agent.dataset.reader import Dataset
 
 ROW: Final = 16
 _FASTEST: Final = 0.05
+
+
+def _without_times(dataset: Dataset) -> str:
+    """Why no receive has times of its own."""
+    calls, operations = dataset["calls"], dataset["operations"]
+    called = calls.filter(calls["op"] == "Recv")
+    grouped = operations.filter((operations["op"] == "SendRecv") & (operations.end_ns >= operations.begin_ns))
+    many, together = (dataset.rows(rows.aggregate(rows=rows.count()))["rows"][0].as_py() for rows in (called, grouped))
+    if together:
+        return (
+            f"{format_count(together, 'kernel')} sent and received at once (SendRecv): how long each Recv waited is "
+            "unknown."
+        )
+    if many:
+        verb = "was" if many == 1 else "were"
+        return (
+            f"{format_count(many, 'Recv')} {verb} called, and none has times: record at level completion, or import a "
+            "GPU trace."
+        )
+    return "No Recv was called: a job without pipeline stages has none."
 
 
 def find_receives(
@@ -47,10 +68,7 @@ def find_receives(
                 "Recvs have times, but their sizes were not observed at completion: import a GPU trace, which has both."
             )
         else:
-            reason = (
-                "No Recv has times. A job without pipeline stages has no Recv; for others, record at level "
-                "completion, or import a GPU trace."
-            )
+            reason = _without_times(dataset)
         return (), (Unknown(ROW, reason),)
     source = min(sources, key=lambda name: (SOURCES.index(name) if name in SOURCES else len(SOURCES), str(name)))
     receives = receives.filter(receives.source.isnull() if source is None else receives.source == source)
