@@ -33,6 +33,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, str]]] = {
     Group.STALLS: (STALL, "What the hosts say"),
     Group.RAILS: (NODE, "Links"),
     Group.NVLINKS: (NODE, "NVLink errors"),
+    Group.HARDWARE: (NODE, "Hardware events"),
     Group.ITSELF: (AGENT, "Answers"),
 }
 """The dashboard and panel that an alert leads to, by the group of its rule."""

@@ -51,6 +51,7 @@ def dashboard() -> Dashboard:
             Section("TCP", _tcp()),
             Section("GPUs and NVLinks", _gpus()),
             Section("Condition of GPUs", node_health.gpu_panels()),
+            Section("Condition of links", node_health.link_panels()),
             Section("Processes", _processes()),
         ],
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from railscope.agent.facts import catalogue
 from railscope.dashboards.panels import NEVER_FINE, AnyPanel, query, table, timeseries
-from railscope.dashboards.variables import HOST
+from railscope.dashboards.variables import HOST, RAIL
 
 _GPU = "{{instance}} GPU {{gpu}}"
+_RAIL = "{{instance}} {{device}}"
 _LINK = _GPU + " link {{link}}"
 
 
@@ -78,5 +79,79 @@ def gpu_panels() -> list[AnyPanel]:
             "--series.detail=nvlinks). 15 leaves no reserve.",
             "short",
             query(f"topk(20, {_increase(catalogue.NVLINK_FEC_BLOCKS.name)} > 0)", _LINK + " {{corrected}} symbols"),
+        ),
+    ]
+
+
+def link_panels() -> list[AnyPanel]:
+    """Of rails' links, their modules and PCIe, and of the kernel's log."""
+    return [
+        table(
+            "Hardware events",
+            "Lines about ill hardware in the kernel's log since boot: XIDs, PCIe errors, network drivers.",
+            "instance kind code pci severity",
+            catalogue.HARDWARE_EVENTS.where(HOST),
+            value="lines",
+        ),
+        timeseries(
+            "Age of hardware events",
+            "How long ago the kernel's log last had such a line.",
+            "s",
+            query(
+                f"time() - {catalogue.HARDWARE_EVENT_TIMESTAMP.where(HOST)}",
+                "{{instance}} {{kind}} {{code}} {{pci}}",
+            ),
+        ),
+        table(
+            "Firmware and boards",
+            "Firmware and board of the RDMA devices of rails.",
+            "instance rail device port firmware board",
+            catalogue.RAIL_HARDWARE_INFO.where(RAIL),
+        ),
+        table(
+            "Physical states",
+            "Physical state of RDMA ports that is not LinkUp.",
+            "instance rail device port state",
+            f"{catalogue.RAIL_PHYSICAL_STATE.where(RAIL)} == 1",
+        ),
+        timeseries(
+            "PCIe links below what they can",
+            "Lanes and speed of PCIe links against what both ends can; an idle GPU lowers its speed.",
+            "percentunit",
+            query(catalogue.PCIE_LINK_RATIO.where(HOST), _RAIL + " {{of}}"),
+        ),
+        timeseries(
+            "PCIe errors",
+            "Increase of PCIe errors (AER), by the function that counts them.",
+            "short",
+            query(f"{_increase(catalogue.PCIE_ERRORS.name)} > 0", _RAIL + " {{pci}} {{severity}} {{error}}"),
+        ),
+        timeseries(
+            "Temperature of modules",
+            "Temperature of each port's module.",
+            "celsius",
+            query(catalogue.RAIL_MODULE_TEMPERATURE.where(RAIL), _RAIL),
+        ),
+        timeseries(
+            "Light of modules",
+            "Optical power of the weakest lane of each port's module.",
+            "watt",
+            query(catalogue.RAIL_MODULE_POWER.where(RAIL), _RAIL + " {{direction}}"),
+        ),
+        table(
+            "Alarms of modules",
+            "Limits of their own that modules passed since the last reading.",
+            "instance rail device lane alarm",
+            f"{catalogue.RAIL_MODULE_ALARM.where(RAIL)} == 1",
+        ),
+        timeseries(
+            "Error correction of ports",
+            "Blocks that forward error correction mended or could not, and by how many symbols it mended.",
+            "short",
+            query(f"{_increase(catalogue.RAIL_FEC_BLOCKS.name, RAIL)} > 0", _RAIL + " {{result}}"),
+            query(
+                f"topk(20, {_increase(catalogue.RAIL_FEC_CORRECTED.name, RAIL)} > 0)",
+                _RAIL + " {{fewest}} to {{most}} symbols",
+            ),
         ),
     ]

@@ -12,7 +12,7 @@ from typing import Final
 
 import yaml
 
-from railscope.dashboards.alerting import agents, jobs, nvlinks, rails
+from railscope.dashboards.alerting import agents, hardware, jobs, nvlinks, rails
 from railscope.dashboards.alerting.alert import RUNBOOKS, Alert, render_groups
 from railscope.dashboards.alerting.thresholds import Thresholds
 
@@ -34,7 +34,7 @@ _HEAD: Final = f"""\
 def make_alerts(thresholds: Thresholds | None = None) -> tuple[Alert, ...]:
     """All alerting rules, in the file's order."""
     least = thresholds or Thresholds()
-    return tuple(chain(jobs.alerts(least), rails.alerts(least), nvlinks.alerts(least), agents.alerts(least)))
+    return tuple(chain.from_iterable(part.alerts(least) for part in (jobs, rails, nvlinks, hardware, agents)))
 
 
 def render_rules(thresholds: Thresholds | None = None, runbooks: str = RUNBOOKS) -> dict[str, str]:

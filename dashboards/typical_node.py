@@ -253,7 +253,8 @@ def _port(number: str) -> tuple[RailFacts, RailFacts]:
 
 
 def _rdma(number: str) -> RailFacts:
-    return replace(_rail(number, f"mlx5_{number}", RDMA_COUNTERS), port="1", transmit_collective_bytes=1)
+    known = _rail(number, f"mlx5_{number}", RDMA_COUNTERS)
+    return replace(known, port="1", transmit_collective_bytes=1, physical_state="LinkUp", firmware="28", board="MT")
 
 
 def _device(number: str, name: str, *, rdma: bool) -> RailFacts:

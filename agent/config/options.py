@@ -70,6 +70,9 @@ COLLECTORS: Final = (
     Collector("tcp", "TCP connections of observed processes on rails"),
     Collector("rdma", "counters of RDMA devices"),
     Collector("nvlink", "GPUs and NVLinks, read through NVIDIA's NVML"),
+    Collector("pcie", "PCIe links of rails' devices and GPUs, and their errors (AER)"),
+    Collector("module", "network modules (ethtool -m) and error correction of rails' ports"),
+    Collector("kmsg", "hardware errors in the kernel's log: XIDs, PCIe, network drivers"),
     Collector(
         "cuda",
         "launches of CUDA graphs and waits for the GPU in processes with NCCL, by probes on CUDA's driver",

@@ -434,6 +434,17 @@ RAIL_VALUE: Final = _gauge(
     "Other values of the device that rise and fall, by the driver's name, such as a register or the number of queue "
     "pairs in congestion control.",
 )
+RAIL_PHYSICAL_STATE: Final = _gauge(
+    "rail_physical_state",
+    "rail device port state",
+    "1 for the physical state of the RDMA port if it is not LinkUp: LinkErrorRecovery (the link is being recovered; "
+    "rail_up may still be 1), Polling, Training, Disabled and others. Absent while LinkUp, or unknown.",
+)
+RAIL_HARDWARE_INFO: Final = _gauge(
+    "rail_hardware_info",
+    "rail device port firmware board",
+    "Always 1. Firmware and board of the rail's RDMA device, as its driver names them.",
+)
 RAIL_BOND_MEMBER_UP: Final = _gauge(
     "rail_bond_member_up",
     "rail device port member",
@@ -667,6 +678,57 @@ NVLINK_REFRESH_SECONDS: Final = _gauge(
     "nvlink_refresh_seconds",
     "gpu",
     "Measured interval in seconds between the GPU's updates of its NVLink counters; absent until measured.",
+)
+PCIE_LINK_RATIO: Final = _gauge(
+    "pcie_link_ratio",
+    "device pci of",
+    "PCIe link of a rail's device or a GPU (gpu0) against what both ends can. of width: lanes; speed: transfers, which "
+    "an idle GPU lowers. Absent while 1, or unknown.",
+)
+PCIE_ERRORS: Final = _counter(
+    "pcie_errors",
+    "device pci severity error",
+    "PCIe errors (AER) since boot of the link of a rail's device or a GPU, as the function pci counts "
+    "them: the device, or the port above it. severity: correctable, non_fatal, fatal. Absent while 0.",
+)
+RAIL_MODULE_TEMPERATURE: Final = _gauge(
+    "rail_module_temperature_celsius", "rail device", "Temperature of the port's module; absent if it does not tell."
+)
+RAIL_MODULE_POWER: Final = _gauge(
+    "rail_module_light_watts",
+    "rail device direction",
+    "Optical power of the weakest lane of the port's module; absent for copper, or if the module does not tell.",
+)
+RAIL_MODULE_ALARM: Final = _gauge(
+    "rail_module_alarm",
+    "rail device lane alarm",
+    "1 while the port's module reports that it passed one of its own limits since the last reading. alarm: "
+    "temperature, voltage, receive_power or transmit_power with _high, _low, _high_warning or _low_warning; "
+    "receive_lost, transmit_lost, transmit_fault. lane is empty for the whole module.",
+)
+RAIL_FEC_BLOCKS: Final = _counter(
+    "rail_fec_blocks",
+    "rail device result",
+    "Blocks that forward error correction of the port mended (corrected) or could not (uncorrectable), as the driver "
+    "counts. Absent if it does not.",
+)
+RAIL_FEC_CORRECTED: Final = _counter(
+    "rail_fec_histogram_blocks",
+    "rail device fewest most",
+    "Blocks by how many symbols forward error correction mended in them, fewest to most. Absent while 0, or if the "
+    "driver does not count.",
+)
+HARDWARE_EVENTS: Final = _counter(
+    "hardware_events",
+    "kind code pci severity",
+    "Lines about ill hardware in the kernel's log since boot. kind: xid (GPU), sxid (NVSwitch), pcie, nic, "
+    "machine_check; code: number of an XID, else fatal, non_fatal, correctable, firmware, module, reset, "
+    "transmit_timeout. Absent until there is one.",
+)
+HARDWARE_EVENT_TIMESTAMP: Final = _gauge(
+    "hardware_event_timestamp_seconds",
+    "kind code pci severity",
+    "When the kernel's log last had such a line, in seconds since the Unix epoch.",
 )
 PROBE_ATTACHED: Final = _gauge(
     "probe_attached",

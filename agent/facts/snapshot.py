@@ -314,6 +314,11 @@ class RailFacts:
     """Counters that stand at the most they can show: more may have happened since."""
     gauges: tuple[tuple[str, int], ...] = ()
     """(name, value of now) of what the device shows that rises and falls."""
+    physical_state: str = ""
+    """Of an RDMA port: `LinkUp`, `LinkErrorRecovery`, `Polling`, …; empty: not told."""
+    firmware: str = ""
+    board: str = ""
+    """The vendor's name of the board; empty: not told."""
     bond_members: tuple[tuple[str, bool | None], ...] = ()
     """(network device, whether its link is up) of the members, where the rail is a bond; None: it cannot be known."""
     pci_stalled: tuple[tuple[str, float], ...] = ()
@@ -471,6 +476,75 @@ class NvlinkFacts:
     """(`effective` or `symbol`, errors of one bit or symbol)."""
     fec_blocks: tuple[tuple[str, int], ...] = ()
     """(symbols that error correction mended in a block, blocks); the totals never fall."""
+
+
+@dataclass(frozen=True, slots=True)
+class PcieFacts:
+    """The PCIe link of a rail's device or a GPU; None: cannot be known."""
+
+    device: str
+    """`mlx5_0`, `eth2`, `gpu0`."""
+    pci: str
+    lanes: int | None
+    lanes_possible: int | None
+    """What both ends of the link can."""
+    speed_gigatransfers: float | None
+    """10^9 transfers a second and lane; a GPU lowers it while idle."""
+    speed_possible_gigatransfers: float | None
+    errors: tuple[tuple[str, str, str, int], ...]
+    """(PCI function that counts, the device or the port above it; `correctable`, `non_fatal` or `fatal`; name of the
+    error; count since boot)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleFacts:
+    """The module of a rail's port and its error correction; None and empty: not told."""
+
+    rail: str
+    device: str
+    """The network device."""
+    form: str = ""
+    """`qsfp28`, `osfp`, …"""
+    temperature_celsius: float | None = None
+    receive_watts: float | None = None
+    """Light of the weakest lane."""
+    transmit_watts: float | None = None
+    alarms: tuple[tuple[str, str], ...] = ()
+    """(lane, empty for the whole module; which of the module's own limits was passed)."""
+    corrected_blocks: int | None = None
+    """Blocks that forward error correction mended, as the driver counts."""
+    uncorrectable_blocks: int | None = None
+    fec_histogram: tuple[tuple[int, int, int], ...] = ()
+    """(fewest, most corrected symbols of a block, blocks)."""
+
+    @property
+    def told(self) -> bool:
+        """Whether anything is known of it."""
+        return bool(self.form) or self.corrected_blocks is not None or self.uncorrectable_blocks is not None
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareEvent:
+    """What the kernel's log said of ill hardware, so far."""
+
+    kind: str
+    """`xid`, `sxid`, `pcie`, `nic`, `machine_check`."""
+    code: str
+    pci: str
+    """Empty: not told."""
+    severity: str
+    count: int
+    last_seconds: float
+    """When it was last, since the Unix epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCondition:
+    """The condition of the node's hardware; built by agent/node/condition."""
+
+    pcie: tuple[PcieFacts, ...] = ()
+    modules: tuple[ModuleFacts, ...] = ()
+    events: tuple[HardwareEvent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -664,5 +738,6 @@ class Snapshot:
     rails: tuple[RailFacts, ...] = ()
     """Built by agent/node/rails: RDMA ports, then network devices."""
     gpus: NodeGpus = NodeGpus()
+    condition: NodeCondition = NodeCondition()
     stalls: NodeStalls = NodeStalls()
     health: AgentHealth = field(default_factory=AgentHealth)

@@ -30,6 +30,7 @@ class Group(StrEnum):
     STALLS = "railscope-stalls"
     RAILS = "railscope-rails"
     NVLINKS = "railscope-nvlinks"
+    HARDWARE = "railscope-hardware"
     ITSELF = "railscope-itself"
 
 

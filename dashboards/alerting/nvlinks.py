@@ -12,7 +12,8 @@ from railscope.dashboards.alerting.alert import Alert, Group, promql
 from railscope.dashboards.alerting.thresholds import Thresholds
 
 _PAGE: Final = "NVLinkErrors"
-_BROKEN: Final = 'kind=~"recovery|recovery_failed"'
+_BROKEN: Final = 'kind="recovery_failed"'
+_DAMAGED: Final = 'kind!~"recovery.*"'
 _DOWN: Final = (
     f"{{{{ range printf \"{catalogue.NVLINK_UP}{{cluster='%s',instance='%s',gpu='%s'}} == 0\" "
     '$labels.cluster $labels.instance $labels.gpu | query | sortByLabel "link" }} {{ .Labels.link }}{{ end }}'
@@ -50,13 +51,13 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         Severity.WARNING,
         promql(
             f"""
-            rate({catalogue.GPU_NVLINK_ERRORS}[15m]) > {least.nvlink_errors_per_second:g}
+            rate({catalogue.GPU_NVLINK_ERRORS.where(_DAMAGED)}[15m]) > {least.nvlink_errors_per_second:g}
             or
             rate({catalogue.GPU_NVLINK_ERRORS.where(_BROKEN)}[15m]) > 0
             """
         ),
-        about="Packets that were damaged are sent again, and a few of them happen; a link that had to be trained anew, "
-        "or could not be, is broken.",
+        about="Packets that were damaged are sent again, and a few of them happen; a link that could not be trained "
+        "anew is broken.  Of links that were, RailscopeNVLinkRecovers tells.",
         holds_for="5m",
         because="Links that have just been trained count some errors.",
         summary="NVLinks of GPU {{ $labels.gpu }} of {{ $labels.instance }} count errors ({{ $labels.kind }})",

@@ -31,6 +31,7 @@ from railscope.agent.facts.snapshot import (
 from railscope.agent.facts.stall import LastCollectives, format_shapes
 from railscope.exporters.series import buckets
 from railscope.exporters.series.budget import SeriesBudget
+from railscope.exporters.series.condition_families import condition_families
 from railscope.exporters.series.earlier import EarlierTotals, rank_pids
 from railscope.exporters.series.family import Family, LabelValues, Sample
 from railscope.exporters.series.family_draft import Draft, make_draft, make_draft_by_label
@@ -184,6 +185,7 @@ def _all_drafts(snapshot: Snapshot, detail: Detail, selection: Selection) -> Ite
     yield make_draft(catalogue.COMM_IDENTITY_CONFLICTS, [((), snapshot.collectives.identity_conflicts)])
     yield from rail_families(detail.rails, selection)
     yield from gpu_families(snapshot.gpus, selection)
+    yield from condition_families(snapshot.condition)
     yield from _probes(snapshot.health.probes)
     yield from _collectors(snapshot.health)
 

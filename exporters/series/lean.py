@@ -38,6 +38,10 @@ WHOLE: Final = frozenset(
         *(catalogue.COMM_DEGRADED, catalogue.RAIL_COUNTER_BY_SEVERITY, catalogue.RAIL_COUNTER_PINNED),
         *(catalogue.RAIL_TCP_SENT_BYTES, catalogue.RAIL_TCP_ACKNOWLEDGED_BYTES),
         *(catalogue.RAIL_TCP_RETRANSMITTED_BYTES, catalogue.GPU_FABRIC_UNHEALTHY, catalogue.GPU_NVLINKS_UP),
+        *(catalogue.GPU_ECC_ERRORS, catalogue.GPU_ROW_REMAP_FAILED, catalogue.GPU_ROW_REMAP_PENDING),
+        *(catalogue.GPU_RECOVERY_ACTION, catalogue.GPU_SLOWED, catalogue.GPU_PCIE_ERRORS),
+        *(catalogue.RAIL_PHYSICAL_STATE, catalogue.RAIL_MODULE_ALARM, catalogue.RAIL_FEC_BLOCKS),
+        *(catalogue.PCIE_LINK_RATIO, catalogue.PCIE_ERRORS, catalogue.HARDWARE_EVENT_TIMESTAMP),
     }
 )
 """Metrics of which every series is shown."""
@@ -96,6 +100,10 @@ def _is_broken(labels: LabelValues, value: int | float) -> bool:
     return bool(value) or (labels[1] or "").startswith("recovery")
 
 
+def _is_recovery(labels: LabelValues, value: int | float) -> bool:
+    return bool(value) and (labels[2] or "").startswith("recovery")
+
+
 def _is_large(labels: LabelValues, _: int | float) -> bool:
     return len(labels[1] or "") >= _LEAST_SIZE_DIGITS
 
@@ -109,6 +117,7 @@ SOME: Final[dict[Metric, Keeps]] = {
     catalogue.RAIL_TCP_BUSY_SECONDS: _is_unlimited,
     catalogue.RAIL_TCP_CONNECTIONS: _is_sending,
     catalogue.GPU_NVLINK_ERRORS: _is_broken,
+    catalogue.NVLINK_ERRORS: _is_recovery,
     catalogue.COLLECTIVE_COMPLETED_BUS_BYTES: _is_large,
     catalogue.COLLECTIVE_COMPLETED_SECONDS: _is_large,
 }

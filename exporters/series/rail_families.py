@@ -7,6 +7,7 @@ from typing import Final
 
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.catalogue import Metric
+from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.snapshot import RailFacts
 from railscope.exporters.series.family_draft import RECEIVE, TRANSMIT, Draft
 from railscope.exporters.series.selection import SUMMED, Selection
@@ -68,6 +69,18 @@ def rail_families(rails: tuple[RailFacts, ...], selection: Selection) -> Iterato
     )
     yield _of_rails(
         catalogue.RAIL_VALUE, ((one, (one.port, name), value) for one in rails for name, value in one.gauges)
+    )
+    yield _of_rails(
+        catalogue.RAIL_PHYSICAL_STATE,
+        ((one, (one.port, one.physical_state), 1) for one in rails if one.physical_state not in ("", "LinkUp")),
+    )
+    yield _of_rails(
+        catalogue.RAIL_HARDWARE_INFO,
+        (
+            (one, (one.port, one.firmware or UNKNOWN, one.board or UNKNOWN), 1)
+            for one in rails
+            if one.firmware or one.board
+        ),
     )
     yield _of_rails(
         catalogue.RAIL_BOND_MEMBER_UP,

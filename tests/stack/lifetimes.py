@@ -290,7 +290,7 @@ def _rails() -> Iterator[Life]:
         {"RailscopeCommFailedOver": [{**moved, **WARNING}]},
         begins_minutes=1,
     )
-    broken = {**PORT, "counter": "link_downed", "severity": "page"}
+    broken = {**PORT, "counter": "req_transport_retries_exceeded", "severity": "page"}
     yield Life(
         "errors",
         [_counter("railscope_rail_events_total", broken, 0, 0.1)],
@@ -363,4 +363,95 @@ def _agents() -> Iterator[Life]:
     )
 
 
-LIVES: Final = (*_stall(), *_jobs(), *_rails(), *_nvlinks(), *_agents())
+def _hardware() -> Iterator[Life]:
+    state = {**PORT, "state": "LinkErrorRecovery"}
+    yield Life(
+        "unstable",
+        [_gauge("railscope_rail_up", PORT, 1, 1), _only_fault("railscope_rail_physical_state", state, 1)],
+        {"RailscopeRailLinkUnstable": [{**state, **WARNING}]},
+    )
+    changes = {**RAIL, "counter": "carrier_changes", "severity": "page"}
+    flaps = {**changes, **WARNING}
+    yield Life(
+        "flaps",
+        [_counter("railscope_rail_events_total", changes, 0, 0.004)],
+        {"RailscopeRailFlaps": [flaps], "RailscopeRailErrors": [flaps]},
+        begins_minutes=60,
+        ends_minutes=70,
+    )
+    paused = {**RAIL, "counter": "rx_prio3_pause", "severity": "context"}
+    yield Life(
+        "paused",
+        [
+            *(UP, JOB),
+            _counter("railscope_rail_transmit_bytes_total", PORT, 1e9, 0),
+            _counter("railscope_rail_events_total", paused, 0, 100),
+        ],
+        {"RailscopeRailPaused": [{**HOST, "rail": "0", **WARNING}]},
+    )
+    alarm = {**RAIL, "lane": "2", "alarm": "receive_power_low"}
+    yield Life(
+        "module",
+        [_gauge("railscope_rail_up", PORT, 1, 1), _only_fault("railscope_rail_module_alarm", alarm, 1)],
+        {"RailscopeRailModuleAlarm": [{**alarm, **WARNING}]},
+    )
+    blocks = {**RAIL, "result": "uncorrectable"}
+    yield Life(
+        "uncorrectable",
+        [_counter("railscope_rail_fec_blocks_total", blocks, 0, 0.5)],
+        {"RailscopeRailUncorrectable": [{**blocks, **WARNING}]},
+        ends_minutes=20,
+    )
+    link = {**HOST, "device": "mlx5_0", "pci": "0000:18:00.0"}
+    width = {**link, "of": "width"}
+    yield Life(
+        "narrow",
+        [_only_fault("railscope_pcie_link_ratio", width, 0.5)],
+        {"RailscopePcieLinkDegraded": [{**width, **WARNING}]},
+    )
+    errors = {**link, "severity": "correctable", "error": "BadTLP"}
+    yield Life(
+        "pcie errors",
+        [_counter("railscope_pcie_errors_total", errors, 0, 1)],
+        {"RailscopePcieErrors": [{**errors, **WARNING}]},
+        begins_minutes=30,
+        ends_minutes=20,
+    )
+    gpu = {**HOST, "gpu": "3"}
+    yield Life(
+        "recovers",
+        [_counter("railscope_gpu_nvlink_errors_total", {**gpu, "kind": "recovery"}, 0, 0.002)],
+        {"RailscopeNVLinkRecovers": [{**gpu, **WARNING}]},
+        begins_minutes=200,
+        ends_minutes=130,
+    )
+    memory = {**gpu, "kind": "uncorrected", "since": "volatile"}
+    for name, alert, metric, labels, severity in (
+        ("memory", "RailscopeGpuMemory", "railscope_gpu_ecc_errors_total", memory, WARNING),
+        (
+            "wants",
+            "RailscopeGpuWantsRecovery",
+            "railscope_gpu_recovery_action",
+            {**gpu, "action": "gpu_reset"},
+            CRITICAL,
+        ),
+        ("hot", "RailscopeGpuSlowed", "railscope_gpu_slowed", {**gpu, "reason": "hardware_thermal"}, WARNING),
+    ):
+        yield Life(name, [_only_fault(metric, labels, 1)], {alert: [{**labels, **severity}]})
+    for name, alert, event, severity in (
+        ("xid", "RailscopeXid", {"kind": "xid", "code": "79", "severity": "page"}, CRITICAL),
+        ("nic", "RailscopeHardwareEvent", {"kind": "nic", "code": "reset", "severity": "warn"}, WARNING),
+    ):
+        labels = {**HOST, **event, "pci": "0000:18:00.0"}
+        last = Series(
+            "railscope_hardware_event_timestamp_seconds",
+            labels,
+            ABSENT,
+            # It happens at every scrape.
+            Rate(1, jump=SOUND_MINUTES * 60),
+            STILL,
+        )
+        yield Life(name, [last], {alert: [{**labels, **severity}]}, ends_minutes=70)
+
+
+LIVES: Final = (*_stall(), *_jobs(), *_rails(), *_nvlinks(), *_hardware(), *_agents())

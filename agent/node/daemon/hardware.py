@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from railscope.agent.config.options import Config
-from railscope.agent.facts.snapshot import CollectorResult, NodeGpus, RailFacts
+from railscope.agent.facts.snapshot import CollectorResult, NodeCondition, NodeGpus, RailFacts
 from railscope.agent.model.expected import ExpectedBytes
 from railscope.agent.node.attribution.evidence import HandedBytes
+from railscope.agent.node.condition import watch as condition
 from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.nvlink.watch import NvlinkWatch
 from railscope.agent.node.rails.counter_rules import OwnSeverities
@@ -85,6 +87,16 @@ class Hardware:
                 window_ns=config.correlation_window_ns,
                 period_seconds=_NVLINK_PERIOD_SECONDS,
             )
+        self._condition: condition.ConditionWatch | None = None
+        wanted = {name: name in config.collectors for name in ("pcie", "kmsg", "module")}
+        if any(wanted.values()) and (wanted["pcie"] or not self.simulated):
+            self._condition = condition.ConditionWatch(
+                clock,
+                sysfs=config.sysfs,
+                pcie=wanted["pcie"],
+                log_device=Path("/dev/kmsg") if wanted["kmsg"] and not self.simulated else None,
+                modules=condition.make_modules(clock) if wanted["module"] and not self.simulated else None,
+            )
         self.own_namespace: int | None = None
         """Inode of the agent's own network namespace; None: it cannot be read."""
         try:
@@ -105,6 +117,8 @@ class Hardware:
             self.rails.set_rdma_ports(self._rdma.names)
         if self._nvlink is not None:
             self._nvlink.start()
+        if self._condition is not None:
+            self._condition.start()
         if "netdev" not in self._config.collectors:
             return []
         events = None
@@ -163,6 +177,30 @@ class Hardware:
         if self._rdma is not None:
             self._rdma.update()
             self.rails.set_rdma_ports(self._rdma.names)
+        if self._condition is not None:
+            self._condition.set_hardware(self._watched_hardware())
+
+    def _watched_hardware(self) -> condition.Hardware:
+        """Whose condition matters: devices of rails, and GPUs; ports in the agent's own network namespace."""
+        rdma = self._rdma.rail_ports if self._rdma is not None else ()
+        devices = [(one.rail, one.device) for one in self.rails.decisions() if one.rail is not None]
+        functions = {port.pci: port.device for _rail, port in rdma if port.pci}
+        for _rail, device in devices:
+            if device.pci:
+                functions.setdefault(device.pci, device.name)
+        for gpu in self.gpu_facts().devices:
+            functions[gpu.pci] = f"gpu{gpu.gpu}"
+        ports = [(rail, port.netdev) for rail, port in rdma if port.netdev]
+        ports += [(rail, device.name) for rail, device in devices if rail and device.netns == self.own_namespace]
+        named = {netdev: rail for rail, netdev in reversed(ports)}
+        return condition.Hardware(
+            tuple((name, pci) for pci, name in functions.items()),
+            tuple((rail, netdev) for netdev, rail in named.items()),
+        )
+
+    def condition(self) -> NodeCondition:
+        """The condition of the hardware, as it was last read."""
+        return self._condition.facts() if self._condition is not None else NodeCondition()
 
     def update(self, expected: list[ExpectedBytes] | None, handed_over: Callable[[], HandedBytes]) -> list[LinkEvents]:
         """Correlate what collectives should have sent with what ports counted; `expected` None: not now.
@@ -205,12 +243,12 @@ class Hardware:
 
     def collectors(self) -> tuple[CollectorResult, ...]:
         """How reading went, source by source."""
-        sources = (self.rails, self._ethernet, self._rdma, self._nvlink)
+        sources = (self.rails, self._ethernet, self._rdma, self._nvlink, self._condition)
         return tuple(result for source in sources if source is not None for result in source.collectors())
 
     def unread_sources(self) -> tuple[str, ...]:
         """Sources that were not read yet, well or badly, since what they are to read is known."""
-        sources = (self.rails, self._rdma, self._ethernet, self._nvlink)
+        sources = (self.rails, self._rdma, self._ethernet, self._nvlink, self._condition)
         return tuple(name for source in sources if source is not None for name in source.unread_sources())
 
     def close(self) -> None:
@@ -223,6 +261,8 @@ class Hardware:
             self._rdma.close()
         if self._nvlink is not None:
             self._nvlink.close()
+        if self._condition is not None:
+            self._condition.close()
 
     def _relate_rdma(self, expected: list[ExpectedBytes], handed_over: HandedBytes) -> list[ExpectedBytes]:
         """Relate what goes through RDMA; returns what is left for the network devices."""

@@ -270,6 +270,7 @@ class Observer:
                 collectives=nccl.collectives,
                 rails=self._hardware.rail_facts(),
                 gpus=self._hardware.gpu_facts(),
+                condition=self._hardware.condition(),
                 stalls=nccl.stalls,
                 health=AgentHealth(
                     started_realtime_ns=self._started_realtime_ns,

@@ -193,6 +193,11 @@ class RdmaRails:
         return tuple(self._facts(facts, mapped) for facts, mapped in self._rails())
 
     @property
+    def rail_ports(self) -> tuple[tuple[str, RdmaPort], ...]:
+        """(rail, port) of every port that is a rail."""
+        return tuple((mapped.rail or UNKNOWN, facts.port) for facts, mapped in self._rails())
+
+    @property
     def names(self) -> RdmaPorts:
         """What the network devices' rails need to know of these."""
         return rdma_ports(self._watch.ports, self._mapped.values())
@@ -275,6 +280,9 @@ class RdmaRails:
             receive_rate=facts.receive_rate or _NO_RATES,
             counters=facts.counters,
             gauges=facts.gauges,
+            physical_state="" if port.physical_state == UNKNOWN else port.physical_state,
+            firmware=port.firmware,
+            board=port.board,
             transmit_collective_bytes=self._handed(port),
             pinned=facts.pinned,
             bond_members=tuple((member.name, member.up) for member in port.bond_members),

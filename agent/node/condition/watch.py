@@ -1,0 +1,150 @@
+"""Watches the condition of the node's hardware in two threads: what may take long never waits for what does not.
+
+The kernel's log is read each second, PCIe links and their errors every half a minute, modules and error correction
+every minute in a thread of their own.  What is found is published as immutable facts that anyone may take.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from railscope.agent.facts.snapshot import CollectorResult, NodeCondition, PcieFacts
+from railscope.agent.node.condition.kernel_events import KernelEvents
+from railscope.agent.node.condition.modules import Modules
+from railscope.probes.clock import Clock
+from railscope.probes.topology.pci_condition import PciCondition, read_condition
+
+_log = logging.getLogger("railscope.condition")
+
+PCIE_COLLECTOR: Final = "pcie"
+_TICK_SECONDS: Final = 1.0
+_PCIE_NS: Final = 30_000_000_000
+_MODULES_NS: Final = 60_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What is to be watched."""
+
+    functions: tuple[tuple[str, str], ...] = ()
+    """(name, PCI address) of rails' devices and GPUs: `mlx5_0`, `gpu0`."""
+    ports: tuple[tuple[str, str], ...] = ()
+    """(rail, network device) in the agent's own network namespace."""
+
+
+class ConditionWatch:
+    """The daemon's thread tells what to watch, and takes what was found; threads of this do all reading."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        sysfs: Path,
+        pcie: bool = True,
+        log_device: Path | None = Path("/dev/kmsg"),
+        modules: Modules | None = None,
+    ) -> None:
+        """`log_device` None: the kernel's log is not read; `modules` None: modules are not."""
+        self._clock = clock
+        self._sysfs = sysfs
+        self._pcie = pcie
+        self._events = KernelEvents(clock, log_device) if log_device is not None else None
+        self._modules = modules
+        self._wanted = Hardware()
+        self._pcie_ns: int | None = None
+        self._pcie_facts: tuple[PcieFacts, ...] = ()
+        self._pcie_result: CollectorResult | None = None
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def set_hardware(self, wanted: Hardware) -> None:
+        """Watch this from now on."""
+        if wanted != self._wanted:
+            self._wanted = wanted
+            self._pcie_ns = None
+
+    def start(self) -> None:
+        works: list[tuple[str, Callable[[], None]]] = []
+        if self._pcie or self._events is not None:
+            works.append(("condition", self.update))
+        if self._modules is not None:
+            works.append(("modules", self.update_modules))
+        for name, work in works:
+            thread = threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def close(self) -> None:
+        """Ask for the end; a thread that waits for a port's firmware is left behind."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(_TICK_SECONDS)
+        if self._events is not None and not any(thread.is_alive() for thread in self._threads):
+            self._events.close()
+
+    def facts(self) -> NodeCondition:
+        """Everything, as it was last read."""
+        return NodeCondition(
+            self._pcie_facts,
+            self._modules.facts if self._modules is not None else (),
+            self._events.facts if self._events is not None else (),
+        )
+
+    def collectors(self) -> tuple[CollectorResult, ...]:
+        """How reading goes; none of what this host has not."""
+        results = (
+            self._pcie_result,
+            self._modules.result if self._modules is not None else None,
+            self._events.result if self._events is not None else None,
+        )
+        return tuple(result for result in results if result is not None)
+
+    def unread_sources(self) -> tuple[str, ...]:
+        """What there is to read and was not read yet."""
+        return (PCIE_COLLECTOR,) if self._pcie and self._wanted.functions and self._pcie_ns is None else ()
+
+    def update(self) -> None:
+        """Read the kernel's log, and PCIe when it is due."""
+        if self._events is not None:
+            self._events.update()
+        now_ns = self._clock.monotonic_ns()
+        if self._pcie and (self._pcie_ns is None or now_ns - self._pcie_ns >= _PCIE_NS):
+            found = [(name, read_condition(self._sysfs, pci)) for name, pci in self._wanted.functions]
+            self._pcie_facts = tuple(_facts(name, one) for name, one in found if one is not None)
+            took_seconds = (self._clock.monotonic_ns() - now_ns) / 1e9
+            self._pcie_result = CollectorResult(PCIE_COLLECTOR, True, took_seconds) if self._pcie_facts else None
+            self._pcie_ns = now_ns
+
+    def update_modules(self) -> None:
+        """Read modules that are due."""
+        if self._modules is not None:
+            self._modules.update(self._wanted.ports)
+
+    def _run(self, work: Callable[[], None]) -> None:
+        while not self._stop.is_set():
+            work()
+            self._stop.wait(_TICK_SECONDS)
+
+
+def make_modules(clock: Clock) -> Modules:
+    """Those of this host's own network namespace."""
+    return Modules(clock, _MODULES_NS)
+
+
+def _facts(name: str, condition: PciCondition) -> PcieFacts:
+    upstream = tuple((condition.upstream, *error) for error in condition.upstream_errors)
+    own = tuple((condition.address, *error) for error in condition.errors)
+    return PcieFacts(
+        device=name,
+        pci=condition.address,
+        lanes=condition.lanes,
+        lanes_possible=condition.lanes_possible,
+        speed_gigatransfers=condition.speed_gigatransfers,
+        speed_possible_gigatransfers=condition.speed_possible_gigatransfers,
+        errors=(*own, *upstream),
+    )
