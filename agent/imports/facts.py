@@ -20,6 +20,8 @@ FORMATS: Final = (
     "nccl-profiler",
     "nccl-ras",
     "deepspeed",
+    "nsys",
+    "rocpd",
     "railscope",
 )
 """By the names that users give them."""

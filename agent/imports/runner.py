@@ -16,6 +16,7 @@ from railscope.agent.imports import (
     deepspeed,
     execution_trace,
     flight_dump,
+    gpu_database,
     kineto,
     nccl_inspector,
     nccl_log,
@@ -36,6 +37,8 @@ _JSON: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*[\[{]")
 
 _TESTS: Final[tuple[tuple[str, Callable[[bytes], bool]], ...]] = (
     (railscope_recording.FORMAT, railscope_recording.has_format),
+    (gpu_database.ROCPD, gpu_database.is_rocpd),
+    (gpu_database.NSYS, gpu_database.is_nsys),
     (nccl_inspector.FORMAT, nccl_inspector.has_format),
     (nccl_profiler.FORMAT, nccl_profiler.has_format),
     (nccl_ras.FORMAT, nccl_ras.has_format),
@@ -65,7 +68,7 @@ def detect_format_of_head(head: bytes) -> str | None:
     if not head:
         return None
     binary = not _JSON.match(head)
-    text_first = binary and (b"NCCL INFO " in head or b"comm op: " in head)
+    text_first = binary and not head.startswith(gpu_database.MAGIC) and (b"NCCL INFO " in head or b"comm op: " in head)
     if not text_first:
         for name, test in _TESTS:
             if test(head) and (not binary or name in (railscope_recording.FORMAT, *_BINARY)):
@@ -76,8 +79,8 @@ def detect_format_of_head(head: bytes) -> str | None:
     return None
 
 
-_BINARY: Final = (torch_flight_recorder.FORMAT, chakra.FORMAT)
-"""Formats that have a binary form as well."""
+_BINARY: Final = (torch_flight_recorder.FORMAT, chakra.FORMAT, gpu_database.NSYS, gpu_database.ROCPD)
+"""Formats that are binary, or have a binary form as well."""
 
 
 _SAID_BY_NAMES: Final[dict[str, Callable[[str], str]]] = {
@@ -233,6 +236,10 @@ def _import(name: str, sources: Sequence[Source], target: ImportTarget, problems
         nccl_log.import_files(sources, target, problems)
     elif name == nccl_inspector.FORMAT:
         nccl_inspector.import_files(sources, target, problems)
+    elif name == gpu_database.NSYS:
+        gpu_database.import_nsys(sources, target, problems, node, said.names)
+    elif name == gpu_database.ROCPD:
+        gpu_database.import_rocpd(sources, target, problems, node, said.names)
     elif name == kineto.FORMAT:
         kineto.import_files(sources, target, problems, node, said.names)
     elif name == torch_flight_recorder.FORMAT:
