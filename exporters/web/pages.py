@@ -30,6 +30,7 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.hardware_evidence import hardware_before
 from railscope.agent.facts.label_numbers import parse_number
 from railscope.agent.facts.rank_process import RankProcess
 from railscope.agent.facts.snapshot import RankPace, Snapshot
@@ -61,13 +62,23 @@ def render_stalls(snapshot: Snapshot, processes: Iterable[RankProcess] = ()) -> 
     document = {
         "simulated": snapshot.simulated,
         "stalls": [
-            describe_stall(stall, snapshot.monotonic_ns, usages) | _blamed_stack(stall, stacks)
+            _with_hardware(describe_stall(stall, snapshot.monotonic_ns, usages), stall, snapshot)
+            | _blamed_stack(stall, stacks)
             for stall in snapshot.stalls.current
         ],
-        "ended": [describe_stall(stall, snapshot.monotonic_ns) for stall in snapshot.stalls.ended],
+        "ended": [
+            _with_hardware(describe_stall(stall, snapshot.monotonic_ns), stall, snapshot)
+            for stall in snapshot.stalls.ended
+        ],
         "slow": [_describe_pace(one, snapshot) for one in snapshot.stalls.slow],
     }
     return json.dumps(printable_document(document), indent=1).encode() + b"\n"
+
+
+def _with_hardware(described: dict[str, Any], stall: Stall, snapshot: Snapshot) -> dict[str, Any]:
+    """What of the hardware went wrong just before comes first."""
+    found = hardware_before(snapshot.condition, snapshot.rails, stall)
+    return described | {"evidence": [*found, *described["evidence"]]} if found else described
 
 
 def describe_stall(

@@ -12,7 +12,7 @@ from railscope.dashboards import rules_files
 from tests.stack.lifetimes import LIVES, SCRAPES_PER_MINUTE, Life
 from tests.stack.prometheus import tool
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

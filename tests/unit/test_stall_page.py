@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from railscope.agent.facts.rank_process import RankProcess
-from railscope.agent.facts.snapshot import NodeStalls
+from railscope.agent.facts.snapshot import HardwareEvent, ModuleFacts, NodeCondition, NodeStalls
 from railscope.exporters.web.pages import render_communicators, render_stalls
 from railscope.probes.processes.owner import ProcessOwner, ProcessUsage
 from railscope.probes.processes.processes import ProcessIdentity
@@ -22,11 +22,40 @@ def test_a_stall_is_told_with_whom_it_blames_since_when_and_on_what_evidence() -
     assert (stall["cause"], call["cause"], call["op"]) == ("rail_down", "inside_call", "ncclCommInitRank")
     assert (stall["comm"], stall["rank"], stall["nranks"], stall["op"]) == ("00c0ffee00c0ffee", 1, 2, "AllReduce")
     assert (stall["rail"], stall["device"], stall["blamed_rank"], stall["strength"]) == ("1", "rail1", None, "strong")
-    assert stall["evidence"] == ["rail 1 (rail1) has no carrier or is switched off"]
+    assert stall["evidence"][-1] == "rail 1 (rail1) has no carrier or is switched off"
     assert stall["seconds"] == 2.5
     assert snapshot.realtime_ns - stall["since_realtime_ns"] == 2_500_000_000
     assert stall["ended_realtime_ns"] is None
     assert page["simulated"] is True
+
+
+def test_hardware_that_failed_just_before_a_stall_comes_first() -> None:
+    snapshot = full_snapshot()
+    began = json.loads(render_stalls(snapshot))["stalls"][0]["since_realtime_ns"] / 1e9
+    alarm = ModuleFacts("1", "ens2", "osfp", alarms=(("3", "receive_power_low"), ("", "temperature_high_warning")))
+    events = (
+        HardwareEvent("nic", "reset", "0000:18:00.0", "warn", 2, began - 40),
+        HardwareEvent("xid", "79", "0000:1b:00.0", "page", 1, began - 12),
+        HardwareEvent("xid", "31", "0000:1c:00.0", "context", 1, began - 5),
+        HardwareEvent("xid", "48", "0000:1c:00.0", "page", 1, began - 3600),
+    )
+    rails = (
+        replace(snapshot.rails[0], physical_state="LinkErrorRecovery"),
+        replace(snapshot.rails[1], physical_state=""),
+    )
+    condition = NodeCondition(modules=(alarm,), events=events)
+    page = json.loads(render_stalls(replace(snapshot, condition=condition, rails=rails)))
+    assert page["stalls"][0]["evidence"] == [
+        "the kernel's log told of XID 79 of the GPU 0000:1b:00.0 12 s before the stall",
+        "the kernel's log told of reset of the network card 0000:18:00.0 40 s before the stall",
+        f"the link of rail {rails[0].rail} ({rails[0].device}) is being recovered",
+        "the module of rail 1 (ens2) reports receive power low on lane 3",
+        "rail 1 (rail1) has no carrier or is switched off",
+    ]
+    sound = replace(snapshot, condition=NodeCondition(), rails=tuple(replace(one, physical_state="") for one in rails))
+    assert json.loads(render_stalls(sound))["stalls"][0]["evidence"] == [
+        "rail 1 (rail1) has no carrier or is switched off"
+    ]
 
 
 def test_a_slow_rank_is_told_with_how_much_how_often_and_since_when() -> None:
