@@ -199,18 +199,14 @@ class GpuWork:
         )
 
     def _add_other(self, name: str, span: Span, *, copies: bool, suspected: bool) -> None:
-        self._kernels.append(
-            ImportedKernel(
-                pid=self.pid,
-                stream=span.stream,
-                begin_ns=span.begin_ns,
-                end_ns=span.end_ns,
-                name=name[:_NAME_LETTERS],
-                gpu=span.gpu,
-                copies=copies or None,
-                suspected=suspected or None,
-            )
+        begin_ns, end_ns, stream, gpu = span
+        kernel = ImportedKernel(
+            self.pid, stream, begin_ns, end_ns, name[:_NAME_LETTERS], gpu, copies or None, suspected or None
         )
+        if self.pid is not None and not self._kernels:
+            self._target.add(self._node, kernel)
+            return
+        self._kernels.append(kernel)
         if self.pid is not None or len(self._kernels) >= _MOST_WAITING:
             self._release_kernels()
 

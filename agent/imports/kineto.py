@@ -354,6 +354,8 @@ class _Trace:
             self._problems.add_note(NO_HOST)
 
     def _nanoseconds(self, microseconds: object) -> int | None:
+        if type(microseconds) is float and abs(microseconds) <= _MOST_MICROSECONDS:
+            return round(microseconds * 1000)  # as nearly always
         if isinstance(microseconds, str):
             try:
                 microseconds = float(microseconds)
