@@ -45,8 +45,9 @@ FOLDERS := $(filter-out tests,$(patsubst %/__init__.py,%,$(wildcard */__init__.p
 TREE := $(VENV)/tree/railscope
 $(STAMPS)/venv: pyproject.toml setup.py
 	@$(PYTHON) -c 'import sys; sys.exit("railscope needs Python 3.11 or newer: run make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	@echo "making $(VENV): Python packages for developing and testing are downloaded and unpacked, which takes minutes"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --progress-bar on --disable-pip-version-check --editable '.[dev]'
 	@mkdir -p $(TREE) $(STAMPS)
 	@ln -sfn $(foreach folder,$(FOLDERS),../../../$(folder)) $(TREE)
 # A path, and no import hook, which would take longer than Python itself at every start.
@@ -141,9 +142,13 @@ bench-fleet: setup packages-test  ## simulated fleets of 8 to 512 nodes: what ru
 deb: setup packages-deb  ## dist/railscope_*.deb for amd64 and arm64
 	deploy/debian/build
 
-wheel: setup  ## a wheel with the BPF objects in it
+# The folder `build` of a former build would bring back modules that are gone.
+wheel: setup packages-deb  ## dist: a source distribution, and wheels for x86_64 and aarch64
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check build
-	$(BIN)/python -m build --wheel
+	rm -rf build && $(BIN)/python -m build --sdist
+	rm -rf build && RAILSCOPE_MACHINE=x86_64 CC=x86_64-linux-gnu-gcc $(BIN)/python -m build --wheel
+	rm -rf build && RAILSCOPE_MACHINE=aarch64 CC=aarch64-linux-gnu-gcc $(BIN)/python -m build --wheel
+	rm -rf build
 
 # The service's environment: no development tools, no pip, nothing that requirements.txt does not pin.
 SERVICE ?= /opt/railscope

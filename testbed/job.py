@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -24,7 +25,17 @@ from typing import Any, Final, Self
 
 from railscope.testbed.hosts import Host, TestbedError
 
-BIN_DIRECTORY: Final = Path(__file__).resolve().parent / "bin"
+_SOURCES: Final = Path(__file__).resolve().parent / "workload"
+_BUILT: Final = Path(__file__).resolve().parent / "bin"
+BIN_DIRECTORY: Final = _BUILT if _BUILT.is_dir() else Path("/var/cache/railscope/workload")
+"""A checkout and the Debian package bring what is compiled; of a wheel it is compiled when it is first used."""
+_LIBRARY_FLAGS: Final = ("-shared", "-Wl,--build-id", "-Wl,-soname,librailscope-workload.so")
+_DRIVER_FLAGS: Final = ("-Wl,--build-id", "-Wl,-rpath,$ORIGIN", "-lm")
+_FLAGS: Final = (
+    *("-std=gnu11", "-g", "-O3", "-pthread", "-fPIC", "-fvisibility=hidden", "-fwrapv"),
+    *("-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-fno-shrink-wrap"),
+)
+"""As in build.mk, which says why."""
 DRIVER: Final = BIN_DIRECTORY / "railscope-workload"
 LIBRARY: Final = BIN_DIRECTORY / "librailscope-workload.so"
 PATTERNS: Final = ("ddp", "tensor-parallel", "moe", "inference", "gpt", "mixed", "idle")
@@ -55,6 +66,38 @@ class Writer(IntEnum):
     """The rank sends it to a server."""
     MEMORY = 3
     """The rank writes it to /dev/shm."""
+
+
+def build_workload(folder: Path, sources: Path = _SOURCES, packaged: Path = _BUILT) -> None:
+    """Compile the workload into a folder, where none was `packaged`.
+
+    Raises:
+        TestbedError: its sources or a compiler are missing, or it does not compile.
+    """
+    files = sorted(sources.glob("*.c"))
+    compiler = shutil.which("gcc")
+    if not files or packaged.is_dir():
+        raise TestbedError("the testbed's workload is not built: run `make build`")
+    if compiler is None:
+        raise TestbedError("the testbed's workload is compiled where it runs: install gcc and libc6-dev")
+    of_driver = [str(file) for file in files if file.name.startswith("driver")]
+    of_library = [str(file) for file in files if not file.name.startswith("driver")]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            library, driver = Path(scratch, LIBRARY.name), Path(scratch, DRIVER.name)
+            for command in (
+                (compiler, *_FLAGS, *of_library, *_LIBRARY_FLAGS, "-o", str(library)),
+                (compiler, *_FLAGS, *of_driver, str(library), *_DRIVER_FLAGS, "-o", str(driver)),
+            ):
+                done = subprocess.run(command, capture_output=True, text=True)
+                if done.returncode != 0:
+                    said = (done.stderr.strip().splitlines() or ["the compiler failed"])[0]
+                    raise TestbedError(f"the testbed's workload does not compile: {said}")
+            library.replace(folder / library.name)
+            driver.replace(folder / driver.name)
+    except OSError as error:
+        raise TestbedError(f"the testbed's workload cannot be kept: {error.filename}: {error.strerror}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +344,7 @@ class Job:
         if (options.pattern == "gpt") != (options.shape is not None):
             raise TestbedError("the pattern gpt needs a shape, and no other pattern takes one")
         if not DRIVER.exists() or not LIBRARY.exists():
-            raise TestbedError("the testbed's workload is not built: run `make build`")
+            build_workload(BIN_DIRECTORY)
         self.hosts: Final = tuple(hosts)
         self.options: Final = options
         self._temporary: tempfile.TemporaryDirectory[str] | None = None

@@ -36,7 +36,7 @@ import sbom
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 LOCK: Final = Path(__file__).with_name("requirements.txt")
 BUILD_LOCK: Final = Path(__file__).with_name("build-requirements.txt")
-SOURCES: Final = ("pyproject.toml", "setup.py", "README.md", "LICENSE")
+SOURCES: Final = ("pyproject.toml", "setup.py", "build.mk", "README.md", "LICENSE")
 """Beside the packages, what a wheel is made of."""
 COMMANDS: Final = ("railscope",)
 """What stays in bin beside Python; other packages bring compilers and examples."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -64,7 +65,7 @@ def make_kit(kit: Path = KIT, repository: Path = REPOSITORY) -> int:
         work = Path(folder) / "kit"
         for name in ("wheels", "debs", "stamps"):
             (work / name).mkdir(parents=True)
-        project_wheel(repository, Path(folder) / "source", work / "wheels")
+        project_wheel(repository, Path(folder) / "source", work / "wheels", RAILSCOPE_WHEEL_TESTBED="1")
         _run(
             *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"),
             *("--only-binary", ":all:", "--implementation", "cp", "--python-version", PYTHON_VERSION),
@@ -96,15 +97,19 @@ def _built(repository: Path) -> Iterable[Path]:
     yield repository / "testbed/bin/librailscope-workload.so"
 
 
-def project_wheel(repository: Path, source: Path, wheels: Path) -> None:
-    """Build the wheel from a copy: a folder `build` of former builds would bring back modules that are gone."""
+def project_wheel(repository: Path, source: Path, wheels: Path, **environment: str) -> None:
+    """Build the wheel from a copy: a folder `build` of former builds would bring back modules that are gone.
+
+    `environment`: what setup.py heeds.
+    """
     for name in product_folders(repository):
         shutil.copytree(repository / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "build.mk", "README.md", "LICENSE"):
         shutil.copy(repository / name, source)
     _run(
         *(sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"),
         *("--wheel-dir", str(wheels), str(source)),
+        environment=environment,
     )
 
 
@@ -126,9 +131,10 @@ def _stamps(repository: Path, folder: Path) -> None:
     (folder / "offsets.json").write_text(json.dumps(table, indent=1) + "\n")
 
 
-def _run(*command: str, folder: Path | None = None) -> str:
+def _run(*command: str, folder: Path | None = None, environment: Mapping[str, str] | None = None) -> str:
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        both = {**os.environ, **(environment or {})}
+        done = subprocess.run(command, cwd=folder, env=both, capture_output=True, text=True)
     except FileNotFoundError:
         raise KitError(f"{command[0]} is missing: run 'make setup'") from None
     if done.returncode != 0:
