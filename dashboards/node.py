@@ -92,6 +92,20 @@ def _rails() -> list[AnyPanel]:
             "Bps",
             query(catalogue.RAIL_SPEED.where(RAIL), _RAIL),
         ),
+        timeseries(
+            "Links beside their siblings",
+            "Degraded links only: speed and lanes / those of the best rail of the same product on the host.",
+            "percentunit",
+            query(catalogue.RAIL_LINK_TO_SIBLINGS.where(RAIL), _RAIL + " {{of}}"),
+            largest=1,
+        ),
+        timeseries(
+            "Lanes",
+            "Lanes of each RDMA port's link in use.",
+            "short",
+            query(catalogue.RAIL_LANES.where(RAIL), _RAIL),
+            whole=True,
+        ),
         states(
             "Links",
             "Whether each rail's link is up.",

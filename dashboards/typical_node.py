@@ -254,7 +254,8 @@ def _port(number: str) -> tuple[RailFacts, RailFacts]:
 
 def _rdma(number: str) -> RailFacts:
     known = _rail(number, f"mlx5_{number}", RDMA_COUNTERS)
-    return replace(known, port="1", transmit_collective_bytes=1, physical_state="LinkUp", firmware="28", board="MT")
+    known = replace(known, port="1", transmit_collective_bytes=1, physical_state="LinkUp", firmware="28", board="MT")
+    return replace(known, lanes=4, speed_to_siblings=1.0, lanes_to_siblings=1.0)
 
 
 def _device(number: str, name: str, *, rdma: bool) -> RailFacts:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from railscope.agent.config.counter_severity import CounterSeverity, parse_counter_severity
+from railscope.agent.config.excluded_counters import parse_excluded_counters
 from railscope.agent.config.keys import VARIABLE_PREFIX, ConfigError, Key, Kind, suggest_nearest
 from railscope.agent.config.rail_patterns import RailPattern, parse_rail_pattern
 from railscope.agent.config.values import (
@@ -104,6 +105,8 @@ class Config:
     rails: tuple[RailPattern, ...] = ()
     """None: the rails are found."""
     severities: tuple[CounterSeverity, ...] = ()
+    excluded_counters: tuple[str, ...] = ()
+    """DEVICE or DEVICE/COUNTER, patterns: not read."""
     """Of device counters, before those of agent/node/rails/counter_rules.py and its siblings."""
     sample_interval_ns: int = 100_000_000
     correlation_window_ns: int = 30_000_000_000
@@ -224,6 +227,10 @@ OPTIONS: Final = (
              "measure the host time of one call in N; N is a power of two"),
     _list("rails", "--rail.devices", "rails.devices", parse_rail_pattern, "DEVICE", "found",
           "devices to use as rails: names, patterns (eth*), or names with a rail number (eth2=0)"),
+    _list("excluded_counters", "--rail.counters.exclude", "rails.counters_exclude", parse_excluded_counters,
+          "DEVICE[/COUNTER]", "none",
+          "counters of devices that are not read, as patterns: all of a device (mlx5_1) or some "
+          "(mlx5_*/port_xmit_wait); for firmware that logs each read, or takes long for it"),
     _list("severities", "--rail.severities", "rails.severities", parse_counter_severity, "COUNTER=SEVERITY", "none",
           "severity of device counters, by the driver's name or a pattern: page (any increase matters), warn (a rate "
           "that lasts) or context; a statistic of an Ethernet driver that is named here is also taken in"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -24,8 +25,11 @@ from railscope.agent.node.rails.job_settings import (
 )
 from railscope.agent.node.rails.selection import NO_RDMA, RdmaPorts
 from railscope.agent.node.targets.processes import LONGEST_SETTING
+from railscope.probes.clock import SystemClock
 from railscope.probes.processes.processes import environ
+from railscope.probes.rdma.counters import RdmaCounters
 from railscope.probes.rdma.inventory import read_ports
+from railscope.probes.rdma.port import RECEIVE, TRANSMIT, choose_byte_counters
 from railscope.probes.topology.machine import (
     Gpu,
     Nic,
@@ -152,12 +156,35 @@ def check_topology(
         return findings, None
     found = make_report(gpus, mapped)
     count = len({port.rail for port in found.rails if port.rail is not None})
-    findings += found.findings
+    findings += [*found.findings, *_uncounted(config)]
     if nics and not count:
         findings.append(Finding("topology", "note", "no RDMA port is a rail", "name them: --rail.devices NAME"))
     elif count:
         findings.append(Finding("topology", "ok", f"{_several(count, 'rail')} for {_several(len(gpus), 'GPU')}"))
     return findings, found
+
+
+def _uncounted(config: Config) -> Iterable[Finding]:
+    """A note on each port that counts the bytes of one direction only."""
+    try:
+        source = RdmaCounters(
+            config.sysfs, SystemClock(), wanted=choose_byte_counters, excluded=config.excluded_counters
+        )
+    except FileNotFoundError:
+        return
+    with closing(source):
+        try:
+            reading = source.read()
+        except OSError:
+            return  # of nothing that is read; the agent says why
+    columns = [reading.fields.index(name) for name in (TRANSMIT, RECEIVE)]
+    for row, name in enumerate(reading.names):
+        sent, received = (reading.shape is None or bool(reading.shape.known[row, column]) for column in columns)
+        if sent != received:
+            way = "receives" if sent else "sends"
+            yield Finding(
+                "rail", "note", f"{name}: the device does not count the bytes that it {way}: they are not shown"
+            )
 
 
 def _mapped(config: Config, nics: Sequence[Nic], gpus: Sequence[Gpu], believed: Believed) -> tuple[MappedNic, ...]:

@@ -357,6 +357,15 @@ RAIL_SPEED: Final = _gauge(
     "rail device port",
     "Line rate of the link in bytes per second, per direction; absent if unknown.",
 )
+RAIL_LANES: Final = _gauge(
+    "rail_lanes", "rail device port", "Lanes of the link in use; absent while it is down, and if unknown."
+)
+RAIL_LINK_TO_SIBLINGS: Final = _gauge(
+    "rail_link_to_siblings_ratio",
+    "rail device port of",
+    "Of a link that is slower than others of the same product on this host: its speed (of: speed) and, where it has "
+    "fewer, its lanes (of: lanes) / those of the best of them. Absent of every other link.",
+)
 RAIL_TRANSMIT_BYTES: Final = _counter(
     "rail_transmit_bytes",
     "rail device port",

@@ -325,6 +325,12 @@ class RailFacts:
     """(`read` or `write`, part of the last second) in which the card waited for the PCIe bus; empty: not known."""
     ledger: RailLedger | None = None
     """Where its bytes came from; None: not known yet."""
+    lanes: int | None = None
+    """Of its link, in use; None: not known, or down."""
+    speed_to_siblings: float | None = None
+    """Speed / the greatest of the host's rails of the same product; None: not known, down, or it has no siblings."""
+    lanes_to_siblings: float | None = None
+    """The same of lanes, which count as fewer only where they are slower."""
     transmit_utilization: float | None = None
     """Port bytes over what the line rate allows, of the last correlation window; None: one of them is not known."""
     receive_utilization: float | None = None

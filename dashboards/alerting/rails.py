@@ -111,6 +111,28 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         "before.",
         page="RailSlowerThanSiblings",
     )
+    ratio = catalogue.RAIL_LINK_TO_SIBLINGS
+    yield Alert(
+        Group.RAILS,
+        "RailscopeRailLinkDegraded",
+        Severity.WARNING,
+        promql(
+            f"""
+            {ratio.where('of="lanes"')} < 1
+            or on ({_PORT})
+            {ratio.where('of="speed"')} < 1
+            """
+        ),
+        about="Against the host's other rails of the same product: a link that came up slow or narrow before the agent "
+        "did has no better past.",
+        holds_for="5m",
+        because="Links of a host that boots come up one after the other.",
+        summary=f"{_RAIL} has a slower link than its siblings",
+        description="The link of {{ $labels.device }} has {{ $value | humanizePercentage }} of the {{ $labels.of }} "
+        "that other rails of {{ $labels.instance }} on the same kind of card have, and every ring goes at its pace. "
+        "What is wrong says: railscope doctor --topology",
+        page="RailSlowerThanSiblings",
+    )
     yield Alert(
         Group.RAILS,
         "RailscopeRailLossy",

@@ -35,7 +35,12 @@ WHOLE: Final = frozenset(
         *(catalogue.COMM_STALLED, catalogue.COMM_STALL_INFO, catalogue.COMM_STALL_SECONDS, catalogue.STALLS),
         *(catalogue.COMM_STALL_COLLECTIVES, catalogue.CALL_INSIDE_SECONDS, catalogue.PROCESS_WITHOUT_COMM),
         *(catalogue.COMM_WRITING, catalogue.COMM_AWAITED, catalogue.COMM_AWAITED_SINCE, catalogue.COMM_ERRORS),
-        *(catalogue.COMM_DEGRADED, catalogue.RAIL_COUNTER_BY_SEVERITY, catalogue.RAIL_COUNTER_PINNED),
+        *(
+            catalogue.RAIL_LINK_TO_SIBLINGS,
+            catalogue.COMM_DEGRADED,
+            catalogue.RAIL_COUNTER_BY_SEVERITY,
+            catalogue.RAIL_COUNTER_PINNED,
+        ),
         *(catalogue.RAIL_TCP_SENT_BYTES, catalogue.RAIL_TCP_ACKNOWLEDGED_BYTES),
         *(catalogue.RAIL_TCP_RETRANSMITTED_BYTES, catalogue.GPU_FABRIC_UNHEALTHY, catalogue.GPU_NVLINKS_UP),
         *(catalogue.GPU_ECC_ERRORS, catalogue.GPU_ROW_REMAP_FAILED, catalogue.GPU_ROW_REMAP_PENDING),

@@ -24,6 +24,16 @@ def rail_families(rails: tuple[RailFacts, ...], selection: Selection) -> Iterato
     )
     yield _of_rails(catalogue.RAIL_UP, ((one, (one.port,), None if one.up is None else int(one.up)) for one in rails))
     yield _of_rails(catalogue.RAIL_SPEED, ((one, (one.port,), one.speed_bytes_per_second) for one in rails))
+    yield _of_rails(catalogue.RAIL_LANES, ((one, (one.port,), one.lanes) for one in rails))
+    yield _of_rails(
+        catalogue.RAIL_LINK_TO_SIBLINGS,
+        (
+            (one, (one.port, of), ratio)
+            for one in rails
+            for of, ratio in (("speed", one.speed_to_siblings), ("lanes", one.lanes_to_siblings))
+            if ratio is not None and ratio < 1
+        ),
+    )
     yield _of_rails(catalogue.RAIL_TRANSMIT_BYTES, ((one, (one.port,), one.transmit_bytes) for one in rails))
     yield _of_rails(catalogue.RAIL_RECEIVE_BYTES, ((one, (one.port,), one.receive_bytes) for one in rails))
     yield _of_rails(

@@ -98,7 +98,8 @@ class RdmaCounters:
         wanted: Wanted = choose_all,
         excluded: Sequence[str] = (),
     ) -> None:
-        """`netlink` fetches hw_counters where it can, and is closed with this; `excluded` are patterns of devices.
+        """`netlink` fetches hw_counters where it can, and is closed with this; `excluded` are patterns of devices and
+        counters that are never opened: `mlx5_1`, `mlx5_*/port_xmit_wait`.
 
         Raises:
             OSError: there is no `class/infiniband`.
@@ -213,21 +214,33 @@ class RdmaCounters:
         port.failures = 0
         return values
 
+    def _excluded_of(self, device: str) -> tuple[str, ...]:
+        """Patterns of the counters of a device that are not read; `*`: none is."""
+        patterns = [pattern.partition("/") for pattern in self._excluded]
+        return tuple(counter or "*" for name, _slash, counter in patterns if fnmatchcase(device, name))
+
     def _open(self, port: _Port) -> PortCounters:
         folder = self._folder / port.device
+        excluded = self._excluded_of(port.device)
+
+        def wanted(group: str, name: str) -> bool:
+            named = any(fnmatchcase(name, one) or fnmatchcase(f"{group}/{name}", one) for one in excluded)
+            return not named and self._wanted(group, name)
+
         return PortCounters(
             folder,
             port.number,
             read_link_name(folder / "device" / "driver"),
             first=port.first,
-            wanted=self._wanted,
+            wanted=wanted,
             hw_counters=self._hw_counters(port),
         )
 
     def _hw_counters(self, port: _Port) -> HwCounters | None:
-        """One request for all of the port's hw_counters; None where files must do."""
+        """One request for all of the port's hw_counters; None where files must do, as where one is not to be read."""
         if (
             self._netlink is None
+            or self._excluded_of(port.device)
             or not (self._folder / port.device / "ports" / str(port.number) / "hw_counters").is_dir()
         ):
             return None
@@ -252,7 +265,7 @@ class RdmaCounters:
         for port in self._ports.values():
             ports_of.setdefault(port.device, []).append(port)
         for device in device_names(self._sysfs):
-            if any(fnmatchcase(device, pattern) for pattern in self._excluded):
+            if "*" in self._excluded_of(device):
                 continue
             folder = f"{root}/{device}"
             try:

@@ -272,6 +272,11 @@ def _rails() -> Iterator[Life]:
         {"RailscopeRailLinkSlowerThanBefore": [{**PORT, **WARNING}]},
     )
     yield Life(
+        "link",
+        [UP, _gauge("railscope_rail_link_to_siblings_ratio", {**PORT, "of": "speed"}, 1, 0.025)],
+        {"RailscopeRailLinkDegraded": [{**PORT, "of": "speed", **WARNING}]},
+    )
+    yield Life(
         "lossy",
         [
             _counter("railscope_rail_tcp_sent_bytes_total", RAIL, 1e7, 1e7),

@@ -480,6 +480,18 @@ def rxe(root: Path) -> RdmaTree:
     return tree
 
 
+def degraded(root: Path) -> RdmaTree:
+    """Four adapters: one came up at 10 Gb/s, one on a single lane; one of the others counts what it receives only."""
+    tree = RdmaTree(root)
+    rates = ("400 Gb/sec (4X NDR)", "10 Gb/sec (4X SDR)", "100 Gb/sec (1X NDR)", "400 Gb/sec (4X NDR)")
+    for number, rate in enumerate(rates):
+        tree.gpu(f"0000:{number + 1}b:00.0", 0)
+        device = tree.device(f"mlx5_{number}", pci=f"0000:{number + 1}8:00.0")
+        one_way = {"port_xmit_data": "N/A (no PMA)"} if number == 3 else {}
+        tree.port(device, counters={**MLX5_COUNTERS, **one_way}, rate=rate, link_layer="InfiniBand")
+    return tree
+
+
 def pinned_counters(root: Path) -> RdmaTree:
     """An InfiniBand port whose narrow counters stand at their ends, and some one short of it."""
     tree = RdmaTree(root)
@@ -523,6 +535,7 @@ SCENARIOS: Final = (
     rxe,
     pinned_counters,
     reset,
+    degraded,
 )
 """Those that the metrics of are kept; `switchdev` and `two_ports` are of single tests."""
 

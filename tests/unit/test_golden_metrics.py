@@ -20,7 +20,7 @@ from tests.unit.golden_metrics import exposition, expositions, golden_file, kept
 SCENARIOS = [name_of(scenario) for scenario in rdma.SCENARIOS]
 _SAMPLE = re.compile(r"railscope_(\w+)\{(.*)\} (\S+)")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
-Sample = tuple[dict[str, str], int]
+Sample = tuple[dict[str, str], float]
 
 FACTORS = {"port_xmit_data": 4, "port_rcv_data": 4}
 """InfiniBand counts data in units of four octets."""
@@ -50,7 +50,7 @@ def samples(text: str, name: str) -> Iterator[Sample]:
     for line in text.splitlines():
         match = _SAMPLE.fullmatch(line)
         if match is not None and match[1] == name:
-            yield dict(_LABEL.findall(match[2])), int(match[3])
+            yield dict(_LABEL.findall(match[2])), float(match[3])
 
 
 def number(file: Path) -> int | None:
@@ -190,6 +190,20 @@ def test_rails_are_numbered_by_gpu_and_other_networks_take_other_numbers(printed
     assert (rails["ens64np0"], rails["ens220np0"]) == ("1", "7"), "the network devices of the same ports"
     assert "eth0" not in rails, "NCCL sends through RDMA here"
     assert "mlx5_1" not in rails, "the storage adapter"
+
+
+def test_sick_links_and_half_counted_ports_are_shown_as_what_they_are(printed: dict[str, str]) -> None:
+    ratios = {
+        (labels["device"], labels["of"]): value
+        for labels, value in samples(printed["degraded"], "rail_link_to_siblings_ratio")
+    }
+    assert ratios == {("mlx5_1", "speed"): 0.025, ("mlx5_2", "speed"): 0.25, ("mlx5_2", "lanes"): 0.25}
+    lanes = {labels["device"]: value for labels, value in samples(printed["degraded"], "rail_lanes")}
+    assert lanes == {"mlx5_0": 4, "mlx5_1": 4, "mlx5_2": 1, "mlx5_3": 4}
+    sent = {labels["device"] for labels, _ in samples(printed["degraded"], "rail_transmit_bytes_total")}
+    received = {labels["device"]: value for labels, value in samples(printed["degraded"], "rail_receive_bytes_total")}
+    assert sent == {"mlx5_0", "mlx5_1", "mlx5_2"}
+    assert received["mlx5_3"] == 8000
 
 
 def test_every_source_of_every_machine_works(printed: dict[str, str]) -> None:

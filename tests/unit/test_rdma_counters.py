@@ -325,6 +325,22 @@ def test_a_source_of_which_nothing_can_be_read_fails_as_a_whole(tmp_path: Path) 
         source.read()
 
 
+def test_excluded_counters_are_never_opened_and_the_others_are_read_from_files(tmp_path: Path) -> None:
+    tree = rdma.reset(tmp_path)
+    break_open(tree.counter("mlx5_0/1", "counters/port_xmit_wait"))
+    break_open(tree.counter("mlx5_0/1", "hw_counters/out_of_sequence"))
+    # RDMA netlink reads all hw_counters of a port at once: it is not asked.
+    netlink = RecordedNetlink({"mlx5_0": 4}, {(4, 1): {"out_of_sequence": 9}})
+    patterns = ("mlx5_*/port_xmit_wait", "mlx5_0/hw_counters/out_of_*", "mlx5_1/rx_write_requests")
+    with opened(tree, netlink=netlink, excluded=patterns) as source:
+        reading = source.read()
+    assert reading.failed == ()
+    found = row(reading, "mlx5_0/1")
+    assert not {"port_xmit_wait", "out_of_sequence", "out_of_buffer"} & found.keys()
+    assert found["rx_write_requests"] == 2**32 - 10
+    assert netlink.asked == []
+
+
 def test_excluded_devices_are_never_opened(tmp_path: Path) -> None:
     tree = rdma.mlx5_roce_8rails(tmp_path)
     with opened(tree, excluded=("mlx5_1", "mlx5_1?")) as source:

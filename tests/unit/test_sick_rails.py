@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,11 @@ import pytest
 
 from railscope.agent.cli.main import main
 from railscope.agent.node.rails.gpu_affinity import MappedNic, map_rails
+from railscope.agent.node.rails.siblings import compare_links, port_of_netdev
+from railscope.probes.netdev.inventory import NetworkDevice
 from railscope.probes.topology.ib_hca import parse_hca_list
+from railscope.probes.topology.paths import Place
+from railscope.probes.topology.pci import PciDevice
 from tests.trees.pci import ETHERNET_CLASS, SimulatedMachine, behind_switch
 
 DRIVER, BOARD = "mlx5_core", "MT_0000000838"
@@ -141,6 +146,8 @@ def test_of_equally_near_ports_a_slow_one_is_sick_if_the_gpus_miss_it(tmp_path: 
     sick = machine_map(numa_machine(tmp_path / "sick", {"qx_02": 100}, ports=4))
     assert len(rails(sick)) == 4
     assert set(problems(sick)) == {"qx_02"}
+    half = machine_map(numa_machine(tmp_path / "half", {"qx_01": 10, "qx_02": 100}, ports=4))
+    assert set(problems(half)) == {"qx_01", "qx_02"}
     extra = machine_map(numa_machine(tmp_path / "extra", {"qx_04": 100}, ports=5))
     assert set(rails(extra)) == {"qx_00", "qx_01", "qx_02", "qx_03"}
     assert problems(extra) == {}
@@ -288,3 +295,19 @@ def test_the_doctor_names_a_sick_rail_and_is_silent_on_a_sound_machine(
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("PROBLEM")]
     assert len(said) == 1
     assert "1 is qx_1:1: 10 Gb/s, and its siblings run at 400 Gb/s  → check its module" in said[0]
+
+
+def test_network_rails_of_one_product_are_compared_too() -> None:
+    """Without RDMA, and not with what an unknown product or another port's RDMA device is."""
+    sick = NetworkDevice(
+        *("eth1", 2, 1, "physical", "Ethernet", "gve", "0000:02:00.0", 0, True, True, 3_125_000_000, 9000, "", (), 1)
+    )
+    devices = [replace(sick, name="eth0", pci="0000:01:00.0", speed_bytes_per_second=25_000_000_000), sick]
+
+    def compared(model: str) -> list[str]:
+        functions = [PciDevice(Place(one.pci), 0x020000, 0x1AE0, model=model) for one in devices]
+        ports = [port_of_netdev(*pair) for pair in zip(devices, functions, strict=True)]
+        return [state.problem for state in compare_links(ports).values()]
+
+    assert compared("1ae0:0042 1ae0:0058") == ["", "25 Gb/s, and its siblings run at 200 Gb/s"]
+    assert compared("") == ["", ""]

@@ -63,6 +63,7 @@ class Hardware:
                 patterns=config.rails,
                 on_reading=on_reading,
                 own_severities=own_severities,
+                excluded=config.excluded_counters,
             )
         self._ethernet: EthernetWatch | None = None
         wanted = {name: name in config.collectors for name in ("ethtool", "qdisc", "tcp")}
@@ -78,6 +79,7 @@ class Hardware:
                 queues=wanted["qdisc"],
                 tcp=wanted["tcp"],
                 own_severities=own_severities,
+                excluded=config.excluded_counters,
             )
         self._nvlink: NvlinkWatch | None = None
         if "nvlink" in config.collectors and str(config.sysfs) == "/sys":

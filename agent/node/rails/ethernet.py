@@ -12,8 +12,9 @@ rails showed stays readable for a while.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
@@ -171,6 +172,7 @@ class EthernetWatch:
         queues: bool = True,
         tcp: bool = True,
         own_severities: OwnSeverities = TABLES_ONLY,
+        excluded: Sequence[str] = (),
     ) -> None:
         """`lifetime_ns`: how long facts of a namespace stay after its last process went.  `period_seconds` is that at
         which sources are read unless `tick` is told that there is time.
@@ -187,6 +189,8 @@ class EthernetWatch:
         self._period_seconds = period_seconds
         self._ethtool = ethtool
         self._queues = queues
+        self._excluded = tuple(pattern for pattern in excluded if "/" not in pattern)
+        """Patterns of devices whose drivers are not asked; a driver tells all of its statistics or none."""
         self._tcp = tcp
         self._rules = StatisticRules(own_severities)
         self._watched: dict[int, _Watched] = {}
@@ -275,6 +279,10 @@ class EthernetWatch:
             self._close(netns)
         self._gone.clear()
 
+    def _asked(self, devices: tuple[str, ...]) -> tuple[str, ...]:
+        """Those whose drivers are asked for their statistics."""
+        return tuple(one for one in devices if not any(fnmatchcase(one, pattern) for pattern in self._excluded))
+
     def _open(self, namespace: NetworkNamespace, *, permanent: bool) -> _Watched:
         watched = self._watched[namespace.inode] = _Watched(namespace, permanent)
         if (gone := self._gone.pop(namespace.inode, None)) is not None:
@@ -300,8 +308,8 @@ class EthernetWatch:
             watched.statistics = _Inside(
                 watched.namespaces,
                 lambda: EthtoolStatistics(self._clock, self._rules.use),
-                lambda source: source.watch(watched.devices),
-                lambda: watched.devices,
+                lambda source: source.watch(self._asked(watched.devices)),
+                lambda: self._asked(watched.devices),
             )
             self._add(watched, "ethtool", watched.statistics)
         return watched

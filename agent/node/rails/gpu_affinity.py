@@ -29,7 +29,7 @@ from railscope.agent.config.rail_patterns import RailPattern
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.node.rails.nearest_ports import Choice, find_nearest, label_of, name_order
 from railscope.agent.node.rails.selection import RdmaNoRail, RdmaPorts, RdmaRail, natural_order
-from railscope.agent.node.rails.siblings import compare_links
+from railscope.agent.node.rails.siblings import NO_STATE, LinkState, compare_links
 from railscope.probes.rdma.inventory import RdmaPort
 from railscope.probes.topology.ib_hca import HcaList
 from railscope.probes.topology.machine import Gpu, Nic, described_places, find_described_place
@@ -56,8 +56,13 @@ class MappedNic:
     """Only jobs make it a rail: it is none once they have ended."""
     carries: bool = True
     """Whether a job that runs may use it; False: all of them chose other ports."""
-    problem: str = ""
-    """What is wrong with its link (`LinkState.problem`); empty: nothing, or it is no rail."""
+    link: LinkState = NO_STATE
+    """Its link beside those of its siblings, where it is a rail."""
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with its link; empty: nothing, or it is no rail."""
+        return self.link.problem
 
     @property
     def gpu_label(self) -> str:
@@ -131,7 +136,7 @@ def map_rails(
                 "; ".join(filter(None, (source, part, f"{choice.reason}{by_file}"))),
                 requested=not patterns and choice.is_rail and not machine[owner].is_rail,
                 carries=bool(patterns) or not hca_lists or nic in used,
-                problem=links[nic].problem if nic in links else "",
+                link=links.get(nic, NO_STATE),
             )
         )
     return tuple(

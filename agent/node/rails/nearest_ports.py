@@ -145,7 +145,9 @@ def _without_the_odd(
         count = len(ordinary[members])
         siblings = [nic for nic in odd[members] if any(nic.hardware.same_as(other.hardware) for other in known)]
         room = int(usual * len(gpus)) - count
-        if not _even(count, len(gpus)) and _even(count + len(siblings), len(gpus)):
+        whole = count + len(siblings)
+        # What no other group of GPUs tells: whether they can share the ports, at most one to a GPU where all are alike.
+        if _even(whole, len(gpus)) and (not _even(count, len(gpus)) or (len(equal) == 1 and whole <= len(gpus))):
             room = len(siblings)
         sick = siblings[: max(room, 0)]
         for nic, why in odd[members].items():

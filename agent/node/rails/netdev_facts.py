@@ -11,6 +11,7 @@ from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.facts.snapshot import Histogram, RailFacts, RailLedger
 from railscope.agent.node.rails.counter_rules import TABLES_ONLY, OwnSeverities, Severity
 from railscope.agent.node.rails.ethernet_facts import RailEthernet, pci_stalled
+from railscope.agent.node.rails.siblings import NO_STATE, LinkState
 from railscope.agent.node.sampling.state import DeviceTotals
 from railscope.agent.node.sampling.totals import RATE_BOUNDS
 from railscope.probes.netdev.inventory import NetworkDevice
@@ -78,6 +79,7 @@ def rail_facts(
     bond_members: tuple[tuple[str, bool | None], ...] = (),
     connections_awaited: bool = False,
     own_severities: OwnSeverities = TABLES_ONLY,
+    link: LinkState = NO_STATE,
 ) -> RailFacts:
     """The snapshot's facts of one rail; `totals` is None while no source has read it.
 
@@ -118,6 +120,7 @@ def rail_facts(
         speed_bytes_per_second=device.speed_bytes_per_second,
         transmit_bytes=totals.transmit_bytes if totals else None,
         receive_bytes=totals.receive_bytes if totals else None,
+        speed_to_siblings=link.speed_ratio,
         transmit_wire_bytes=transmit_wire_bytes,
         transmit_collective_bytes=transmit_collective_bytes,
         receive_wire_bytes=receive_wire_bytes,

@@ -30,6 +30,7 @@ from railscope.agent.node.rails.selection import (
     RdmaPorts,
     decide_rails,
 )
+from railscope.agent.node.rails.siblings import NO_STATE, LinkState, compare_links, port_of_netdev
 from railscope.agent.node.sampling.sampler import OnReading, Sampler
 from railscope.agent.node.sampling.state import SamplerState, SourceResult, join_troubles
 from railscope.agent.node.sampling.totals import FORGET_NS
@@ -40,6 +41,8 @@ from railscope.probes.netdev.inventory import NetworkDevice
 from railscope.probes.netdev.netlink import MalformedNetlink
 from railscope.probes.netdev.sources import DeviceSources, open_namespace, recorded_sources
 from railscope.probes.processes.namespaces import NamespaceError, NetworkNamespace, named_namespaces
+from railscope.probes.topology.machine import Nic
+from railscope.probes.topology.pci import PciDevice, pci_device
 
 _log = logging.getLogger("railscope.rails")
 
@@ -123,6 +126,9 @@ class NetdevRails:
         self._ledgers = RailLedgers()
         self._utilization = Utilization(window_ns)
         self._rdma = NO_RDMA
+        self._functions: dict[str, PciDevice | None] = {}
+        """By PCI address: what a card is does not change under it."""
+        self._links: dict[tuple[int, str], LinkState] = {}
         self._sending: set[int] = set()
         """Namespaces in which collectives handed bytes to a network device: whatever RDMA rails are there."""
         self._numbers_of_jobs: set[str] = set()
@@ -267,8 +273,22 @@ class NetdevRails:
                     watched.rails[decision.device.name] = now_ns
                 if watched.had_job:
                     self._numbers_of_jobs.add(decision.rail)
+        self._compare_links()
         names = [*(decision.device.name for decision in self._decisions), *self._rdma.names]
         self._patterns_remark.say(patterns_without_device(self._patterns, names))
+
+    def _compare_links(self) -> None:
+        """Compare the links of rails on cards; those of RDMA ports are compared there."""
+        ports: dict[tuple[int, str], Nic] = {}
+        for decision in self._decisions:
+            device = decision.device
+            home = device.netns in self._watched and self._watched[device.netns].permanent
+            if decision.rail is not None and device.pci and not self._rdma.belongs(device, home=home):
+                if device.pci not in self._functions:
+                    self._functions[device.pci] = pci_device(self._sysfs, device.pci)
+                ports[device.netns, device.name] = port_of_netdev(device, self._functions[device.pci])
+        links = compare_links(ports.values())
+        self._links = {key: links[port] for key, port in ports.items()}
 
     def handle_link_events(self, events: LinkEvents) -> frozenset[int]:
         """Act on what a namespace's link events say; what cannot be read now is read again at the next tick.
@@ -476,6 +496,7 @@ class NetdevRails:
                     own_severities=self._own_severities,
                     bond_members=members_of_bond(device, devices),
                     ledger=self._ledgers.get((device.netns, device.name)),
+                    link=self._links.get((device.netns, device.name), NO_STATE),
                     utilization=self._utilization.ratios_of((device.netns, device.name), device.speed_bytes_per_second),
                 )
             )

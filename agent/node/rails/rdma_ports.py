@@ -66,14 +66,16 @@ def port_facts(
     `counters` are all its counters; `byte_counters`, read more often, take precedence for bytes.  None: not read.
     """
     severity = own_severities.of
-    carried = next((totals for totals in (byte_counters, counters) if totals and totals.bytes_counted), None)
+    read = [totals for totals in (byte_counters, counters) if totals]
+    sent = next((totals for totals in read if totals.transmit_counted), None)
+    received = next((totals for totals in read if totals.receive_counted), None)
     counted = counters.counters if counters else ()
     return PortFacts(
         port=port,
-        transmit_bytes=carried.transmit_bytes if carried else None,
-        receive_bytes=carried.receive_bytes if carried else None,
-        transmit_rate=carried.transmit_rate if carried else None,
-        receive_rate=carried.receive_rate if carried else None,
+        transmit_bytes=sent.transmit_bytes if sent else None,
+        receive_bytes=received.receive_bytes if received else None,
+        transmit_rate=sent.transmit_rate if sent else None,
+        receive_rate=received.receive_rate if received else None,
         counters=tuple(
             [(name, severity(name, rule_of(name).severity), count) for name, count in counted if name not in GAUGES]
         ),
@@ -99,7 +101,7 @@ class RdmaWatch:
     ) -> None:
         """`bytes_period_seconds` reads the bytes alone as well, at this period; None: they come with the others.
 
-        `excluded` are patterns of devices whose counters are not read; `netlink` is to be False for a recorded tree.
+        `excluded` are patterns of devices and counters that are not read; `netlink` is to be False for a recorded tree.
         """
         self._clock = clock
         self._sampler = sampler
@@ -113,6 +115,8 @@ class RdmaWatch:
         self._inventory = RdmaInventory(sysfs)
         self._inventory_ns: int | None = None
         self._ports: tuple[RdmaPort, ...] = ()
+        self._half_counted: set[str] = set()
+        """Ports of which that was said."""
         self._remark = Remark(_log, "RDMA counters", "all ports are readable again")
 
     def update(self) -> None:
@@ -127,7 +131,17 @@ class RdmaWatch:
             state = self._sampler.state()
             results = [state.result(key) for key in (COUNTERS_KEY, BYTES_KEY)]
             troubles = [trouble for result in results if result is not None for trouble in result.troubles]
+            self._tell_half_counted()
             self._remark.say(join_troubles(troubles))
+
+    def _tell_half_counted(self) -> None:
+        """Say once of a port that it counts the bytes of one direction only: nothing else is wrong with it."""
+        for facts in self.facts():
+            name = facts.port.name
+            if name not in self._half_counted and (facts.transmit_bytes is None) != (facts.receive_bytes is None):
+                self._half_counted.add(name)
+                way = "sends" if facts.transmit_bytes is None else "receives"
+                _log.info("%s: the device does not count the bytes that it %s: they are not shown", name, way)
 
     @property
     def ports(self) -> tuple[RdmaPort, ...]:

@@ -62,6 +62,7 @@ class RdmaRails:
         patterns: Sequence[RailPattern],
         on_reading: OnReading | None = None,
         own_severities: OwnSeverities = TABLES_ONLY,
+        excluded: Sequence[str] = (),
     ) -> None:
         """`on_reading` is shown what the sampler reads; None: nobody asks."""
         self._clock = clock
@@ -77,6 +78,7 @@ class RdmaRails:
             bytes_period_seconds=sample_interval_ns / 1e9,
             netlink=str(sysfs) == "/sys",
             own_severities=own_severities,
+            excluded=excluded,
         )
         self._correlator = Correlator(window_ns)
         self._said: dict[int, JobSettings | None] = {}
@@ -287,6 +289,9 @@ class RdmaRails:
             pinned=facts.pinned,
             bond_members=tuple((member.name, member.up) for member in port.bond_members),
             ledger=self._ledgers.get(_key(port)),
+            lanes=port.lanes if port.up is not False else None,
+            speed_to_siblings=mapped.link.speed_ratio,
+            lanes_to_siblings=mapped.link.lanes_ratio,
             transmit_utilization=utilization[0],
             receive_utilization=utilization[1],
         )

@@ -10,7 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from railscope.probes.topology.machine import Nic
+from railscope.probes.netdev.inventory import NetworkDevice
+from railscope.probes.topology.machine import Hardware, Nic
+from railscope.probes.topology.paths import Place
+from railscope.probes.topology.pci import PciDevice
 
 _LANES: Final = 4
 """Of an InfiniBand link that is whole (InfiniBand Architecture, volume 2: 1X, 2X, 4X; wider ones are of switches)."""
@@ -28,12 +31,32 @@ class LinkState:
     """What is wrong with it, as the end of a sentence about the rail; empty: nothing."""
 
 
+NO_STATE: Final = LinkState(None, None, "")
+
+
 def compare_links(rails: Iterable[Nic]) -> Mapping[Nic, LinkState]:
     """The link of every rail; parts of another port (virtual functions) are judged with that, and have no entry."""
     whole = [nic for nic in rails if not nic.function]
     return {
         nic: _state(nic, [other for other in whole if other is not nic and _is_sibling(other, nic)]) for nic in whole
     }
+
+
+def port_of_netdev(device: NetworkDevice, function: PciDevice | None) -> Nic:
+    """A network device, with its PCI function, as a port to compare; one of an unknown product has no siblings."""
+    hardware = (
+        Hardware(device.driver, "", function.model, function.greatest_link) if function and function.model else None
+    )
+    return Nic(
+        device.name,
+        None,
+        Place(device.pci),
+        device.speed_bytes_per_second,
+        device.carrier,
+        hardware or Hardware(),
+        device.link_layer,
+        pci_link=function.link if function else "",
+    )
 
 
 def _is_sibling(one: Nic, other: Nic) -> bool:

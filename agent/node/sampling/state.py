@@ -29,8 +29,10 @@ class DeviceTotals:
     receive_rate: Histogram
     present: bool
     """Whether the last reading still had it."""
-    bytes_counted: bool = True
-    """False: the device does not count bytes; `transmit_bytes`, `receive_bytes` and the rates say nothing then."""
+    transmit_counted: bool = True
+    """False: the device does not count what it sends; `transmit_bytes` and its rate say nothing then."""
+    receive_counted: bool = True
+    """The same of what it receives."""
     pinned: tuple[str, ...] = ()
     """Those of `counters` that stand at the most they can show: more may have happened."""
 
@@ -156,7 +158,7 @@ class Frame:
         values = self.totals[row].tolist()
         counted = [True] * len(values) if self.counted is None else self.counted[row].tolist()
         transmit, receive = self.fields.index("tx_bytes"), self.fields.index("rx_bytes")
-        bytes_counted = counted[transmit] and counted[receive]
+        transmit_counted, receive_counted = counted[transmit], counted[receive]
         counted[transmit] = counted[receive] = False
         counters = tuple(itertools.compress(zip(self.fields, values, strict=True), counted))
         pinned = () if self.pinned is None else tuple(itertools.compress(self.fields, self.pinned[row].tolist()))
@@ -171,6 +173,7 @@ class Frame:
             transmit_rate=Histogram(RATE_BOUNDS, tuple(transmitted), transmit_sum),
             receive_rate=Histogram(RATE_BOUNDS, tuple(received), receive_sum),
             present=name in self.present,
-            bytes_counted=bytes_counted,
+            transmit_counted=transmit_counted,
+            receive_counted=receive_counted,
             pinned=pinned,
         )
