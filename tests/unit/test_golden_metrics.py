@@ -86,7 +86,7 @@ def test_every_golden_file_is_of_a_machine_that_there_is() -> None:
 def test_every_counter_of_a_rail_s_rdma_port_is_shown_with_its_file_s_value(
     name: str, machines: dict[str, Path], printed: dict[str, str]
 ) -> None:
-    shown: dict[tuple[str, str], dict[str, int]] = {}
+    shown: dict[tuple[str, str], dict[str, float]] = {}
     for labels, value in samples(printed[name], "rail_events_total"):
         if labels["port"]:
             shown.setdefault((labels["device"], labels["port"]), {})[labels["counter"]] = value
