@@ -101,7 +101,7 @@ def _rails() -> list[AnyPanel]:
         ),
         timeseries(
             "Lanes",
-            "Lanes of each RDMA port's link in use.",
+            "Lanes in use of degraded links; of all with --series.detail counters.",
             "short",
             query(catalogue.RAIL_LANES.where(RAIL), _RAIL),
             whole=True,

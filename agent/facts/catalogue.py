@@ -358,7 +358,7 @@ RAIL_SPEED: Final = _gauge(
     "Line rate of the link in bytes per second, per direction; absent if unknown.",
 )
 RAIL_LANES: Final = _gauge(
-    "rail_lanes", "rail device port", "Lanes of the link in use; absent while it is down, and if unknown."
+    "rail_lanes", "rail device port", "Lanes in use of links that are degraded, or of all (--series.detail counters)."
 )
 RAIL_LINK_TO_SIBLINGS: Final = _gauge(
     "rail_link_to_siblings_ratio",

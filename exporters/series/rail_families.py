@@ -24,7 +24,10 @@ def rail_families(rails: tuple[RailFacts, ...], selection: Selection) -> Iterato
     )
     yield _of_rails(catalogue.RAIL_UP, ((one, (one.port,), None if one.up is None else int(one.up)) for one in rails))
     yield _of_rails(catalogue.RAIL_SPEED, ((one, (one.port,), one.speed_bytes_per_second) for one in rails))
-    yield _of_rails(catalogue.RAIL_LANES, ((one, (one.port,), one.lanes) for one in rails))
+    yield _of_rails(
+        catalogue.RAIL_LANES,
+        ((one, (one.port,), one.lanes) for one in rails if selection.counters or _is_degraded(one)),
+    )
     yield _of_rails(
         catalogue.RAIL_LINK_TO_SIBLINGS,
         (
@@ -223,6 +226,11 @@ def _tcp(rails: tuple[RailFacts, ...]) -> Iterator[Draft]:
             )
         ),
     )
+
+
+def _is_degraded(rail: RailFacts) -> bool:
+    """Whether its link is less than those of its siblings."""
+    return any(ratio is not None and ratio < 1 for ratio in (rail.speed_to_siblings, rail.lanes_to_siblings))
 
 
 def _of_rails(metric: Metric, values: Iterable[tuple[RailFacts, tuple[str, ...], int | float | None]]) -> Draft:

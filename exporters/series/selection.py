@@ -6,7 +6,7 @@ what others tell.  What is left out follows rules that hold for every node, so t
 * `counters`: a rail's counters of which any increase matters (`page`) are always there, because an alert on an
   increase needs the 0 before it.  Of the others those are shown that have counted something, and of the `context` ones
   only those that tell of congestion, and not of traffic.  Beside them stands a sum for each severity, which is there
-  from the start and moves with every counter, shown or not.
+  from the start and moves with every counter, shown or not.  Lanes are shown of links that are degraded.
 * `nvlinks`: bytes and state are shown of each link; speed and utilization of each GPU; errors of each GPU, and of a
   link once it had some.
 * `devices`: a port of an RDMA device is a network device too.  Short-interval rates and TCP of that one are shown once

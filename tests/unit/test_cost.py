@@ -82,6 +82,7 @@ def test_it_has_every_metric_but_those_of_what_is_wrong_and_of_what_is_asked_for
         "comm_stall_collectives",
         "comm_stalled",
         "comm_writing",
+        "rail_lanes",
         "rail_link_to_siblings_ratio",
         "cuda_graph_launches_total",
         "cuda_inside_seconds",
