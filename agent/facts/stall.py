@@ -13,7 +13,8 @@ from railscope.probes.processes.owner import ProcessOwner
 Shape = TypeVar("Shape")
 VERDICT_VERSION: Final = 1
 """Of the lines that the socket of verdicts writes: another number means that a field has another meaning."""
-CONFIDENCES: Final = ("low", "medium", "high")
+Confidence = Literal["low", "medium", "high"]
+CONFIDENCES: Final[tuple[Confidence, ...]] = ("low", "medium", "high")
 Strength = Literal["strong", "weak"]
 """`weak`: nothing saw the operation itself; that one is in flight follows from other signs."""
 
@@ -187,7 +188,7 @@ class Stall:
     ended_ns: int | None = None
 
     @property
-    def confidence(self) -> str:
+    def confidence(self) -> Confidence:
         """How sure the verdict is, one of `CONFIDENCES`.
 
         `high`: the operation itself is seen to be in flight, and this host's evidence names the blamed rank or rail;

@@ -24,10 +24,10 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.hardware_evidence import hardware_before
@@ -45,6 +45,13 @@ from railscope.exporters.series.protobuf import Protobuf, ProtobufRenderer
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.series.text import Format, Renderer
 from railscope.exporters.web.negotiation import accepts_gzip, metrics_format
+from railscope.exporters.web.stall_documents import (
+    ProcessDocument,
+    SlowRankDocument,
+    StackDocument,
+    StallDocument,
+    StallsDocument,
+)
 from railscope.probes.printable import printable_document
 from railscope.probes.processes.owner import ProcessOwner, ProcessUsage
 from railscope.probes.processes.processes import ProcessIdentity
@@ -59,13 +66,9 @@ def render_stalls(snapshot: Snapshot, processes: Iterable[RankProcess] = ()) -> 
     """
     usages = {one.identity: one.usage for one in processes}
     stacks = snapshot.stalls.stacks
-    document = {
+    document: StallsDocument = {
         "simulated": snapshot.simulated,
-        "stalls": [
-            _with_hardware(describe_stall(stall, snapshot.monotonic_ns, usages), stall, snapshot)
-            | _blamed_stack(stall, stacks)
-            for stall in snapshot.stalls.current
-        ],
+        "stalls": [_describe_current(stall, snapshot, usages, stacks) for stall in snapshot.stalls.current],
         "ended": [
             _with_hardware(describe_stall(stall, snapshot.monotonic_ns), stall, snapshot)
             for stall in snapshot.stalls.ended
@@ -75,15 +78,28 @@ def render_stalls(snapshot: Snapshot, processes: Iterable[RankProcess] = ()) -> 
     return json.dumps(printable_document(document), indent=1).encode() + b"\n"
 
 
-def _with_hardware(described: dict[str, Any], stall: Stall, snapshot: Snapshot) -> dict[str, Any]:
+def _with_hardware(described: StallDocument, stall: Stall, snapshot: Snapshot) -> StallDocument:
     """What of the hardware went wrong just before comes first."""
-    found = hardware_before(snapshot.condition, snapshot.rails, stall)
-    return described | {"evidence": [*found, *described["evidence"]]} if found else described
+    described["evidence"] = [*hardware_before(snapshot.condition, snapshot.rails, stall), *described["evidence"]]
+    return described
+
+
+def _describe_current(
+    stall: Stall,
+    snapshot: Snapshot,
+    usages: Mapping[ProcessIdentity, ProcessUsage | None],
+    stacks: Mapping[tuple[str, int], ProcessStack],
+) -> StallDocument:
+    told = _with_hardware(describe_stall(stall, snapshot.monotonic_ns, usages), stall, snapshot)
+    stack = _blamed_stack(stall, stacks)
+    if stack is not None:
+        told["blamed_stack"] = stack
+    return told
 
 
 def describe_stall(
     stall: Stall, now_ns: int, usages: Mapping[ProcessIdentity, ProcessUsage | None] = MappingProxyType({})
-) -> dict[str, Any]:
+) -> StallDocument:
     """A stall as `/stalls` and the socket of verdicts show it; `now_ns` is CLOCK_MONOTONIC."""
     diagnosis, owner = stall.diagnosis, stall.owner
     return {
@@ -94,7 +110,7 @@ def describe_stall(
         "process": _process(owner, usages.get(owner.identity) if owner is not None else None),
         "op": stall.op,
         "payload_bytes": stall.payload_bytes,
-        "cause": diagnosis.cause.value,
+        "cause": diagnosis.cause,
         "strength": stall.strength,
         "since_realtime_ns": stall.since_realtime_ns,
         "flagged_realtime_ns": stall.flagged_realtime_ns,
@@ -108,7 +124,7 @@ def describe_stall(
     }
 
 
-def _describe_pace(pace: RankPace, snapshot: Snapshot) -> dict[str, Any]:
+def _describe_pace(pace: RankPace, snapshot: Snapshot) -> SlowRankDocument:
     """A slow rank as `/stalls` shows it."""
     known = pace.slowness
     pids = (
@@ -126,7 +142,7 @@ def _describe_pace(pace: RankPace, snapshot: Snapshot) -> dict[str, Any]:
         "comm": pace.comm,
         "rank": parse_number(pace.rank),
         "pid": next(pids, None),
-        "cause": Cause.RANK_SLOW.value,
+        "cause": Cause.RANK_SLOW,
         "strength": "weak" if pace.seen == "calls" else "strong",
         "since_realtime_ns": int(known.since * 1e9),
         "waited_ratio": pace.waited_ratio,
@@ -135,22 +151,34 @@ def _describe_pace(pace: RankPace, snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def _blamed_stack(stall: Stall, stacks: Mapping[tuple[str, int], ProcessStack]) -> dict[str, Any]:
-    """Where the Python code of the rank that a stall is put down to stands; where that is not known, no key."""
+def _blamed_stack(stall: Stall, stacks: Mapping[tuple[str, int], ProcessStack]) -> StackDocument | None:
+    """Where the Python code of the rank that a stall is put down to stands; None: it was not read."""
     blamed = stall.diagnosis.blamed_rank
     stack = stacks.get((stall.comm, blamed)) if blamed is not None else None
     if stack is None:
-        return {}
-    told: dict[str, Any] = {"taken_realtime_ns": stack.taken_ns + stall.realtime_offset_ns}
-    return {"blamed_stack": told | ({"unknown": stack.why} if stack.why else {"lines": list(stack.lines)})}
+        return None
+    told: StackDocument = {"taken_realtime_ns": stack.taken_ns + stall.realtime_offset_ns}
+    if stack.why:
+        told["unknown"] = stack.why
+    else:
+        told["lines"] = list(stack.lines)
+    return told
 
 
-def _process(owner: ProcessOwner | None, usage: ProcessUsage | None) -> dict[str, Any]:
+def _process(owner: ProcessOwner | None, usage: ProcessUsage | None) -> ProcessDocument:
     """What is known of a process; what is not has no key."""
-    known: dict[str, Any] = {}
-    if owner is not None:
-        known |= {name: value for name, value in (("user", owner.user), ("program", owner.program)) if value}
-    return known if usage is None else known | asdict(usage)
+    known: ProcessDocument = {}
+    if owner is not None and owner.user:
+        known["user"] = owner.user
+    if owner is not None and owner.program:
+        known["program"] = owner.program
+    if usage is not None:
+        known["read_realtime_ns"] = usage.read_realtime_ns
+        known["cpu_seconds"] = usage.cpu_seconds
+        known["resident_bytes"] = usage.resident_bytes
+        known["threads"] = usage.threads
+        known["start_realtime_ns"] = usage.start_realtime_ns
+    return known
 
 
 def render_communicators(snapshot: Snapshot, processes: Iterable[RankProcess] = ()) -> bytes:
@@ -175,7 +203,7 @@ def render_communicators(snapshot: Snapshot, processes: Iterable[RankProcess] = 
             for one in snapshot.collectives.communicators
             if one.alive
         ],
-        "processes": [{"pid": one.identity.pid} | _process(one.owner, one.usage) for one in processes],
+        "processes": [{"pid": one.identity.pid, **_process(one.owner, one.usage)} for one in processes],
     }
     return json.dumps(printable_document(document), indent=1).encode() + b"\n"
 

@@ -7,17 +7,18 @@ from dataclasses import replace
 
 from railscope.agent.facts.rank_process import RankProcess
 from railscope.agent.facts.snapshot import HardwareEvent, ModuleFacts, NodeCondition, NodeStalls
-from railscope.exporters.web.pages import render_communicators, render_stalls
+from railscope.exporters.web.pages import render_communicators
 from railscope.probes.processes.owner import ProcessOwner, ProcessUsage
 from railscope.probes.processes.processes import ProcessIdentity
 from tests.unit.exporters_snapshots import full_snapshot, with_communicators
 from tests.unit.exporters_snapshots import stall as rail_stall
 from tests.unit.identities import named
+from tests.unit.json_documents import stalls_page
 
 
 def test_a_stall_is_told_with_whom_it_blames_since_when_and_on_what_evidence() -> None:
     snapshot = full_snapshot()
-    page = json.loads(render_stalls(snapshot))
+    page = stalls_page(snapshot)
     stall, call = page["stalls"]
     assert (stall["cause"], call["cause"], call["op"]) == ("rail_down", "inside_call", "ncclCommInitRank")
     assert (stall["comm"], stall["rank"], stall["nranks"], stall["op"]) == ("00c0ffee00c0ffee", 1, 2, "AllReduce")
@@ -31,7 +32,7 @@ def test_a_stall_is_told_with_whom_it_blames_since_when_and_on_what_evidence() -
 
 def test_hardware_that_failed_just_before_a_stall_comes_first() -> None:
     snapshot = full_snapshot()
-    began = json.loads(render_stalls(snapshot))["stalls"][0]["since_realtime_ns"] / 1e9
+    began = stalls_page(snapshot)["stalls"][0]["since_realtime_ns"] / 1e9
     alarm = ModuleFacts("1", "ens2", "osfp", alarms=(("3", "receive_power_low"), ("", "temperature_high_warning")))
     events = (
         HardwareEvent("nic", "reset", "0000:18:00.0", "warn", 2, began - 40),
@@ -44,7 +45,7 @@ def test_hardware_that_failed_just_before_a_stall_comes_first() -> None:
         replace(snapshot.rails[1], physical_state=""),
     )
     condition = NodeCondition(modules=(alarm,), events=events)
-    page = json.loads(render_stalls(replace(snapshot, condition=condition, rails=rails)))
+    page = stalls_page(replace(snapshot, condition=condition, rails=rails))
     assert page["stalls"][0]["evidence"] == [
         "the kernel's log told of XID 79 of the GPU 0000:1b:00.0 12 s before the stall",
         "the kernel's log told of reset of the network card 0000:18:00.0 40 s before the stall",
@@ -53,13 +54,11 @@ def test_hardware_that_failed_just_before_a_stall_comes_first() -> None:
         "rail 1 (rail1) has no carrier or is switched off",
     ]
     sound = replace(snapshot, condition=NodeCondition(), rails=tuple(replace(one, physical_state="") for one in rails))
-    assert json.loads(render_stalls(sound))["stalls"][0]["evidence"] == [
-        "rail 1 (rail1) has no carrier or is switched off"
-    ]
+    assert stalls_page(sound)["stalls"][0]["evidence"] == ["rail 1 (rail1) has no carrier or is switched off"]
 
 
 def test_a_slow_rank_is_told_with_how_much_how_often_and_since_when() -> None:
-    (slow,) = json.loads(render_stalls(full_snapshot()))["slow"]
+    (slow,) = stalls_page(full_snapshot())["slow"]
     assert (slow["cause"], slow["comm"], slow["rank"], slow["strength"]) == ("rank_slow", "00c0ffee00c0ffee", 1, "weak")
     assert slow["pid"] in {one.identity.pid for one in full_snapshot().collectives.communicators}
     assert slow["since_realtime_ns"] == 1_750_000_000_000_000_000
@@ -74,20 +73,20 @@ def test_times_do_not_change_from_one_reading_of_the_clocks_to_the_next() -> Non
     """The two clocks of a snapshot are read one after the other, and the time of day is set now and then."""
     snapshot = full_snapshot()
     later = replace(snapshot, realtime_ns=snapshot.realtime_ns + 100_000)
-    told = [json.loads(render_stalls(one)) for one in (snapshot, later)]
+    told = [stalls_page(one) for one in (snapshot, later)]
     for times in ("since_realtime_ns", "flagged_realtime_ns", "ended_realtime_ns"):
         assert len({stall[times] for page in told for stall in page["stalls"]}) == 1
         assert len({stall[times] for page in told for stall in page["ended"]}) == 1
 
 
 def test_what_ended_keeps_its_length() -> None:
-    (ended,) = json.loads(render_stalls(full_snapshot()))["ended"]
+    (ended,) = stalls_page(full_snapshot())["ended"]
     assert ended["seconds"] == 1.0
     assert ended["ended_realtime_ns"] - ended["since_realtime_ns"] == 1_000_000_000
 
 
 def test_a_host_without_stalls_says_so() -> None:
-    page = json.loads(render_stalls(replace(full_snapshot(), stalls=NodeStalls())))
+    page = stalls_page(replace(full_snapshot(), stalls=NodeStalls()))
     assert (page["stalls"], page["ended"], page["slow"]) == ([], [], [])
 
 
@@ -95,7 +94,7 @@ def test_ranks_are_numbers_and_null_where_they_are_not_known() -> None:
     snapshot = full_snapshot()
     blamed = replace(rail_stall(), diagnosis=replace(rail_stall().diagnosis, blamed_rank=0))
     nameless = replace(rail_stall(), rank="unknown", nranks="unknown")
-    page = json.loads(render_stalls(replace(snapshot, stalls=NodeStalls(ended=(blamed, nameless)))))
+    page = stalls_page(replace(snapshot, stalls=NodeStalls(ended=(blamed, nameless))))
     known, unknown = page["ended"]
     assert (known["rank"], known["nranks"], known["blamed_rank"]) == (1, 2, 0)
     assert (unknown["rank"], unknown["nranks"], unknown["blamed_rank"]) == (None, None, None)
@@ -120,18 +119,18 @@ def test_a_stall_tells_whose_its_process_is_and_while_that_lives_what_it_takes()
         "read_realtime_ns": 1_750_000_000_000_000_000,
     }
     whose = {"user": "ada", "program": "python3 train.py"}
-    page = json.loads(render_stalls(snapshot, [RankProcess(owner.identity, owner, usage)]))
+    page = stalls_page(snapshot, [RankProcess(owner.identity, owner, usage)])
     assert [one["process"] for one in page["stalls"] + page["ended"]] == [whose | taken, whose]
     # Another process has its pid now.
     later = RankProcess(ProcessIdentity(4712, 100), None, usage)
-    assert json.loads(render_stalls(snapshot, [later]))["stalls"][0]["process"] == whose
+    assert stalls_page(snapshot, [later])["stalls"][0]["process"] == whose
 
 
 def test_of_a_process_what_is_not_known_is_absent() -> None:
     unnamed = ProcessOwner(ProcessIdentity(4712, 99), "", "python3 train.py")
     ended = (rail_stall(), replace(rail_stall(), owner=unnamed))
     snapshot = replace(full_snapshot(), stalls=NodeStalls(ended=ended))
-    page = json.loads(render_stalls(snapshot))
+    page = stalls_page(snapshot)
     assert [one["process"] for one in page["ended"]] == [{}, {"program": "python3 train.py"}]
     processes = [RankProcess(unnamed.identity, None, None)]
     assert json.loads(render_communicators(snapshot, processes))["processes"] == [{"pid": 4712}]

@@ -31,6 +31,7 @@ from railscope.exporters.web.listen import ServerError
 from railscope.probes.clock import SystemClock
 from railscope.probes.processes.owner import ProcessOwner
 from railscope.probes.processes.processes import ProcessIdentity
+from tests.unit.json_documents import VERDICTS, checked
 
 DOWN = Diagnosis(Cause.RAIL_DOWN, ("rail 1 has no carrier",), culprit=True, rail="1", device="eth1")
 WAITS = Diagnosis(Cause.UNKNOWN, ("nothing explains it",), culprit=False)
@@ -64,9 +65,9 @@ class Reader:
         self._file = self._channel.makefile("r")
 
     def line(self) -> dict[str, Any]:
-        fields = json.loads(self._file.readline())
+        fields = checked(VERDICTS, self._file.readline())
         assert fields["version"] == 1
-        return dict(fields)
+        return fields
 
     def close(self) -> None:
         self._file.close()

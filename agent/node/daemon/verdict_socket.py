@@ -26,11 +26,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from railscope.agent.facts.stall import VERDICT_VERSION, Diagnosis, Stall
 from railscope.exporters.web.listen import ServerError
 from railscope.exporters.web.pages import describe_stall
+from railscope.exporters.web.stall_documents import Change, HelloLine, VerdictLine
 from railscope.probes.clock import Clock
 from railscope.probes.printable import printable_document
 
@@ -100,7 +101,7 @@ class VerdictSocket:
         before, self._standing = self._standing, now
         if not self._clients or not (before or now):
             return
-        changes: list[tuple[str, Stall]] = []
+        changes: list[tuple[Change, Stall]] = []
         for instance, stall in before.items():
             after = now.get(instance)
             if after is None or after.since_ns != stall.since_ns:
@@ -143,8 +144,15 @@ class VerdictSocket:
         client = _Client(channel)
         self._clients.append(client)
         self._selector.register(channel, selectors.EVENT_READ, client)
-        hello = {"host": self._host, "railscope": self._railscope, "stalls": len(self._standing)}
-        self._queue(client, "hello", hello)
+        hello: HelloLine = {
+            "version": VERDICT_VERSION,
+            "event": "hello",
+            "host": self._host,
+            "railscope": self._railscope,
+            "stalls": len(self._standing),
+            "lost": client.lost,
+        }
+        self._queue(client, hello)
         self._tell([("standing", stall) for stall in self._standing.values()], [client])
         if client in self._clients:
             self._send(client)
@@ -164,7 +172,7 @@ class VerdictSocket:
         except OSError:
             return False
 
-    def _tell(self, changes: Collection[tuple[str, Stall]], clients: Collection[_Client]) -> None:
+    def _tell(self, changes: Collection[tuple[Change, Stall]], clients: Collection[_Client]) -> None:
         told: Counter[str] = Counter()
         for event, stall in changes:
             user = stall.owner.user if stall.owner is not None else ""
@@ -173,19 +181,22 @@ class VerdictSocket:
                 for client in clients:
                     client.lost += 1
                 continue
-            fields = {
-                "id": f"{stall.instance}-{stall.since_ns}",
-                "confidence": stall.confidence,
-                "verdict": describe_stall(stall, self._clock.monotonic_ns()),
-            }
+            verdict = describe_stall(stall, self._clock.monotonic_ns())
             for client in clients:
-                self._queue(client, event, fields)
+                line: VerdictLine = {
+                    "version": VERDICT_VERSION,
+                    "event": event,
+                    "id": f"{stall.instance}-{stall.since_ns}",
+                    "confidence": stall.confidence,
+                    "verdict": verdict,
+                    "lost": client.lost,
+                }
+                self._queue(client, line)
         if changes:
             for client in list(clients):
                 self._send(client)
 
-    def _queue(self, client: _Client, event: str, fields: dict[str, Any]) -> None:
-        line = {"version": VERDICT_VERSION, "event": event} | fields | {"lost": client.lost}
+    def _queue(self, client: _Client, line: HelloLine | VerdictLine) -> None:
         data = json.dumps(printable_document(line), separators=(",", ":")).encode() + b"\n"
         if len(client.unsent) + len(data) > MOST_UNSENT_BYTES:
             client.lost += 1

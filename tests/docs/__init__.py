@@ -1,0 +1,1 @@
+"""The documentation: references made from code, links, and the site."""
