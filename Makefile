@@ -21,7 +21,7 @@ PACKAGES_VM := $(PACKAGES_ROOT) qemu-system-x86 xz-utils zstd
 
 include build.mk
 
-.PHONY: setup build bytecode demo stack check test test-search test-faults lint bench bench-fleet packages packages-test packages-bench packages-panels packages-spark packages-vm packages-deb deb test-panels test-spark test-vm gpu-kit clean wheel lock service-env fuzz soak soak-harm test-controls
+.PHONY: docs setup build bytecode demo stack check test test-search test-faults lint bench bench-fleet packages packages-test packages-bench packages-panels packages-spark packages-vm packages-deb deb test-panels test-spark test-vm gpu-kit clean wheel lock service-env fuzz soak soak-harm test-controls
 
 setup: packages $(STAMPS)/venv build bytecode  ## install what is needed, make .venv, the BPF objects and bytecode
 
@@ -126,6 +126,10 @@ test-vm: setup packages-vm packages-deb deb $(STAMPS)/nccl  ## the probes, NCCL 
 
 gpu-kit: setup $(STAMPS)/nccl  ## lay .gpu: what a bare machine with a GPU lacks to run tests/gpu/run
 	$(BIN)/python -m tests.gpu.kit
+
+docs: $(STAMPS)/venv  ## the documentation as a site, build/site; strict
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	$(BIN)/python -m tests.docs.site
 
 lint: $(STAMPS)/venv
 	$(BIN)/ruff check .
