@@ -104,7 +104,18 @@ def _operations() -> list[AnyPanel]:
     bus, seconds = catalogue.COLLECTIVE_COMPLETED_BUS_BYTES.name, catalogue.COLLECTIVE_COMPLETED_SECONDS.name
     algorithm = catalogue.COLLECTIVE_COMPLETED_PAYLOAD_BYTES.name
     bandwidth = catalogue.COLLECTIVE_BUS_BANDWIDTH.name
+    steps = catalogue.JOB_STEP_SECONDS.name
     return [
+        timeseries(
+            "Step time",
+            "Mean length of a step (iteration), as the job's lowest rank on each host makes it.  Absent where its "
+            "calls do not repeat, as with requests at random.",
+            "s",
+            query(
+                f"max by (instance) (({_of_ranks(f'{steps}_sum')}) / ({_of_ranks(f'{steps}_count')}))",
+                "{{instance}}",
+            ),
+        ),
         timeseries(
             "Calls",
             "NCCL calls by operation, exact." + _ON_HOSTS,

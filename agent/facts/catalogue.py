@@ -319,6 +319,24 @@ COLLECTIVE_COMPLETED_SECONDS: Final = _counter(
     "op size",
     "Total duration in seconds of completed operations, from hand-over to completion.",
 )
+JOB_STEPS: Final = _counter(
+    "job_steps",
+    "comm rank",
+    "Steps (iterations) of a job, as its lowest rank on this host makes them: comm_info tells whose the rank is. Found "
+    "where its calls repeat; absent where they do not, or not for long enough yet, and where CUDA graphs make them.",
+)
+JOB_STEP_SECONDS: Final = _histogram(
+    "job_step_seconds",
+    "comm rank",
+    "Duration of steps in seconds, from a step's first call to the next one's, by the host's clock. Without steps "
+    "that other calls made longer (an evaluation, a checkpoint), and those of which calls were lost.",
+)
+JOB_STEP_SILENT_SECONDS: Final = _counter(
+    "job_step_silent_seconds",
+    "comm rank",
+    "Total time in seconds at the end of the steps that job_step_seconds has, from the last call to the next step's "
+    "first one: no collective is called, as while a batch is loaded or computed before the first one.",
+)
 COMM_EVENTS: Final = _counter(
     "comm_events",
     "event",

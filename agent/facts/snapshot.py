@@ -608,6 +608,22 @@ class FailedOver:
 
 
 @dataclass(frozen=True, slots=True)
+class JobSteps:
+    """The steps of a job, as its lowest rank on this host made them; only of jobs whose calls repeat.
+
+    It holds no RankIdentity: its series carry the rank's key alone, and `comm_info` the rest.
+    """
+
+    comm: str
+    rank: str
+    steps: int
+    lengths: Histogram
+    """Seconds from a step's first call to the next one's; without steps in which other calls took most of the time."""
+    silent_seconds: float
+    """Of those: between a step's last call and the next one's first."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeCollectives:
     """The NCCL calls of this node's programs and their completion; built by agent/node/collectives."""
 
@@ -633,6 +649,7 @@ class NodeCollectives:
     completion: NodeCompletion = NodeCompletion()
     times: NodeTimes = NodeTimes()
     unjoined: tuple[UnjoinedProcess, ...] = ()
+    jobs: tuple[JobSteps, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,8 @@ class Rule:
 
     symbol: Codes
     """What stood for each call in the comparison."""
+    sizeless: Flags
+    """By kind: its sizes were not looked at."""
     evidence: Flags
     """The calls that were compared; the others move next to nothing."""
     anchor: Integers
@@ -144,7 +146,7 @@ def find_repetition(series: CallSeries, encode: Encode = dense_codes) -> Repetit
     if len(series) < _LEAST:
         return None
     silence_ns = series.silence_ns
-    for sizes_vary, symbol, kept in _evidences(series, encode):
+    for sizeless, symbol, kept in _evidences(series, encode):
         evidence = _Evidence(series.time_ns[kept], silence_ns[kept], symbol[kept], series.communicator[kept])
         if len(evidence.symbol) > 2 * _TRIAL and _best_cut(evidence.middle(_TRIAL), encode) is None:
             continue
@@ -159,13 +161,15 @@ def find_repetition(series: CallSeries, encode: Encode = dense_codes) -> Repetit
         if cut.distinct == 1:
             bursts = _bursts(evidence.time_ns[starts])
             starts, burst_ns = (starts, None) if bursts is None else (starts[bursts[0]], bursts[1])
-        telling = cut.distinct >= _TELLING and cut.coverage >= _GOOD_ENOUGH
-        if (cut.distinct == 1 or (sizes_vary and not telling)) and not _regular(np.diff(evidence.time_ns[starts])):
-            continue
         places = np.flatnonzero(kept)
         first = int(cut.anchors[np.flatnonzero(cut.usual)[0]])
         usual = places[first : first + cut.length]
-        rule = Rule(symbol, kept, places[cut.anchor], cut.by_silence, usual, offset, burst_ns, telling)
+        sizes_vary = bool(sizeless[series.kind[usual]].any())
+        in_order = cut.distinct >= _TELLING and cut.coverage >= _GOOD_ENOUGH
+        telling = cut.distinct > 1 and (not sizes_vary or in_order)
+        if not telling and not is_regular(np.diff(evidence.time_ns[starts])):
+            continue
+        rule = Rule(symbol, sizeless, kept, places[cut.anchor], cut.by_silence, usual, offset, burst_ns, telling)
         return Repetition(places[starts], sizes_vary, burst_ns is not None, rule)
     return None
 
@@ -178,7 +182,8 @@ def relative_spread(values: Integers) -> float:
     return float((high - low) / median) if median > 0 else float("inf")
 
 
-def _regular(lengths_ns: Integers) -> bool:
+def is_regular(lengths_ns: Integers) -> bool:
+    """Whether most of the time is made of periods about as long as the median one."""
     median = float(np.median(lengths_ns))
     near = np.abs(lengths_ns - median) <= _NEAR_MEDIAN * median
     return median > 0 and bool(lengths_ns[near].sum() >= _LEAST_REGULAR_TIME * lengths_ns.sum())
@@ -208,21 +213,21 @@ def find_most_frequent(series: CallSeries, starts: Integers, symbol: Codes) -> t
     return float(equal.mean()), int(lengths[np.flatnonzero(equal)[0]])
 
 
-def _evidences(series: CallSeries, encode: Encode) -> Iterator[tuple[bool, Codes, Flags]]:
+def _evidences(series: CallSeries, encode: Encode) -> Iterator[tuple[Flags, Codes, Flags]]:
     """As `_readings`, with which calls are evidence: those of unknown size, too, unless nothing comes of that."""
     sized = series.sized
-    for sizes_vary, symbol in _readings(series, encode):
+    for sizeless, symbol in _readings(series, encode):
         heavy = _heavy(symbol, series.payload_bytes)
         if sized is None:
-            yield sizes_vary, symbol, heavy
+            yield sizeless, symbol, heavy
             continue
         if not sized.all():
-            yield sizes_vary, symbol, heavy | ~sized
+            yield sizeless, symbol, heavy | ~sized
         if sized.any():
-            yield sizes_vary, symbol, heavy & sized
+            yield sizeless, symbol, heavy & sized
 
 
-def _readings(series: CallSeries, encode: Encode) -> Iterator[tuple[bool, Codes]]:
+def _readings(series: CallSeries, encode: Encode) -> Iterator[tuple[Flags, Codes]]:
     """What may stand for the calls: with all sizes, without those that vary, without any."""
     counts = np.bincount(series.symbol)
     recurring = _recurring(series.symbol, counts)
@@ -242,12 +247,12 @@ def _readings(series: CallSeries, encode: Encode) -> Iterator[tuple[bool, Codes]
 
 def _without_sizes(
     series: CallSeries, kinds: Flags, encode: Encode, *, always: bool = False
-) -> Iterator[tuple[bool, Codes]]:
+) -> Iterator[tuple[Flags, Codes]]:
     if not kinds.any():
         if always:
-            yield False, series.symbol
+            yield kinds, series.symbol
         return
-    yield True, encode(np.where(kinds[series.kind], -1 - series.kind.astype(np.int64), series.symbol))
+    yield kinds, encode(np.where(kinds[series.kind], -1 - series.kind.astype(np.int64), series.symbol))
 
 
 def _recurring(symbol: Codes, counts: Integers) -> Flags:

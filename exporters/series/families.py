@@ -22,6 +22,7 @@ from railscope.agent.facts.snapshot import (
     AgentHealth,
     CommunicatorFacts,
     Histogram,
+    JobSteps,
     NodeCollectives,
     NodeStalls,
     ProbeHealth,
@@ -168,7 +169,8 @@ def _drafts(snapshot: Snapshot, detail: Detail, selection: Selection) -> Iterato
     gone = detail.ranks_gone
     for draft in _all_drafts(snapshot, detail, selection):
         if gone and goes_with_rank(draft.metric):
-            yield Draft(draft.metric, [sample for sample in draft.samples if sample[0][:2] not in gone])
+            samples = [sample for sample in draft.samples if sample[0][:2] not in gone]
+            yield Draft(draft.metric, samples, [one for one in draft.histograms if one[0][:2] not in gone])
         else:
             yield draft
 
@@ -179,6 +181,7 @@ def _all_drafts(snapshot: Snapshot, detail: Detail, selection: Selection) -> Ite
     yield from _communicators(detail.communicators)
     yield from _stalls(snapshot.stalls, snapshot.monotonic_ns, snapshot.collectives)
     yield from _times(snapshot.collectives, detail)
+    yield from _jobs(snapshot.collectives.jobs)
     yield make_draft_by_label(catalogue.COMM_EVENTS, snapshot.collectives.events.items())
     yield make_draft_by_label(catalogue.COMM_ERRORS, snapshot.collectives.errors.items())
     yield from _failovers(snapshot)
@@ -413,6 +416,13 @@ def _times(collectives: NodeCollectives, detail: Detail) -> Iterator[Draft]:
     yield Draft(catalogue.COLLECTIVE_COMPLETED_PAYLOAD_BYTES, ((labels, one.payload_bytes) for labels, one in kinds))
     yield Draft(catalogue.COLLECTIVE_COMPLETED_BUS_BYTES, ((labels, one.bus_bytes) for labels, one in kinds))
     yield Draft(catalogue.COLLECTIVE_COMPLETED_SECONDS, ((labels, one.seconds) for labels, one in kinds))
+
+
+def _jobs(jobs: tuple[JobSteps, ...]) -> Iterator[Draft]:
+    ranks = [((one.comm, one.rank), one) for one in jobs]
+    yield Draft(catalogue.JOB_STEPS, ((rank, one.steps) for rank, one in ranks))
+    yield Draft(catalogue.JOB_STEP_SECONDS, histograms=((rank, one.lengths) for rank, one in ranks))
+    yield Draft(catalogue.JOB_STEP_SILENT_SECONDS, ((rank, one.silent_seconds) for rank, one in ranks))
 
 
 def _probes(probes: ProbeHealth) -> Iterator[Draft]:

@@ -24,6 +24,7 @@ from railscope.agent.facts.snapshot import (
     GpuFacts,
     HardwareEvent,
     Histogram,
+    JobSteps,
     LaunchTotal,
     LoopFacts,
     ModuleFacts,
@@ -197,6 +198,7 @@ def full_snapshot() -> Snapshot:
             ),
             identity_conflicts=2,
             unjoined=(UnjoinedProcess(4713, "4711", "2", "8"),),
+            jobs=(JobSteps("00c0ffee00c0ffee", "0", 13, Histogram((0.25, 0.5, 1.0), (0, 8, 3, 0), 5.5), 0.75),),
             completion=NodeCompletion(
                 durations=(OpHistogram("AllReduce", Histogram((1e-06, 0.0001, 0.5), (0, 7, 3, 0), sum=0.75)),),
                 bandwidths=(OpHistogram("AllReduce", Histogram((1e6, 1e9), (0, 10, 0), sum=2.5e9)),),
@@ -336,9 +338,9 @@ def with_communicators(snapshot: Snapshot, *communicators: CommunicatorFacts) ->
 
 
 def without_ranks(snapshot: Snapshot) -> Snapshot:
-    """The snapshot without what is told of single ranks beside their communicators: times, peers, failovers."""
+    """The snapshot without what is told of single ranks beside their communicators: times, peers, failovers, steps."""
     times = replace(snapshot.collectives.times, by_rank=(), arrivals=())
-    return replace(snapshot, collectives=replace(snapshot.collectives, times=times, peers=(), degraded=()))
+    return replace(snapshot, collectives=replace(snapshot.collectives, times=times, peers=(), degraded=(), jobs=()))
 
 
 def stall(*, ended_ns: int | None = None) -> Stall:

@@ -8,7 +8,7 @@ What has ended leaves the kernel's tables at the next tick, all with one reading
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from typing import Final
 
 from railscope.agent.facts.label_numbers import UNKNOWN
@@ -270,6 +270,15 @@ class Collectives:
     def communicator(self, instance: int) -> Communicator | None:
         """A communicator by its instance; None: unknown."""
         return self._communicators.get(instance)
+
+    @property
+    def changes(self) -> int:
+        """Rises whenever anything that is known of a communicator changes."""
+        return self._communicators.changes
+
+    def communicators(self) -> Iterator[Communicator]:
+        """Those that have not been put away."""
+        return iter(self._communicators)
 
     def unmade(self, tgid: int) -> list[Communicator]:
         """Communicators of a process that NCCL may still be making."""

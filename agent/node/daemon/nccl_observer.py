@@ -12,7 +12,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -40,6 +40,7 @@ from railscope.agent.node.stalls.detector import StallLimits
 from railscope.agent.node.stalls.holds import Holds, StopEvents
 from railscope.agent.node.stalls.stacks import Stacks
 from railscope.agent.node.stalls.watchdog import InFlightTables, Watchdog
+from railscope.agent.node.steps.steps import Steps
 from railscope.agent.node.targets.jobs import JobFacts, is_confined
 from railscope.agent.node.targets.libraries import Libraries, Library
 from railscope.agent.node.targets.memory import ProcessMemory
@@ -241,6 +242,13 @@ class NcclObserver:
             stacks=Stacks(config.stall_stacks, clock) if config.stall_stacks is not None else None,
         )
         """What watches for stalls."""
+        completion = self._completion
+        self._computations = ThreadPoolExecutor(1, "steps")
+        self._steps = Steps(
+            self._processes,
+            (lambda: completion.replaying) if completion is not None else frozenset,
+            self._computations,
+        )
         self._control = sources.control(self._completion) if sources.control is not None else None
 
     def _before_forgetting(self) -> None:
@@ -433,6 +441,8 @@ class NcclObserver:
         self._collectives.compare_ranks(now_ns)
         self._collectives.archive_ended(now_ns)
         self.stalls.forget(self._collectives.forget(now_ns - self._config.comm_lifetime_ns, self._most_ended))
+        self._steps.update(now_ns, self._collectives.communicators(), self._collectives.changes)
+        self._steps.forget(now_ns - self._config.comm_lifetime_ns)
         self.stalls.find_calls()
         self.stalls.early.record_events(self._holds.rearm())
         changes = self._libraries.changes
@@ -605,7 +615,8 @@ class NcclObserver:
 
     def record_calls(self, events: Records) -> None:
         """Record calls (dtype CALL_EVENT) that were read from the ring."""
-        self.stalls.record_calls(events)
+        called = self.stalls.record_calls(events)
+        self._steps.record(events, called)
 
     def record_completions(self, events: Records) -> None:
         """Record completed operations (dtype COMPLETION_EVENT) that were read from the ring."""
@@ -629,7 +640,7 @@ class NcclObserver:
         self._in_network = any(one.algorithm.startswith("CollNet") for one in collectives.completion.launches)
         probes = self._probe_health()
         unjoined = unjoined_processes(self._processes.values(), self._collectives.pids_with_communicators())
-        collectives = replace(collectives, unjoined=unjoined)
+        collectives = replace(collectives, unjoined=unjoined, jobs=self._steps.facts())
         # Last: it says whether all of the above could be read.
         return NcclFacts(collectives, self.stalls.facts(), probes, (self._result(started_ns),))
 
@@ -669,6 +680,7 @@ class NcclObserver:
 
     def close(self) -> None:
         """Close what was opened to inspect stalls, once everything is detached."""
+        self._computations.shutdown(cancel_futures=True)
         self.stalls.close()
         self._holds.close()
         self._inspection.close()

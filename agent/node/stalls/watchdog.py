@@ -161,10 +161,11 @@ class Watchdog:
         unseen = self._unseen.current if self._unseen is not None else ()
         return (*self._detector.current, *inside, *unseen)
 
-    def record_calls(self, events: Records) -> None:
-        """Record calls: dtype CALL_EVENT, in the order of the calls."""
+    def record_calls(self, events: Records) -> list[int]:
+        """Record calls: dtype CALL_EVENT, in the order of the calls; returns the instances that were called."""
         called = self._reader.record_calls(events)
         self._stragglers.record(events, called, self._known.communicator)
+        return called
 
     @property
     def suspicious(self) -> bool:

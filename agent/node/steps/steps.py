@@ -1,0 +1,229 @@
+"""Steps of the jobs on this host: how many there were, and how long they took.
+
+A step is what `railscope report` calls an iteration, found by the same rule in the stream of calls that every level of
+probes gives: from its first call to the next one's, by the host's clock.  What is enqueued ahead of the GPU keeps the
+pace of the GPU within a step or two, as jobs wait for it sooner or later.
+
+Unknown are the steps of a job whose calls have no pattern (requests at random), of one that replays its collectives in
+CUDA graphs, and those in which calls were lost (a full ring).  They are absent, and what is counted is counted right.
+
+A step within which other calls lie (an evaluation, a checkpoint), and that is longer than half as long again as usual,
+is counted, and what it took is not: it took what a usual one takes, and the rest was something else.
+
+Memory: 40 bytes for each call that is kept.  All jobs together have `MOST_CALLS`, which tenants share equally, and of
+one tenant its jobs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from railscope.agent.facts.rank_identity import RankKey
+from railscope.agent.facts.snapshot import Histogram, JobSteps
+from railscope.agent.node.collectives.communicators import Communicator
+from railscope.agent.node.steps.references import Reference, find_references
+from railscope.agent.node.steps.stream import LEAST_NS, CallStream
+from railscope.agent.node.targets.processes import ObservedProcess
+from railscope.agent.rhythm.pattern import Calls
+from railscope.agent.rhythm.tracker import Iterations
+from railscope.probes.loading.maps import Records
+
+BOUNDS: Final = tuple(2.0**power for power in range(-9, 11))
+"""2 ms to 17 minutes."""
+MOST_CALLS: Final = 1 << 19
+"""Kept of all jobs: 20 MiB."""
+_MOST_OF_A_JOB: Final = 1 << 16
+_ENOUGH: Final = 1 << 14
+"""Calls that are looked at together."""
+_INTERRUPTED: Final = 1.5
+"""So many times the usual length."""
+_COLUMNS: Final = ("time_ns", "instance", "peer", "op", "data_type", "payload_bytes", "sequence")
+
+Columns = tuple[npt.NDArray[Any], ...]
+
+
+@dataclass(slots=True)
+class _Job:
+    """What is known of one reference rank."""
+
+    reference: Reference
+    rank: RankKey
+    stream: CallStream
+    last: dict[int, int] = field(default_factory=dict)
+    """By instance: number of its last call."""
+    steps: int = 0
+    counts: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(BOUNDS) + 1, np.int64))
+    seconds: float = 0.0
+    """Of the steps that `counts` has."""
+    silent_seconds: float = 0.0
+    """Of those: before their end, without a call."""
+    ended_ns: int | None = None
+
+    def record(self, found: Iterations) -> None:
+        """Count steps (dtype ITERATION)."""
+        self.steps += len(found)
+        lengths_ns = found["end_ns"] - found["start_ns"]
+        pattern = self.stream.pattern
+        longest_ns = _INTERRUPTED * pattern.median_ns if pattern is not None else 0.0
+        measured = ~found["odd"] | (lengths_ns <= longest_ns)
+        found, lengths_ns = found[measured], lengths_ns[measured]
+        seconds = lengths_ns / 1e9
+        self.counts += np.bincount(np.searchsorted(BOUNDS, seconds), minlength=len(BOUNDS) + 1)
+        self.seconds += float(seconds.sum())
+        self.silent_seconds += int(found["silence_ns"].sum()) / 1e9
+
+
+class Steps:
+    """Not thread-safe: the daemon's lock guards it."""
+
+    def __init__(
+        self,
+        processes: Mapping[int, ObservedProcess],
+        replays: Callable[[], Collection[int]],
+        executor: Executor,
+        *,
+        least_ns: int = LEAST_NS,
+    ) -> None:
+        """`replays`: instances whose collectives run in replays of CUDA graphs.  `executor`: for pure computation.
+
+        `least_ns`: calls that span so much are needed to tell of steps.
+        """
+        self._processes = processes
+        self._replays = replays
+        self._executor = executor
+        self._least_ns = least_ns
+        self._jobs: dict[int, _Job] = {}
+        """By pid, those that run."""
+        self._ended: list[_Job] = []
+        self._changes = -1
+        self._known = np.zeros(0, np.uint32)
+        """Instances of references, ascending, and the pid of each."""
+        self._pids = np.zeros(0, np.int64)
+        self._wanted: frozenset[int] = frozenset()
+        self._pending: list[Columns] = []
+        self._pending_count = 0
+
+    def record(self, events: Records, called: Iterable[int]) -> None:
+        """Record calls (dtype CALL_EVENT) of the instances `called`.
+
+        Of ranks that stand for no job they are dropped; of others what is needed is kept until there are many, or until
+        the next update.
+        """
+        if self._wanted.isdisjoint(called):
+            return
+        instances = np.ascontiguousarray(events["instance"])
+        at = np.minimum(np.searchsorted(self._known, instances), len(self._known) - 1)
+        own = np.flatnonzero(self._known[at] == instances)
+        self._pending.append((self._pids[at[own]], *(events[name][own] for name in _COLUMNS)))
+        self._pending_count += len(own)
+        if self._pending_count >= _ENOUGH:
+            self._follow()
+
+    def update(self, now_ns: int, communicators: Iterable[Communicator], changes: int) -> None:
+        """Look for steps in what was recorded, and for the jobs of now.
+
+        Args:
+            now_ns: CLOCK_MONOTONIC.
+            communicators: all that have not been put away.
+            changes: rises whenever anything about them changes.
+        """
+        self._follow()
+        if changes == self._changes:
+            return
+        self._changes = changes
+        living = [one for one in communicators if one.ended_ns is None]
+        found = {one.pid: one for one in find_references(living, self._processes, self._jobs.keys())}
+        for pid in self._jobs.keys() - found.keys():
+            job = self._jobs.pop(pid)
+            job.ended_ns = now_ns
+            if job.steps:
+                self._ended.append(job)
+        most = _shares(found.values())
+        names = {one.name for one in living if one.tgid in found}
+        for pid, reference in found.items():
+            if pid not in self._jobs:
+                stream = CallStream(self._executor, most[pid], least_ns=self._least_ns)
+                self._jobs[pid] = _Job(reference, reference.rank, stream)
+                continue
+            job = self._jobs[pid]
+            job.stream.most = most[pid]
+            job.reference = reference
+            job.last = {instance: number for instance, number in job.last.items() if instance in reference.instances}
+            if job.rank[0] not in names:
+                job.rank = reference.rank
+        rows = sorted((instance, pid) for pid, one in found.items() for instance in one.instances)
+        self._known = np.array([instance for instance, _ in rows], np.uint32)
+        self._pids = np.array([pid for _, pid in rows], np.int64)
+        self._wanted = frozenset(self._known.tolist())
+
+    def facts(self) -> tuple[JobSteps, ...]:
+        """Of each job whose steps are known, or were."""
+        self._follow()
+        return tuple(
+            JobSteps(
+                *job.rank,
+                steps=job.steps,
+                lengths=Histogram(BOUNDS, tuple(job.counts.tolist()), job.seconds),
+                silent_seconds=job.silent_seconds,
+            )
+            for job in (*self._jobs.values(), *self._ended)
+            if job.steps
+        )
+
+    def forget(self, before_ns: int) -> None:
+        """Drop jobs that ended before a moment."""
+        self._ended = [job for job in self._ended if (job.ended_ns or 0) >= before_ns]
+
+    def _follow(self) -> None:
+        """Give the streams the calls that wait."""
+        if not self._pending:
+            return
+        pids, *columns = (np.concatenate(column) for column in zip(*self._pending, strict=True))
+        self._pending.clear()
+        self._pending_count = 0
+        replays = self._replays()
+        for pid in np.unique(pids).tolist():
+            job = self._jobs.get(pid)
+            if job is None:
+                continue
+            own = pids == pid
+            time_ns, instance, peer, op, data_type, payload, sequence = (column[own] for column in columns)
+            # What captured calls do is done when their graph is launched: none of the stream is what it seems.
+            if not job.reference.instances.isdisjoint(replays):
+                job.stream.record_loss(int(time_ns[-1]))
+                continue
+            if self._are_missing(job, instance, sequence):
+                job.stream.record_loss(int(time_ns[0]))
+            calls = Calls.of_columns(time_ns, instance, peer, op, data_type, payload)
+            all_ended = job.stream.pattern is not None and job.reference.instances.isdisjoint(
+                job.stream.pattern.communicators
+            )
+            job.record(job.stream.add(calls, all_ended=all_ended))
+
+    @staticmethod
+    def _are_missing(job: _Job, instance: npt.NDArray[Any], sequence: npt.NDArray[Any]) -> bool:
+        """Whether calls between these and the last ones did not come."""
+        found, place, counts = np.unique(instance, return_inverse=True, return_counts=True)
+        highest = np.zeros(len(found), np.int64)
+        np.maximum.at(highest, place, sequence.astype(np.int64))
+        missing = False
+        for one, count, number in zip(found.tolist(), counts.tolist(), highest.tolist(), strict=True):
+            before = job.last.get(one)
+            job.last[one] = number
+            # The kernel's numbers begin again at 2^32.
+            missing |= before is not None and 0 < (number - before - count) & 0xFFFFFFFF < 1 << 31
+        return missing
+
+
+def _shares(references: Iterable[Reference]) -> dict[int, int]:
+    """By pid: how many calls may be kept."""
+    found = list(references)
+    jobs = Counter(one.tenant for one in found)
+    return {one.pid: min(_MOST_OF_A_JOB, MOST_CALLS // len(jobs) // jobs[one.tenant]) for one in found}

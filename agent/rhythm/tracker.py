@@ -1,0 +1,257 @@
+"""Follows the iterations of a stream of calls whose pattern is known.
+
+Anchors cut the stream into segments, as they did when the pattern was learnt (agent/rhythm/repetition.py).  A segment
+that holds at least half of the calls of a usual one is an iteration.  One with calls that are not in the pattern, or
+without some that are, is an *odd* one: an evaluation or a checkpoint lies in it, or beside it, and how long the
+iteration itself took is then known only as far as that took no time.  Segments with less than half are none, such as
+those of a forward pass alone; what they took makes the iteration before them odd.
+
+An iteration is known once the segment behind its successor's beginning is whole.  Where calls were lost, the iteration
+in which that was noticed is not told: its beginning or end may be among them.
+
+All steps are numpy over columns; the calls that wait for the end of their segment are the only memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from railscope.agent.rhythm.pattern import Calls, Flags, Hashes, Pattern
+from railscope.agent.rhythm.repetition import is_regular
+from railscope.agent.rhythm.series import Integers
+
+ITERATION: Final = np.dtype([("start_ns", "<i8"), ("end_ns", "<i8"), ("silence_ns", "<i8"), ("odd", "?")])
+"""From its first call to the next one's; the silence before that one; and whether other calls lie within."""
+Iterations = NDArray[Any]
+
+_ENOUGH: Final = 0.5
+"""Of the calls of a usual iteration."""
+_BLOCK: Final = 16
+"""Iterations of a pattern that is not telling are told together, if they were regular."""
+_RECENT: Final = 64
+_LEAST_LIKE_IT: Final = 0.25
+"""Of recent segments, that are as usual, or the pattern is no longer the job's."""
+_STRANGE: Final = 8
+"""So many heavy calls on a communicator that is not in the pattern, over half of its time, make it wrong."""
+_STRANGE_PART: Final = 0.001
+_MOST_STRANGE: Final = 256
+"""Communicators."""
+
+
+class Tracker:
+    """Of one GPU's calls.  Not thread-safe."""
+
+    def __init__(self, pattern: Pattern) -> None:
+        self.pattern = pattern
+        self._waiting = Calls.nothing()
+        """From the beginning of the last segment on, which is not whole."""
+        self._before_ns: int | None = None
+        """When the call before those was made."""
+        self._begun = False
+        """The first call that waits is the beginning of a segment."""
+        self._open: tuple[int, bool] | None = None
+        """When the last iteration began, and whether it is odd so far."""
+        self._lost_ns: list[int] = []
+        self._held: list[Iterations] = []
+        """Of a pattern that is not telling, what was not told yet."""
+        self._recent: list[bool] = []
+        """Whether each of the last segments is as usual."""
+        self._first_ns: int | None = None
+        self._strange: dict[int, tuple[int, int, int, int]] = {}
+        """By communicator: heavy calls, their bytes, when the first and the last came."""
+        self._moved_bytes = 0
+        self.segment_ns = 0
+        """When the last segment that is whole ended; 0: none has."""
+        self.failed = False
+        """The pattern is not the job's, or no longer."""
+
+    @property
+    def waiting(self) -> Calls:
+        """The calls of the segment that is not whole."""
+        return self._waiting
+
+    def record_loss(self, time_ns: int) -> None:
+        """Calls up to this moment were lost since the last ones that were added."""
+        self._lost_ns.append(time_ns)
+
+    def add(self, calls: Calls) -> Iterations:
+        """Take the next calls; returns the iterations that are known now and were not before (dtype ITERATION)."""
+        if not len(calls):
+            return np.zeros(0, ITERATION)
+        if self._first_ns is None:
+            self._first_ns = int(calls.time_ns[0])
+        waiting = self._waiting = self._waiting.followed_by(calls)
+        pattern = self.pattern
+        name, index, evidence = self._names(waiting)
+        places = np.flatnonzero(evidence)
+        before_ns = self._before_ns if self._before_ns is not None else int(waiting.time_ns[0])
+        silence_ns = np.diff(waiting.time_ns, prepend=before_ns)[places]
+        begins = self._segments(name[places], waiting.communicator[places], silence_ns)
+        if len(begins) < 2:
+            return np.zeros(0, ITERATION)
+        low, high = int(begins[0]), int(begins[-1])
+        lengths = np.diff(begins)
+        segment = np.repeat(np.arange(len(lengths)), lengths)
+        own = index[places[low:high]]
+        size = len(pattern.names)
+        cells = np.bincount(segment * (size + 1) + own, minlength=len(lengths) * (size + 1))
+        shared = np.minimum(cells.reshape(-1, size + 1)[:, :size], pattern.counts).sum(axis=1)
+        usual = (shared == pattern.length) & (lengths == pattern.length)
+        starts = self._starts(begins, usual, name[places], silence_ns)
+        counted = shared >= _ENOUGH * pattern.length
+        found = self._close(waiting.time_ns[places[starts]], silence_ns[starts], counted, usual)
+        self._learn(waiting, places[low:high], own == size, usual)
+        self.segment_ns = int(waiting.time_ns[places[high]])
+        cut = int(places[high])
+        self._before_ns = int(waiting.time_ns[cut - 1]) if cut else self._before_ns
+        self._waiting = waiting.part(cut)
+        self._begun = True
+        return self._told(found)
+
+    def drop_waiting(self, kept: int) -> None:
+        """Keep only the latest of the calls that wait: the iteration under way is not told."""
+        cut = len(self._waiting) - kept
+        if cut > 0:
+            self._before_ns = int(self._waiting.time_ns[cut - 1])
+            self._waiting = self._waiting.part(cut)
+            self._begun, self._open = False, None
+
+    def _names(self, calls: Calls) -> tuple[Hashes, Integers, Flags]:
+        """The name of each call, its place among the pattern's (as many: none), and whether it is evidence."""
+        pattern = self.pattern
+        name = calls.symbol
+        if len(pattern.sizeless):
+            name = np.where(_among(calls.kind, pattern.sizeless), calls.kind, name)
+        index = np.searchsorted(pattern.names, name)
+        index[pattern.names[np.minimum(index, len(pattern.names) - 1)] != name] = len(pattern.names)
+        strange = index == len(pattern.names)
+        light = strange & ((calls.payload_bytes <= pattern.light_bytes) | _among(name, pattern.light))
+        if pattern.burst_ns is not None:
+            light |= strange  # only silence between equal calls tells iterations apart
+        return name, index, ~light
+
+    def _segments(self, name: Hashes, communicator: Integers, silence_ns: Integers) -> Integers:
+        """Places among the evidence at which segments begin, the last one's included."""
+        pattern = self.pattern
+        if pattern.burst_ns is not None:
+            begins = np.flatnonzero(silence_ns >= pattern.burst_ns)
+            return self._with_first(begins)
+        own = np.flatnonzero(communicator == pattern.anchor_communicator)
+        long = len(pattern.anchor)
+        at = np.arange(max(0, len(own) - long + 1))
+        for place, wanted in enumerate(pattern.anchor):
+            at = at[name[own[at + place]] == wanted]
+        anchors = own[at]
+        if not pattern.by_silence:
+            return anchors
+        if len(anchors) < 2:
+            return anchors[:0]
+        low, high = int(anchors[0]), int(anchors[-1])
+        silence = silence_ns[low:high]
+        longest = np.maximum.reduceat(silence, anchors[:-1] - low)
+        places = np.flatnonzero(silence == np.repeat(longest, np.diff(anchors))) + low
+        longest_at: Integers = places[np.unique(np.searchsorted(anchors, places, side="right"), return_index=True)[1]]
+        return self._with_first(longest_at)
+
+    def _with_first(self, begins: Integers) -> Integers:
+        """With the first call that waits, if a segment begins there."""
+        if not self._begun or (len(begins) and not begins[0]):
+            return begins
+        return np.concatenate((np.zeros(1, np.int64), begins))
+
+    def _starts(self, begins: Integers, usual: Flags, name: Hashes, silence_ns: Integers) -> Integers:
+        """Where the iteration of each segment begins: as usual; in odd ones at the longest silence before the call that
+        usually is the first."""
+        pattern = self.pattern
+        starts: Integers = begins[:-1] + np.minimum(pattern.offset, np.diff(begins) - 1)
+        if not pattern.offset or usual.all():
+            return starts
+        low, high = int(begins[0]), int(begins[-1])
+        silence = np.where(name[low:high] == pattern.starting, silence_ns[low:high], -1)
+        longest = np.maximum.reduceat(silence, begins[:-1] - low)
+        places = np.flatnonzero((silence == np.repeat(longest, np.diff(begins))) & (silence >= 0))
+        segment, first = np.unique(np.searchsorted(begins, places + low, side="right") - 1, return_index=True)
+        odd = ~usual[segment]
+        starts[segment[odd]] = places[first[odd]] + low
+        return starts
+
+    def _close(self, time_ns: Integers, silence_ns: Integers, counted: Flags, usual: Flags) -> Iterations:
+        """The iterations between the beginnings of these segments, and the one that was open."""
+        at = np.flatnonzero(counted)
+        # Of the segments from one iteration's to the next one's, both included, whether any is odd.
+        odd_so_far = np.concatenate(([0], np.cumsum(~usual)))
+        begin_ns = time_ns[at]
+        if not len(at):
+            if self._open is not None:
+                self._open = self._open[0], True
+            return np.zeros(0, ITERATION)
+        odd = odd_so_far[at[1:] + 1] - odd_so_far[at[:-1]] > 0
+        ends_ns, silences_ns = begin_ns[1:], silence_ns[at[1:]]
+        starts_ns = begin_ns[:-1]
+        if self._open is not None:
+            opened_ns, opened_odd = self._open
+            starts_ns = np.concatenate(([opened_ns], starts_ns))
+            ends_ns = np.concatenate((begin_ns[:1], ends_ns))
+            silences_ns = np.concatenate((silence_ns[at[:1]], silences_ns))
+            odd = np.concatenate(([opened_odd or bool(odd_so_far[at[0] + 1])], odd))
+        found = np.zeros(len(starts_ns), ITERATION)
+        found["start_ns"], found["end_ns"], found["silence_ns"], found["odd"] = starts_ns, ends_ns, silences_ns, odd
+        self._open = int(begin_ns[-1]), bool(odd_so_far[-1] - odd_so_far[at[-1]])
+        return self._without_lost(found)
+
+    def _without_lost(self, found: Iterations) -> Iterations:
+        if not self._lost_ns or not len(found):
+            return found
+        lost_ns = np.sort(np.array(self._lost_ns, np.int64))
+        within = np.searchsorted(lost_ns, found["end_ns"], side="right") - np.searchsorted(lost_ns, found["start_ns"])
+        self._lost_ns = [moment for moment in self._lost_ns if moment >= int(found["end_ns"][-1])]
+        whole: Iterations = found[within == 0]
+        return whole
+
+    def _learn(self, calls: Calls, places: Integers, strange: Flags, usual: Flags) -> None:
+        """Find out whether the pattern is still the job's."""
+        self._recent = (self._recent + usual.tolist())[-_RECENT:]
+        if len(self._recent) == _RECENT and sum(self._recent) < _LEAST_LIKE_IT * _RECENT:
+            self.failed = True
+        self._moved_bytes += int(calls.payload_bytes[places].sum())
+        if not strange.any():
+            return
+        others = places[strange]
+        for communicator in np.unique(calls.communicator[others]).tolist():
+            if communicator in self.pattern.communicators:
+                continue
+            own = others[calls.communicator[others] == communicator]
+            first_ns, last_ns = int(calls.time_ns[own[0]]), int(calls.time_ns[own[-1]])
+            count, moved, began_ns, _ = self._strange.get(communicator, (0, 0, first_ns, first_ns))
+            count, moved = count + len(own), moved + int(calls.payload_bytes[own].sum())
+            if communicator in self._strange or len(self._strange) < _MOST_STRANGE:
+                self._strange[communicator] = count, moved, began_ns, last_ns
+            heavy = moved > _STRANGE_PART * self._moved_bytes
+            lasts = last_ns - began_ns > (last_ns - (self._first_ns or 0)) / 2
+            if count >= _STRANGE and heavy and lasts:
+                self.failed = True
+
+    def _told(self, found: Iterations) -> Iterations:
+        """Hold back what proves nothing unless it is regular."""
+        if self.pattern.telling or not len(found):
+            return found
+        self._held.append(found)
+        held = np.concatenate(self._held)
+        if len(held) < _BLOCK:
+            return found[:0]
+        self._held.clear()
+        if is_regular(held["end_ns"] - held["start_ns"]):
+            return held
+        self.failed = True
+        return found[:0]
+
+
+def _among(values: Hashes, known: Hashes) -> Flags:
+    """Whether each is one of these, which ascend."""
+    if not len(known):
+        return np.zeros(len(values), np.bool_)
+    found: Flags = known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
+    return found
