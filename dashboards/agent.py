@@ -248,6 +248,12 @@ def _losses() -> list[AnyPanel]:
 
 def _observed() -> list[AnyPanel]:
     return [
+        table(
+            "Hosts",
+            "What each host is called: by Prometheus, by Kubernetes or the operator, and by the kernel.",
+            "instance node hostname",
+            catalogue.NODE_INFO.where(HOST),
+        ),
         states(
             "Sources",
             "Whether each collector's last run succeeded: a hundred, first those that failed.",

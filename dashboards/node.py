@@ -271,7 +271,7 @@ def _counters() -> list[AnyPanel]:
             "Fraction of the last second in which the NIC waited for the PCIe bus. read: reads from memory to send; "
             "write: writes of received data.",
             "percentunit",
-            query(catalogue.RAIL_PCI_STALLED.where(RAIL), _RAIL + " {{direction}}"),
+            query(catalogue.RAIL_PCI_STALLED.where(RAIL), _RAIL + " {{access}}"),
             thresholds=((None, GOOD), (0.05, WATCH), (0.25, BAD)),
             largest=1,
         ),
@@ -313,7 +313,9 @@ def _tcp() -> list[AnyPanel]:
             "Connections",
             "TCP connections of observed processes: all, sending, and application-limited ones.",
             "short",
-            query(catalogue.RAIL_TCP_CONNECTIONS.where(RAIL), _RAIL + " {{state}}"),
+            query(catalogue.RAIL_TCP_CONNECTIONS.where(RAIL), _RAIL + " all"),
+            query(catalogue.RAIL_TCP_SENDING.where(RAIL), _RAIL + " sending"),
+            query(catalogue.RAIL_TCP_APPLICATION_LIMITED.where(RAIL), _RAIL + " application-limited"),
         ),
         timeseries(
             "Under way",
@@ -333,13 +335,13 @@ def _tcp() -> list[AnyPanel]:
             "Bps",
             query(catalogue.RAIL_TCP_DELIVERY_RATE.where(RAIL), _RAIL),
         ),
-        _lines(
+        timeseries(
             "What limited connections",
-            "Mean number of connections with unacknowledged data (nothing: all of them), and of those limited by the "
-            "receive window or the send buffer.",
+            "Mean number of connections with unacknowledged data, and of those among them that the receive window or "
+            "the send buffer limited.",
             "short",
-            catalogue.RAIL_TCP_BUSY_SECONDS.name,
-            " {{limited_by}}",
+            query(_rate(catalogue.RAIL_TCP_BUSY_SECONDS.name), _RAIL + " busy"),
+            query(_rate(catalogue.RAIL_TCP_LIMITED_SECONDS.name), _RAIL + " {{limited_by}}"),
         ),
     ]
 
@@ -363,12 +365,14 @@ def _gpus() -> list[AnyPanel]:
             "Bytes sent on each NVLink, as counted by the GPU.",
             "Bps",
             query(_rate(catalogue.NVLINK_TRANSMIT_BYTES.name, HOST), _LINK),
+            query(_rate(catalogue.GPU_NVLINK_TRANSMIT_BYTES.name, HOST), _GPU + " all links"),
         ),
         timeseries(
             "NVLink received",
             "Bytes received on each NVLink, as counted by the GPU.",
             "Bps",
             query(_rate(catalogue.NVLINK_RECEIVE_BYTES.name, HOST), _LINK),
+            query(_rate(catalogue.GPU_NVLINK_RECEIVE_BYTES.name, HOST), _GPU + " all links"),
         ),
         timeseries(
             "NVLink utilization",

@@ -1,7 +1,7 @@
 """The rules for Prometheus that are shipped: which series they record, and the alerts, as a file.
 
-Recording rules are written by hand (rules/railscope-recording.yml); alerts are made of code (dashboards/alerting), and
-their file is what `railscope dashboards build` writes.
+Recording rules are written by hand (rules/railscope-recording.yml, rules/railscope-joins.yml); alerts are made of code
+(dashboards/alerting), and their file is what `railscope dashboards build` writes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ SHIPPED: Final = Path(__file__).parent / "rules"
 """Where the files lie in the source and in the wheel."""
 RECORDING: Final = "railscope-recording.yml"
 ALERTS: Final = "railscope-alerts.yml"
+JOINS: Final = "railscope-joins.yml"
+"""Joins with other exporters' series, for those who run them: neither alerts nor dashboards need it."""
 _HEAD: Final = f"""\
 # Alerts for railscope, made by `railscope dashboards build`: change them there (dashboards/alerting), or with its
 # options --threshold and --runbooks.  They need {RECORDING} beside them.
@@ -41,6 +43,7 @@ def render_rules(thresholds: Thresholds | None = None, runbooks: str = RUNBOOKS)
     """The text of each file of rules, by the file's name."""
     return {
         RECORDING: (SHIPPED / RECORDING).read_text(),
+        JOINS: (SHIPPED / JOINS).read_text(),
         ALERTS: _HEAD + render_groups(make_alerts(thresholds), runbooks),
     }
 

@@ -29,6 +29,7 @@ from railscope.agent.facts.snapshot import (
     NodeCollectives,
     NodeCompletion,
     NodeGpus,
+    NodeIdentity,
     NodeStalls,
     NodeTimes,
     NvlinkFacts,
@@ -122,6 +123,7 @@ def typical_node(communicators: int = GPUS * COMMUNICATORS_OF_A_GPU) -> Snapshot
         realtime_ns=1,
         version="1.0.0",
         kernel="6.8.0",
+        node=NodeIdentity("gpu-node-0042", "gpu-node-0042"),
         collectives=NodeCollectives(
             identity_conflicts=0,
             totals=tuple(

@@ -23,6 +23,7 @@ from railscope.agent.config.values import (
     decimal,
     duration_ns,
     folder,
+    label_text,
     listen_address,
     one_of,
     option_type,
@@ -99,6 +100,10 @@ class Config:
     demo keeps to its own hosts by it."""
     scan_interval_ns: int = 10_000_000_000
     probes_linger_ns: int = 60_000_000_000
+    node_name: str | None = None
+    """None: the host name."""
+    node_cluster: str | None = None
+    """None: no label tells it."""
     sysfs: Path = Path("/sys")
     procfs: Path = Path("/proc")
     pod_logs: Path = Path("/var/log/pods")
@@ -287,6 +292,10 @@ OPTIONS: Final = (
           "time before the trigger that a recording covers, as far as --recordings.memory reaches"),
     _text("recordings_memory_bytes", "--recordings.memory", "recordings.memory", size_bytes("0", "4GiB"), "SIZE",
           "16MiB", "maximum memory of the flight recorder; 0 switches it off"),
+    _text("node_name", "--node.name", "node.name", label_text, "NAME", "none",
+          "what node_info calls this host, else by its host name: in a pod, the downward API's spec.nodeName"),
+    _text("node_cluster", "--node.cluster", "node.cluster", label_text, "NAME", "none",
+          "the label cluster of node_info, where Prometheus has no label of its own for it"),
     _text("sysfs", "--path.sysfs", "path.sysfs", folder, "DIR", "/sys", "where sysfs is mounted"),
     _text("procfs", "--path.procfs", "path.procfs", folder, "DIR", "/proc", "where procfs is mounted"),
     _text("pod_logs", "--path.pod-logs", "path.pod_logs", folder, "DIR", "/var/log/pods",

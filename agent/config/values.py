@@ -237,6 +237,13 @@ def optional_file(text: str) -> Path | None:
     return Path(text) if text else None
 
 
+def label_text(text: str) -> str | None:
+    """Reader of an option that a label shows; the empty text is none."""
+    if len(text) > 253 or not text.isprintable() or text != text.strip():
+        raise ValueError(f"{text!r} is no name for a label: write at most 253 printable characters, such as gpu-17")
+    return text or None
+
+
 def telemetry_path(text: str) -> str:
     """Reader of the option for the path under which metrics are served."""
     if not re.fullmatch(r"/[\w.~/-]+", text, re.ASCII) or text in ("/healthz", "/readyz"):

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 PREFIX: Final = "railscope_"
+EXPORTED_JOB: Final = "exported_job"
+"""The label of a job's identifier.  Prometheus calls a series' label `job` so, and with honor_labels it does not: under
+this name it is the same either way, and the scrape keeps its own."""
 Kind = Literal["counter", "gauge", "histogram"]
 
 
@@ -60,6 +63,12 @@ BUILD_INFO: Final = _gauge(
     "version revision kernel simulated",
     "Always 1. Version of railscope, the commit it was built from, and the version of the kernel; simulated is true if "
     "any input is recorded or synthesised.",
+)
+NODE_INFO: Final = _gauge(
+    "node_info",
+    "node hostname",
+    "Always 1. This host: node as Kubernetes or the operator calls it (--node.name, else the host name), hostname as "
+    "the kernel does (node_uname_info's nodename), and cluster where --node.cluster gives it.",
 )
 AGENT_START_TIME: Final = _gauge(
     "agent_start_time_seconds",
@@ -144,7 +153,9 @@ COMM_INFO: Final = _gauge(
     "comm_info",
     "comm rank nranks gpu gpu_uuid pci_bus_id node_rank local_ranks nccl_version pid netns identity_source",
     "Always 1. Identity of one rank of a communicator and of its job. gpu is the number in this host's NVML; "
-    "gpu_uuid and pci_bus_id are the GPU's as dcgm-exporter writes them. The series disappears after "
+    "gpu_uuid and pci_bus_id are the GPU's as dcgm-exporter writes them. The job's identifier is exported_job, as "
+    "Prometheus calls a label job that is not the scrape's: so it has one name with honor_labels and without. The "
+    "series disappears after "
     "--limit.communicator-lifetime once the rank or its process has ended.",
 )
 COMM_ENQUEUED: Final = _counter(
@@ -240,7 +251,7 @@ COMM_STALL_COLLECTIVES: Final = _gauge(
 )
 PROCESS_WITHOUT_COMM: Final = _gauge(
     "process_without_comm",
-    "pid job world_rank world_size",
+    "pid exported_job world_rank world_size",
     "1 for a process that maps NCCL and was given a rank of its job by its launcher, while the agent knows no living "
     "communicator of it: it saw no call that names one, and may see none of one from before the agent. Absent "
     "otherwise. Ranks that wait in the making of a communicator wait for it.",
@@ -479,8 +490,8 @@ RAIL_BOND_MEMBER_UP: Final = _gauge(
 )
 RAIL_PCI_STALLED: Final = _gauge(
     "rail_pci_stalled_ratio",
-    "rail device direction",
-    "Fraction of the last second in which the NIC waited for the PCIe bus, 0 to 1. direction read: reads from memory "
+    "rail device access",
+    "Fraction of the last second in which the NIC waited for the PCIe bus, 0 to 1. access read: reads from memory "
     "to send; write: writes of received data.",
 )
 RAIL_QUEUE_BACKLOG_BYTES: Final = _gauge(
@@ -503,10 +514,17 @@ RAIL_QUEUE_REQUEUES: Final = _counter(
     "Packets that the queueing discipline (qdisc) requeued because the device could not take them.",
 )
 RAIL_TCP_CONNECTIONS: Final = _gauge(
-    "rail_tcp_connections",
-    "rail device state",
-    "TCP connections of observed processes on this rail. state: all; sending (sent data within the last second, or "
-    "has unacknowledged data); application_limited (sending, limited by the application).",
+    "rail_tcp_connections", "rail device", "TCP connections of observed processes on this rail."
+)
+RAIL_TCP_SENDING: Final = _gauge(
+    "rail_tcp_sending_connections",
+    "rail device",
+    "Those of rail_tcp_connections that sent data within the last second, or have unacknowledged data.",
+)
+RAIL_TCP_APPLICATION_LIMITED: Final = _gauge(
+    "rail_tcp_application_limited_connections",
+    "rail device",
+    "Those of rail_tcp_sending_connections whose application had nothing more to send.",
 )
 RAIL_TCP_ROUND_TRIP: Final = _gauge(
     "rail_tcp_round_trip_seconds",
@@ -561,9 +579,13 @@ RAIL_TCP_RETRANSMITTED_SEGMENTS: Final = _counter(
 )
 RAIL_TCP_BUSY_SECONDS: Final = _counter(
     "rail_tcp_busy_seconds",
+    "rail device",
+    "Total time in seconds that TCP connections of observed processes had unacknowledged data.",
+)
+RAIL_TCP_LIMITED_SECONDS: Final = _counter(
+    "rail_tcp_limited_seconds",
     "rail device limited_by",
-    "Total time in seconds that TCP connections of observed processes had unacknowledged data. limited_by nothing: "
-    "all of that time; receive_window, send_buffer: the part of it that this limit held them back.",
+    "The part of rail_tcp_busy_seconds_total in which a limit held TCP connections back: receive_window, send_buffer.",
 )
 GPU_INFO: Final = _gauge(
     "gpu_info",
@@ -664,8 +686,8 @@ NVLINK_UTILIZATION: Final = _gauge(
 NVLINK_ERRORS: Final = _counter(
     "nvlink_errors",
     "gpu link kind",
-    "Errors of this NVLink, as counted by the GPU; link is all if the GPU reports only their sum. Absent while 0, "
-    "unless --series.detail=nvlinks.",
+    "Errors of this NVLink, as counted by the GPU; gpu_nvlink_errors_total where it counts all links together. Absent "
+    "while 0, unless --series.detail=nvlinks.",
 )
 NVLINK_BIT_ERROR_RATIO: Final = _gauge(
     "nvlink_bit_error_ratio",
@@ -678,6 +700,17 @@ NVLINK_FEC_BLOCKS: Final = _counter(
     "gpu link corrected",
     "Blocks received on the NVLink by how many symbols forward error correction mended in them (0 to 15). Without "
     "--series.detail=nvlinks only those of 8 and more, which are absent while 0.",
+)
+GPU_NVLINK_TRANSMIT_BYTES: Final = _counter(
+    "gpu_nvlink_transmit_bytes",
+    "gpu",
+    "Bytes sent on all NVLinks of a GPU that counts them together; nvlink_transmit_bytes_total where each is counted.",
+)
+GPU_NVLINK_RECEIVE_BYTES: Final = _counter(
+    "gpu_nvlink_receive_bytes",
+    "gpu",
+    "Bytes received on all NVLinks of a GPU that counts them together; nvlink_receive_bytes_total where each is "
+    "counted.",
 )
 GPU_NVLINKS_UP: Final = _gauge(
     "gpu_nvlinks_up",

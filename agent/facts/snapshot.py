@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.rank_identity import Labels, RankIdentity, RankKey
@@ -454,13 +454,17 @@ def format_pci_bus_id(address: str) -> str:
     return "{:08X}:{:02X}:{:02X}.{:X}".format(*numbers)
 
 
+ALL_LINKS: Final = "all"
+"""The link of what a GPU counts for all of its NVLinks together: no label shows it, or sums would count twice."""
+
+
 @dataclass(frozen=True, slots=True)
 class NvlinkFacts:
     """One NVLink of one GPU and what it carried; None: the driver does not tell."""
 
     gpu: str
     link: str
-    """Number of the link; `all`: what is only known for all links of the GPU together."""
+    """Number of the link, or `ALL_LINKS`."""
     up: bool | None
     transmit_bytes: int | None
     """As the GPU counts them, never falling."""
@@ -745,12 +749,24 @@ class AgentHealth:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeIdentity:
+    """What this host is called; empty: not known."""
+
+    name: str = ""
+    """By Kubernetes or the operator, else the host name."""
+    hostname: str = ""
+    """By the kernel."""
+    cluster: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything that is exported, at one moment: `Observer.snapshot` puts it together from what each room built."""
 
     realtime_ns: int
     version: str
     kernel: str
+    node: NodeIdentity = NodeIdentity()
     monotonic_ns: int = 0
     """The same moment as `realtime_ns`, as events are stamped."""
     revision: str = "unknown"

@@ -44,6 +44,8 @@ FROM_DEVICES: Final = frozenset(
         catalogue.NVLINK_TRANSMIT_BYTES,
         catalogue.NVLINK_RECEIVE_BYTES,
         catalogue.NVLINK_ERRORS,
+        catalogue.GPU_NVLINK_TRANSMIT_BYTES,
+        catalogue.GPU_NVLINK_RECEIVE_BYTES,
     )
 )
 """Counters that begin with what the device counted."""

@@ -46,6 +46,9 @@ DROPPED_BY_CAP: Final = "cap"
 """Reason in `series_dropped_total` for what the series budget left out."""
 
 _SAMPLES_PER_PAUSE: Final = 250
+_LABELS: Final = {"job": catalogue.EXPORTED_JOB}
+"""Labels of facts whose names Prometheus gives to every series: with honor_labels `job` would take the scrape's place,
+and no series would join another of its host."""
 _NOT_IN_LABEL_NAME: Final = re.compile(r"[^a-zA-Z0-9_]")
 
 
@@ -196,6 +199,11 @@ def _all_drafts(snapshot: Snapshot, detail: Detail, selection: Selection) -> Ite
 def _about_railscope(snapshot: Snapshot) -> Iterator[Draft]:
     build = (snapshot.version, snapshot.revision, snapshot.kernel, "true" if snapshot.simulated else "false")
     yield Draft(catalogue.BUILD_INFO, [(build, 1)])
+    if snapshot.node.hostname:
+        # An empty label would take the place of the target's own with honor_labels.
+        cluster = snapshot.node.cluster
+        node = (snapshot.node.name, snapshot.node.hostname, *([cluster] if cluster else []))
+        yield Draft(catalogue.NODE_INFO, [(node, 1)], more_labels=("cluster",) if cluster else ())
     health = snapshot.health
     if health.started_realtime_ns:
         yield Draft(catalogue.AGENT_START_TIME, [((), health.started_realtime_ns / 1_000_000_000)])
@@ -320,8 +328,9 @@ def _job_label_names(identities: Iterable[RankIdentity]) -> dict[str, str]:
     """
     taken = frozenset(catalogue.COMM_INFO.labels)
     shown = {}
-    for name in sorted({name for one in identities for name, _ in one.job}):
-        label = _NOT_IN_LABEL_NAME.sub("_", name).lstrip("_")
+    names = {name for one in identities for name, _ in one.job}
+    for name in sorted(names):
+        label = _LABELS.get(name) or _NOT_IN_LABEL_NAME.sub("_", name).lstrip("_")
         if label and label[0].isdigit():
             label = f"job_{label}"
         if label and label not in taken:

@@ -9,7 +9,7 @@ from typing import Final
 
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.label_numbers import UNKNOWN
-from railscope.agent.facts.snapshot import GpuFacts, NodeGpus, NvlinkFacts
+from railscope.agent.facts.snapshot import ALL_LINKS, GpuFacts, NodeGpus, NvlinkFacts
 from railscope.exporters.series.family import Sample
 from railscope.exporters.series.family_draft import RECEIVE, TRANSMIT, Draft, make_draft
 from railscope.exporters.series.selection import Selection
@@ -38,7 +38,7 @@ def gpu_families(known_gpus: NodeGpus, selection: Selection) -> Iterator[Draft]:
     yield from _conditions(gpus)
     yield make_draft(catalogue.GPU_PCIE_TRANSMIT_BYTES, (((one.gpu,), one.pcie_transmit_bytes) for one in gpus))
     yield make_draft(catalogue.GPU_PCIE_RECEIVE_BYTES, (((one.gpu,), one.pcie_receive_bytes) for one in gpus))
-    yield from _links(links, selection)
+    yield from _links(tuple(one for one in links if one.link != ALL_LINKS), selection)
     yield from _of_all_links(links, selection)
     yield make_draft(catalogue.NVLINK_REFRESH_SECONDS, (((one.gpu,), one.refresh_seconds) for one in gpus))
 
@@ -120,7 +120,10 @@ def _links(links: tuple[NvlinkFacts, ...], selection: Selection) -> Iterator[Dra
 
 
 def _of_all_links(links: tuple[NvlinkFacts, ...], selection: Selection) -> Iterator[Draft]:
-    """The series of all links of a GPU together."""
+    """The series of all links of a GPU together, some of which count in no other way."""
+    together = [one for one in links if one.link == ALL_LINKS]
+    yield make_draft(catalogue.GPU_NVLINK_TRANSMIT_BYTES, (((one.gpu,), one.transmit_bytes) for one in together))
+    yield make_draft(catalogue.GPU_NVLINK_RECEIVE_BYTES, (((one.gpu,), one.receive_bytes) for one in together))
     by_gpu: defaultdict[str, list[NvlinkFacts]] = defaultdict(list)
     for link in links:
         by_gpu[link.gpu].append(link)
@@ -142,9 +145,11 @@ def _of_all_links(links: tuple[NvlinkFacts, ...], selection: Selection) -> Itera
     for link in links:
         for kind, count in link.errors:
             errors[link.gpu, kind].append((link.link, count))
+    # Where a GPU counts errors of a kind for all links together, those of single links are part of that.
+    summed = {whose: [one for one in of if one[0] == ALL_LINKS] or of for whose, of in errors.items()}
     yield Draft(
         catalogue.GPU_NVLINK_ERRORS,
-        ((whose, selection.total_increase(whose, found)) for whose, found in errors.items()),
+        ((whose, selection.total_increase(whose, found)) for whose, found in summed.items()),
     )
 
 

@@ -42,6 +42,7 @@ WHOLE: Final = frozenset(
             catalogue.RAIL_COUNTER_PINNED,
         ),
         *(catalogue.RAIL_TCP_SENT_BYTES, catalogue.RAIL_TCP_ACKNOWLEDGED_BYTES),
+        *(catalogue.RAIL_TCP_SENDING, catalogue.RAIL_TCP_BUSY_SECONDS, catalogue.NODE_INFO),
         *(catalogue.RAIL_TCP_RETRANSMITTED_BYTES, catalogue.GPU_FABRIC_UNHEALTHY, catalogue.GPU_NVLINKS_UP),
         *(catalogue.GPU_ECC_ERRORS, catalogue.GPU_ROW_REMAP_FAILED, catalogue.GPU_ROW_REMAP_PENDING),
         *(catalogue.GPU_RECOVERY_ACTION, catalogue.GPU_SLOWED, catalogue.GPU_PCIE_ERRORS),
@@ -93,14 +94,6 @@ def _is_foreign(labels: LabelValues, value: int | float) -> bool:
     return bool(value) and labels[2:4] == ("transmit", "foreign")
 
 
-def _is_unlimited(labels: LabelValues, _: int | float) -> bool:
-    return labels[2] == "nothing"
-
-
-def _is_sending(labels: LabelValues, _: int | float) -> bool:
-    return labels[2] == "sending"
-
-
 def _is_broken(labels: LabelValues, value: int | float) -> bool:
     return bool(value) or (labels[1] or "").startswith("recovery")
 
@@ -119,8 +112,6 @@ SOME: Final[dict[Metric, Keeps]] = {
     catalogue.NVLINK_UP: _down,
     catalogue.RAIL_COUNTER: _is_page,
     catalogue.RAIL_QUEUE_DROPS: _counted,
-    catalogue.RAIL_TCP_BUSY_SECONDS: _is_unlimited,
-    catalogue.RAIL_TCP_CONNECTIONS: _is_sending,
     catalogue.GPU_NVLINK_ERRORS: _is_broken,
     catalogue.NVLINK_ERRORS: _is_recovery,
     catalogue.COLLECTIVE_COMPLETED_BUS_BYTES: _is_large,

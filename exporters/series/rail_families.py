@@ -177,18 +177,9 @@ def _queues(rails: tuple[RailFacts, ...]) -> Iterator[Draft]:
 
 def _tcp(rails: tuple[RailFacts, ...]) -> Iterator[Draft]:
     found = [(one, one.tcp) for one in rails if one.tcp is not None]
-    yield _of_rails(
-        catalogue.RAIL_TCP_CONNECTIONS,
-        (
-            (one, (state,), count)
-            for one, tcp in found
-            for state, count in (
-                ("all", tcp.connections),
-                ("sending", tcp.sending),
-                ("application_limited", tcp.application_limited),
-            )
-        ),
-    )
+    yield _of_rails(catalogue.RAIL_TCP_CONNECTIONS, ((one, (), tcp.connections) for one, tcp in found))
+    yield _of_rails(catalogue.RAIL_TCP_SENDING, ((one, (), tcp.sending) for one, tcp in found))
+    yield _of_rails(catalogue.RAIL_TCP_APPLICATION_LIMITED, ((one, (), tcp.application_limited) for one, tcp in found))
     yield _of_rails(
         catalogue.RAIL_TCP_ROUND_TRIP,
         (
@@ -214,13 +205,13 @@ def _tcp(rails: tuple[RailFacts, ...]) -> Iterator[Draft]:
     yield _of_rails(
         catalogue.RAIL_TCP_RETRANSMITTED_SEGMENTS, ((one, (), tcp.retransmitted_segments) for one, tcp in found)
     )
+    yield _of_rails(catalogue.RAIL_TCP_BUSY_SECONDS, ((one, (), tcp.busy_seconds) for one, tcp in found))
     yield _of_rails(
-        catalogue.RAIL_TCP_BUSY_SECONDS,
+        catalogue.RAIL_TCP_LIMITED_SECONDS,
         (
             (one, (limit,), seconds)
             for one, tcp in found
             for limit, seconds in (
-                ("nothing", tcp.busy_seconds),
                 ("receive_window", tcp.receive_window_limited_seconds),
                 ("send_buffer", tcp.send_buffer_limited_seconds),
             )

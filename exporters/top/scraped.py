@@ -13,6 +13,7 @@ from typing import Any, Final, TypeVar
 
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.rank_identity import RankIdentity, RankKey, rank_identity_from_labels
+from railscope.agent.facts.snapshot import ALL_LINKS
 from railscope.exporters.top.exposition import ScrapedSample, parse_samples
 
 RailKey = tuple[str, str, str]
@@ -23,9 +24,9 @@ NvlinkKey = tuple[str, str]
 
 Number = TypeVar("Number", int, float)
 
-_ALL_LINKS: Final = "all"
 _OF_RANK: Final = frozenset(catalogue.COMM_INFO.labels)
 """The other labels of that series are facts of the job."""
+_FACT_OF: Final = {catalogue.EXPORTED_JOB: "job"}
 _CONTEXT: Final = "context"
 """Severity of the counters that are no errors."""
 
@@ -118,7 +119,7 @@ class ScrapedNvlink:
     @property
     def single(self) -> bool:
         """Whether it is one link, and not all of them together."""
-        return self.link != _ALL_LINKS
+        return self.link != ALL_LINKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +197,7 @@ _NAMES: Final = frozenset(
         *(catalogue.RAIL_QUEUE_DROPS, catalogue.COLLECTOR_SUCCESS, catalogue.GPU_INFO),
         *(catalogue.GPU_FABRIC_UNHEALTHY, catalogue.NVLINK_INFO, catalogue.NVLINK_UP, catalogue.GPU_NVLINK_SPEED),
         *(catalogue.NVLINK_TRANSMIT_BYTES, catalogue.NVLINK_RECEIVE_BYTES, catalogue.NVLINK_ERRORS),
+        *(catalogue.GPU_NVLINK_TRANSMIT_BYTES, catalogue.GPU_NVLINK_RECEIVE_BYTES, catalogue.GPU_NVLINK_ERRORS),
     )
 )
 
@@ -290,7 +292,7 @@ def _ranks(samples: _Samples) -> dict[RankKey, ScrapedRank]:
     for key in dict.fromkeys((*info, *enqueued)):
         labels = info.get(key, {})
         comm, rank = key
-        job = tuple((name, value) for name, value in labels.items() if name not in _OF_RANK)
+        job = tuple((_FACT_OF.get(name, name), value) for name, value in labels.items() if name not in _OF_RANK)
         ranks[comm, rank] = ScrapedRank(
             identity=rank_identity_from_labels(comm, rank, labels, job),
             enqueued=enqueued.get(key),
@@ -357,6 +359,19 @@ def _nvlinks(samples: _Samples) -> dict[NvlinkKey, ScrapedNvlink]:
             transmit_bytes=transmit.get(key),
             receive_bytes=receive.get(key),
             errors=errors.get(key, {}),
+        )
+    sent, received = (
+        samples.sum_by(metric.name, "gpu")
+        for metric in (catalogue.GPU_NVLINK_TRANSMIT_BYTES, catalogue.GPU_NVLINK_RECEIVE_BYTES)
+    )
+    of_all: dict[tuple[str, ...], dict[str, float]] = {}
+    of_single = {(gpu, kind) for (gpu, _), found in errors.items() for kind in found}
+    for (gpu, kind), count in samples.sum_by(catalogue.GPU_NVLINK_ERRORS.name, "gpu", "kind").items():
+        if count and (gpu, kind) not in of_single:
+            of_all.setdefault((gpu,), {})[kind] = count
+    for one in sent.keys() | received.keys() | of_all.keys():
+        links[one[0], ALL_LINKS] = ScrapedNvlink(
+            one[0], ALL_LINKS, None, sent.get(one), received.get(one), of_all.get(one, {})
         )
     return links
 

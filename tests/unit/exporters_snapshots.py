@@ -32,6 +32,7 @@ from railscope.agent.facts.snapshot import (
     NodeCompletion,
     NodeCondition,
     NodeGpus,
+    NodeIdentity,
     NodeStalls,
     NodeTimes,
     NvlinkFacts,
@@ -171,6 +172,7 @@ def full_snapshot() -> Snapshot:
         realtime_ns=1_750_000_000_250_000_000,
         version="0.1.0",
         kernel="6.8.0",
+        node=NodeIdentity("gpu-17", "gpu-17.example"),
         monotonic_ns=8_500_000_000,
         simulated=True,
         collectives=NodeCollectives(
@@ -257,7 +259,7 @@ def full_snapshot() -> Snapshot:
                     bit_error_ratios=(("effective", 3e-12),),
                     fec_blocks=(("0", 10**12), ("3", 5), ("15", 2)),
                 ),
-                NvlinkFacts("1", "all", None, None, None, "", (), None, "unknown", "unknown"),
+                NvlinkFacts("1", "all", None, 77, 78, "data", (), None, "unknown", "unknown"),
             ),
         ),
         condition=NodeCondition(

@@ -130,7 +130,8 @@ def test_every_flag_reaches_its_field() -> None:
         "--series.detail", "counters", "nvlinks",
         "--limit.aggregates=2048", "--limit.communicators=100", "--limit.ring=1MiB", "--path.sysfs=/a",
         "--recordings.directory=", "--recordings.max-bytes=1GiB", "--recordings.window=5m", "--recordings.memory=0",
-        "--path.procfs=/b", "--path.pod-logs=/c",
+        "--path.procfs=/b", "--path.pod-logs=/c", "--node.name=n",
+        "--node.cluster=c",
         "--log.level=debug", "--log.format=json", "--no-collector.netdev", "--once",
         "--once.settle=0s",
     ) == Config(
@@ -142,7 +143,7 @@ def test_every_flag_reaches_its_field() -> None:
         series_detail=("counters", "nvlinks"),
         communicator_entries=100, ring_bytes=1 << 20, recordings_directory=None, recordings_max_bytes=1 << 30,
         recordings_window_ns=300_000_000_000, recordings_memory_bytes=0, sysfs=Path("/a"), procfs=Path("/b"),
-        pod_logs=Path("/c"),
+        pod_logs=Path("/c"), node_name="n", node_cluster="c",
         log_level="debug",
         log_format="json", collectors=frozenset({"collective", *OTHERS}), once=True, once_settle_ns=0,
     )  # fmt: skip
@@ -234,7 +235,8 @@ def test_the_sample_file_shows_every_key_with_its_default(file: Path) -> None:
         (
             "- a\n",
             "line 1: the file must hold keys with values "
-            "(collectors, limits, logging, path, probes, rails, recordings, series, stalls, state, verdicts, web)",
+            "(collectors, limits, logging, node, path, probes, rails, recordings, series, stalls, state, verdicts, "
+            "web)",
         ),
         ("hello\n", "line 1: the file must hold keys with values"),
         ("web: 9779\n", "line 1: web must hold keys with values (listen_address, telemetry_path, config_file)"),

@@ -107,6 +107,8 @@ def test_it_has_every_metric_but_those_of_what_is_wrong_and_of_what_is_asked_for
         "gpu_pcie_errors_total",
         "gpu_slowed",
         "gpu_recovery_action",
+        "gpu_nvlink_transmit_bytes_total",
+        "gpu_nvlink_receive_bytes_total",
         "nvlink_bit_error_ratio",
         "nvlink_fec_blocks_total",
         "http_refused_total",

@@ -89,7 +89,7 @@ def test_building_writes_only_what_changed(tmp_path: Path) -> None:
     def write() -> list[Path]:
         return build.write_all(tmp_path / "new", Thresholds(), RUNBOOKS)
 
-    assert len(write()) == 7
+    assert len(write()) == 8
     (tmp_path / "new" / NODE).write_text("{}")
     assert write() == [tmp_path / "new" / NODE]
 
@@ -237,7 +237,7 @@ def test_check_of_an_empty_folder_says_what_to_do(tmp_path: Path, capsys: pytest
 
 def test_build_writes_where_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("build", "--output", str(tmp_path)) == 0
-    assert capsys.readouterr().out.count("wrote ") == 7
+    assert capsys.readouterr().out.count("wrote ") == 8
     assert run("build", "--output", str(tmp_path)) == 0
     assert "nothing to do" in capsys.readouterr().out
     (tmp_path / "file").write_text("")

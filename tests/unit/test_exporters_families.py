@@ -14,7 +14,10 @@ from railscope.agent.facts.snapshot import (
     CommunicatorFacts,
     CommunicatorStall,
     Histogram,
+    NodeGpus,
+    NodeIdentity,
     NodeStalls,
+    NvlinkFacts,
     OpHistogram,
     PeerTotal,
     Snapshot,
@@ -63,8 +66,8 @@ def test_a_full_snapshot_shows_every_metric_of_the_catalogue_in_its_order() -> N
 def test_every_sample_of_comm_info_has_every_job_label_and_an_empty_one_where_it_is_not_known() -> None:
     first, second, third = samples(make_families(full_snapshot()), "comm_info")
     assert first[0].keys() == second[0].keys() == third[0].keys()
-    assert (first[0]["job"], first[0]["pod"]) == ("pretrain", "")
-    assert (third[0]["job"], third[0]["pod"]) == ("", 'trainer "a"\\0')
+    assert (first[0]["exported_job"], first[0]["pod"]) == ("pretrain", "")
+    assert (third[0]["exported_job"], third[0]["pod"]) == ("", 'trainer "a"\\0')
     assert third[0]["rank"] == "unknown", "a job's fact must not replace ours"
 
 
@@ -366,3 +369,43 @@ def test_what_a_rank_that_left_called_last_is_told_unless_a_later_job_s_rank_has
     ]
     again = communicator(comm="00c0ffee00c0ff01", rank="2", pid=9999)
     assert not samples(make_families(with_communicators(EMPTY, gone, again)), "comm_stall_collectives")
+
+
+def test_no_label_is_one_that_prometheus_gives_each_target_so_that_joins_hold_with_honor_labels_and_without() -> None:
+    for family in make_families(full_snapshot()):
+        assert not {"job", "instance"} & set(family.labels), family.metric.name
+
+
+def test_no_value_of_a_label_is_a_total_so_that_sums_count_once() -> None:
+    for family in make_families(full_snapshot(), selection=Selection(["all"])):
+        values = {value for values, _ in family.samples for value in values}
+        assert not {"all", "total", "any", "nothing"} & values, family.metric.name
+
+
+def test_direction_is_transmit_or_receive() -> None:
+    for family in make_families(full_snapshot(), selection=Selection(["all"])):
+        if "direction" in family.labels:
+            at = family.labels.index("direction")
+            assert {labels[at] for labels, _ in family.samples} <= {"transmit", "receive"}, family.metric.name
+
+
+def test_what_a_gpu_counts_for_all_of_its_links_is_a_metric_of_the_gpu() -> None:
+    single = NvlinkFacts("0", "0", True, 10, 20, "data", (("crc", 1),), None, "unknown", "unknown")
+    together = NvlinkFacts("1", "all", None, 30, 40, "data", (("crc", 2),), None, "unknown", "unknown")
+    shown = {
+        family.metric.name.removeprefix("railscope_"): dict(family.samples)
+        for family in make_families(replace(full_snapshot(), gpus=NodeGpus((), (single, together))))
+    }
+    assert shown["nvlink_transmit_bytes_total"] == {("0", "0"): 10}
+    assert shown["gpu_nvlink_transmit_bytes_total"] == {("1",): 30}
+    assert shown["gpu_nvlink_receive_bytes_total"] == {("1",): 40}
+    assert shown["nvlink_errors_total"] == {("0", "0", "crc"): 1}
+    assert shown["gpu_nvlink_errors_total"].keys() == {("0", "crc"), ("1", "crc")}
+
+
+@pytest.mark.parametrize("cluster", ["", "east"])
+def test_a_node_says_what_it_is_called_and_no_empty_cluster_that_would_hide_the_scrapes_own(cluster: str) -> None:
+    snapshot = replace(full_snapshot(), node=NodeIdentity("gpu-17", "gpu-17.example", cluster))
+    (info,) = (one for one in make_families(snapshot) if one.metric is catalogue.NODE_INFO)
+    labels = {"node": "gpu-17", "hostname": "gpu-17.example"} | ({"cluster": cluster} if cluster else {})
+    assert [dict(zip(info.labels, values, strict=True)) for values, _ in info.samples] == [labels]

@@ -51,15 +51,15 @@ def pace_expression(window: str, used: float = _USED_BYTES_PER_SECOND, matchers:
         matchers: of the series of rails, with a comma at the end.
     """
     carried = f"rate({catalogue.RAIL_TCP_ACKNOWLEDGED_BYTES.where(matchers)}[{window}])"
-    busy = f"rate({catalogue.RAIL_TCP_BUSY_SECONDS}{{{matchers}limited_by='nothing'}}[{window}])"
-    pace = f"(({carried} > {used:g}) / ignoring (limited_by) ({busy} > {_BUSY_RATIO:g}))"
-    best = f"max by ({_HOST}) (({carried} > {used:g}) / ignoring (limited_by) ({busy} > 0))"
+    busy = f"rate({catalogue.RAIL_TCP_BUSY_SECONDS.where(matchers)}[{window}])"
+    pace = f"(({carried} > {used:g}) / ({busy} > {_BUSY_RATIO:g}))"
+    best = f"max by ({_HOST}) (({carried} > {used:g}) / ({busy} > 0))"
     sent = f"sum by ({_RAIL}) (rate({catalogue.RAIL_TRANSMIT_BYTES.where(matchers)}[{window}]))"
     foreign = (
         f"sum by ({_RAIL}) (rate({catalogue.RAIL_BYTES_BY_ORIGIN}"
         f"{{{matchers}direction='transmit',origin='foreign'}}[{window}]))"
     )
-    sending = f"avg_over_time({catalogue.RAIL_TCP_CONNECTIONS}{{{matchers}state='sending'}}[{window}])"
+    sending = f"avg_over_time({catalogue.RAIL_TCP_SENDING.where(matchers)}[{window}])"
     return (
         f"{pace} / on ({_HOST}) group_left () {best} unless on ({_RAIL}) {foreign} > {_FOREIGN_RATIO:g} * {sent}"
         f" unless on ({_RAIL}) {sending}"

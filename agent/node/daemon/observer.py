@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from railscope.agent.config.options import Config
 from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.facts.rank_process import RankProcess
-from railscope.agent.facts.snapshot import AgentHealth, Snapshot
+from railscope.agent.facts.snapshot import AgentHealth, NodeIdentity, Snapshot
 from railscope.agent.node.attribution.evidence import NOT_OBSERVED
 from railscope.agent.node.daemon.hardware import Hardware
 from railscope.agent.node.daemon.kept_totals import KeptTotals
@@ -60,6 +60,8 @@ class Observer:
         self._kept = kept
         self._clock = clock
         self._version = version
+        hostname = platform.node()
+        self._node = NodeIdentity(config.node_name or hostname, hostname, config.node_cluster or "")
         self._revision = revision
         self._started_realtime_ns = clock.realtime_ns()
         self._lock = threading.Lock()
@@ -265,6 +267,7 @@ class Observer:
                 version=self._version,
                 revision=self._revision,
                 kernel=platform.release(),
+                node=self._node,
                 monotonic_ns=monotonic_ns,
                 simulated=self.simulated,
                 collectives=nccl.collectives,

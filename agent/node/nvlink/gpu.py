@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from railscope.agent.facts.label_numbers import UNKNOWN
-from railscope.agent.facts.snapshot import GpuFacts, NvlinkFacts
+from railscope.agent.facts.snapshot import ALL_LINKS, GpuFacts, NvlinkFacts
 from railscope.agent.node.sampling.utilization import Utilization
 from railscope.probes.clock import Clock
 from railscope.probes.nvlink.gpu_health import GpuHealth, GpuHealthReader
@@ -23,8 +23,6 @@ from railscope.probes.nvlink.nvml import NvmlError, NvmlSession
 
 _log = logging.getLogger("railscope.nvlink")
 
-ALL: Final = "all"
-"""The link label of what is only known for all links of a GPU together."""
 WINDOW_NS: Final = 30_000_000_000
 """Utilization is that of so long a time, unless another one is asked for."""
 _REFRESH_AGAIN_NS: Final = 60_000_000_000
@@ -234,7 +232,7 @@ class Gpu:
 
     def _facts(self, link: LinkReading, read_ns: int) -> NvlinkFacts:
         totals, utilization = self._history.totals, self._history.utilization
-        label = ALL if link.link is None else str(link.link)
+        label = ALL_LINKS if link.link is None else str(link.link)
         counted = link.counted or next((before.counted for before in self.links if before.link == label), "")
         transmit_bytes = totals.add((label, "transmit"), link.transmit_bytes, counted)
         receive_bytes = totals.add((label, "receive"), link.receive_bytes, counted)

@@ -32,10 +32,9 @@ import numpy as np
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.host_calls import DRIVER_CALL_NAMES
 from railscope.agent.facts.label_numbers import UNKNOWN
-from railscope.agent.facts.snapshot import DriverCallsOfProcess, NvlinkFacts
+from railscope.agent.facts.snapshot import ALL_LINKS, DriverCallsOfProcess, NvlinkFacts
 from railscope.agent.facts.stall import Diagnosis, Stall
 from railscope.agent.node.completion.driver_calls import DriverReading
-from railscope.agent.node.nvlink.gpu import ALL
 from railscope.agent.node.stalls.detector import Changes, StallLimits
 from railscope.agent.node.stalls.evidence import RankFacts
 from railscope.agent.node.stalls.sources import Known
@@ -135,7 +134,7 @@ class _Carried:
             if one.transmit_bytes is not None and one.receive_bytes is not None:
                 sums.setdefault(one.gpu, {})[one.link] = one.transmit_bytes + one.receive_bytes
         # Where a GPU counts for all links together, single ones are part of that.
-        carried = {gpu: of.get(ALL, sum(of.values())) for gpu, of in sums.items()}
+        carried = {gpu: of.get(ALL_LINKS, sum(of.values())) for gpu, of in sums.items()}
         self._since_ns = {
             gpu: self._since_ns[gpu] if self._bytes.get(gpu) == count else now_ns for gpu, count in carried.items()
         }
