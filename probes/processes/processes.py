@@ -340,6 +340,17 @@ def cgroup(procfs: Path, pid: int) -> str | None:
     return max((path for _, _, path in lines), key=len, default=None)
 
 
+_DELEGATED: Final = re.compile(r"/user@\d+\.service(?=[/\n]|$)[^\n]*")
+
+
+def system_part(cgroup: str) -> str:
+    """A control group's path, or the text of a /proc/PID/cgroup, without what lies below a user's own manager.
+
+    There the user makes groups and names them as he likes (systemd's user@.service, `Delegate=`).
+    """
+    return _DELEGATED.sub("", cgroup)
+
+
 def pid_namespace(procfs: Path, pid: int) -> int | None:
     """Inode number of a process's pid namespace, `None` when it has gone or may not be asked."""
     try:

@@ -3,7 +3,7 @@
 A tenant is a user, and within a container runtime the pod or container, where every process may be called root.  Both
 come from the kernel: the real user ID, which a setuid program keeps, and the control group, whose outer part only the
 runtime can write.  Of nested names the outermost counts: a tenant that is given a part of the tree may name what is
-below it as he likes.
+below it as he likes.  What lies below a user's own systemd is that user, however many containers he names there.
 
 Sources: proc_pid_status(5) (`Uid`: real, effective, saved, file system), cgroups(7), and the runtimes' names as in
 agent/node/targets/jobs.py.
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from railscope.probes.processes.processes import cgroup
+from railscope.probes.processes.processes import cgroup, system_part
 
 _UID: Final = re.compile(rb"^Uid:\t(\d+)", re.MULTILINE)
 _STATUS_BYTES: Final = 16 << 10
@@ -75,6 +75,7 @@ def _real_uid(procfs: Path, pid: int) -> int | None:
 
 
 def _container(path: str) -> str:
+    path = system_part(path)
     pod, container = _POD.search(path), _CONTAINER.search(path)
     if pod is not None:
         return pod[1].replace("_", "").replace("-", "")

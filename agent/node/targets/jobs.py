@@ -3,7 +3,8 @@
 Batch systems and launchers describe a process twice: in variables that they set when they start it, and (Slurm, PBS,
 Kubernetes, container engines) in the path of its control group.  The path comes from the system, the variables can be
 changed by the user, so for job, pod and container the path is believed first.  Of names in a path the outermost count:
-who is given a part of the tree may name what is below it as he likes.  Names of pods and containers are the kubelet's
+who is given a part of the tree may name what is below it as he likes; below a user's own systemd none of a job or a
+pod is believed, and of a container, which may be rootless, the identifier alone.  Names of pods and containers are the kubelet's
 (agent/node/targets/pods.py), and the variables' where it has none.
 
 Only the variables named here are looked at: an environment holds secrets, and nothing else of it may reach a metric.
@@ -28,6 +29,7 @@ from railscope.agent.facts.rank_identity import Labels
 from railscope.agent.node.targets.environment import Variables, clean
 from railscope.agent.node.targets.owners import find_owner
 from railscope.agent.node.targets.pods import PodNames
+from railscope.probes.processes.processes import system_part
 
 _LONGEST_CGROUP: Final = 65_536
 
@@ -146,6 +148,7 @@ class ContainerPlace:
     """Where a process runs, by the path of its control group."""
 
     cgroup: str
+    """The part that the system named."""
     pod_uid: str
     """As the API server writes it; empty: in no pod."""
     container_id: str
@@ -155,9 +158,10 @@ class ContainerPlace:
 def place_of_cgroup(cgroup: str) -> ContainerPlace:
     """The pod and the container of a path, or of the text of a /proc/PID/cgroup; the outermost of each counts."""
     cgroup = cgroup[:_LONGEST_CGROUP]
-    pod = _POD_CGROUP.search(cgroup)
+    system = system_part(cgroup)
+    pod = _POD_CGROUP.search(system)
     container = _CONTAINER_CGROUP.search(cgroup, pod.end() if pod else 0)
-    return ContainerPlace(cgroup, pod[1].replace("_", "-") if pod else "", container[1] if container else "")
+    return ContainerPlace(system, pod[1].replace("_", "-") if pod else "", container[1] if container else "")
 
 
 def job_facts(

@@ -77,9 +77,10 @@ class Describe:
         del memory, descriptors
         procfs, pid = Path(self.procfs), self.identity.pid
         environment = environ(procfs, pid)
-        place = place_of_cgroup(cgroup(procfs, pid) or "")
+        group = cgroup(procfs, pid) or ""
+        place = place_of_cgroup(group)
         names = find_pod_names(Path(self.pod_logs), place.pod_uid, place.container_id) if place.pod_uid else None
-        job = job_facts(environment, place.cgroup, self.node_name, names)
+        job = job_facts(environment, group, self.node_name, names)
         settings, program = _settings(environment), program_of(procfs, pid)
         topology, trouble = None, ""
         if self.topology:
