@@ -84,6 +84,21 @@ class LinkEvents:
         self._announcements.close()
         self._questions.close()
 
+    def postpone(self) -> None:
+        """Take what has come out of the way without looking at it: the next `read` compares the whole table.
+
+        Raises:
+            OSError: the kernel does not answer.
+        """
+        for _ in range(_BATCH_LIMIT):
+            try:
+                if self._announcements.receive_now() is None:
+                    return
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+            self._overflow = True
+
     def read(self) -> list[LinkEvent]:
         """Every change since the last call, in order; never waits for one.
 

@@ -8,6 +8,7 @@ namespace: names from `/proc/PID/net/dev`.  What a reader cannot know is None or
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -95,6 +96,9 @@ class NetlinkInventory:
     def read(self) -> tuple[NetworkDevice, ...]:
         """See `Inventory.read`."""
         links = read_links(self._netlink)
+        slaves: defaultdict[int | None, list[str]] = defaultdict(list)
+        for link in links.values():
+            slaves[link.master].append(link.name)
         devices = []
         for link in links.values():
             driver, pci = self._ethtool.driver(link.name)
@@ -114,7 +118,7 @@ class NetlinkInventory:
                     speed_bytes_per_second=self._ethtool.speed_bytes_per_second(link.name),
                     mtu=link.mtu,
                     master=master.name if master else "",
-                    slaves=tuple(other.name for other in links.values() if other.master == link.index),
+                    slaves=tuple(slaves.get(link.index, ())),
                     carrier_changes=link.carrier_changes,
                     bond_link=link.bond_link,
                 )

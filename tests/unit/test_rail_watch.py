@@ -32,6 +32,10 @@ class SimulatedEvents:
 
     def __init__(self) -> None:
         self.coming: list[list[LinkEvent] | Exception] = []
+        self.postponed = 0
+
+    def postpone(self) -> None:
+        self.postponed += 1
 
     def read(self) -> list[LinkEvent]:
         if not self.coming:
@@ -325,3 +329,36 @@ def test_a_setting_that_a_process_is_found_to_have_replaces_that_it_had_none(wat
     for setting in ("", "=lo"):
         watch.rails.add_process(50, HOME, setting)
     assert {one.device.name: one.rail for one in watch.rails.decisions()} == {"eth0": "0", "lo": "1"}
+
+
+def test_a_namespace_whose_devices_change_without_end_takes_a_tenth_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Slow(SimulatedInventory):
+        def read(self) -> tuple[NetworkDevice, ...]:
+            clock.now_ns += 1_000_000_000
+            return super().read()
+
+    class Steps(SystemClock):
+        now_ns = 0
+
+        def monotonic_ns(self) -> int:
+            return self.now_ns
+
+    clock = Steps()
+    one = Watch(monkeypatch, clock=clock)
+    events, there = SimulatedEvents(), Slow(8)
+    sources = DeviceSources(8, there, NoCounters(), cast(LinkEvents, events), "netlink", "")
+    monkeypatch.setattr(rail_watch, "open_namespace", lambda *_, **__: sources)
+    one.rails.add_process(42, NetworkNamespace(8, Path("/proc/42/ns/net"), own=False), "")
+    looks_from_ns = clock.now_ns
+    for at in range(100):
+        there.names = ["eth0", f"eth{at + 1}"]
+        events.coming = [[ADDED]]
+        one.rails.handle_link_events(cast(LinkEvents, events))
+    assert clock.now_ns - looks_from_ns == 1_000_000_000, "one look, the others wait"
+    assert events.postponed == 99
+    clock.now_ns += 10_000_000_000
+    one.rails.update(())
+    assert "eth100" in one.devices(), "what waited is seen at a tick"
+    one.rails.close()

@@ -47,6 +47,10 @@ from railscope.probes.topology.pci import PciDevice, pci_device
 _log = logging.getLogger("railscope.rails")
 
 _INVENTORY_PERIOD_NS: Final = 10_000_000_000
+_REST: Final = 10
+_ALLOWANCE_NS: Final = 1_000_000_000
+"""Whoever may make devices can change them without end: looking at one namespace's changes takes a tenth of the time,
+and a tenth of this at once; what comes beyond that is seen at a later tick."""
 _MOST_SETTINGS: Final = 64
 """Different values of NCCL_SOCKET_IFNAME in a namespace that add rails to NCCL's own choice."""
 
@@ -74,6 +78,10 @@ class _Watched:
     """Whether a process that uses NCCL was ever seen here."""
     events_error: str = ""
     """Why the link events could not be read; empty: they could."""
+    paid_ns: int = 0
+    """Until when its share of the time is used up by the changes that were looked at."""
+    postponed: bool = False
+    """Whether changes were left for a later tick."""
     remark: Remark = field(init=False)
     """What its counters are in trouble with."""
 
@@ -299,7 +307,12 @@ class NetdevRails:
         if found is None:
             return frozenset()
         netns, watched = found
+        began_ns = self._clock.monotonic_ns()
+        watched.postponed = not watched.permanent and watched.paid_ns - began_ns > _ALLOWANCE_NS
         try:
+            if watched.postponed:
+                events.postpone()
+                return frozenset()
             changes = events.read()
         except (OSError, MalformedNetlink) as error:
             if watched.events_error != str(error):
@@ -311,6 +324,7 @@ class NetdevRails:
             self._read_inventory(netns, watched)
             if any(change.change is not LinkChange.CARRIER for change in changes):
                 self._sampler.refresh(watched.key)
+        watched.paid_ns = max(watched.paid_ns, began_ns) + _REST * (self._clock.monotonic_ns() - began_ns)
         lost = {
             change.name
             for change in changes
@@ -337,7 +351,7 @@ class NetdevRails:
         closed = []
         self._expire_settings(now_ns)
         for netns, watched in list(self._watched.items()):
-            if watched.events_error and watched.sources.events is not None:
+            if (watched.events_error or watched.postponed) and watched.sources.events is not None:
                 self.handle_link_events(watched.sources.events)
             if watched.close_ns is not None and now_ns >= watched.close_ns:
                 if watched.sources.events is not None:

@@ -4,8 +4,8 @@ Batch systems and launchers describe a process twice: in variables that they set
 Kubernetes, container engines) in the path of its control group.  The path comes from the system, the variables can be
 changed by the user, so for job, pod and container the path is believed first.  Of names in a path the outermost count:
 who is given a part of the tree may name what is below it as he likes; below a user's own systemd none of a job or a
-pod is believed, and of a container, which may be rootless, the identifier alone.  Names of pods and containers are the kubelet's
-(agent/node/targets/pods.py), and the variables' where it has none.
+pod is believed, and of a container, which may be rootless, the identifier alone.  Names of pods and containers are the
+kubelet's (agent/node/targets/pods.py), and the variables' where it has none.
 
 Only the variables named here are looked at: an environment holds secrets, and nothing else of it may reach a metric.
 What is not known is left out, never guessed: a rank that contradicts its own world size, or a host's name that only
