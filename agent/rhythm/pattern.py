@@ -131,7 +131,7 @@ class Pattern:
 def find_pattern(calls: Calls) -> Pattern | None:
     """What the iterations of these calls have in common; None: they do not repeat.
 
-    Takes at most about 3 µs a call (tests/bench/step_cost.py), whatever they are.
+    Its time grows as the number of calls does, whatever they are.
     """
     if not len(calls):
         return None

@@ -85,6 +85,7 @@ def test_calls_come_back_as_they_were(events: list[dict[str, int]]) -> None:
             "payload_bytes": event["payload_bytes"],
             "peer": None if event["peer"] < 0 else event["peer"],
             "sequence": event["sequence"] if event["instance"] else None,
+            "gpu_begin_ns": None,
         }
         for event in in_order_of_hours(events)
     ]
@@ -181,12 +182,12 @@ def test_who_is_who_is_there_with_nulls_for_what_nobody_knows(tmp_path: Path) ->
         {
             "node": "gpu-01", "instance": 7, "comm": "00c0ffee00c0ffee", "rank": 3, "nranks": 4, "local_ranks": 2,
             "node_rank": 0, "pid": 4711, "netns": None, "gpu": "0", "world_rank": None, "job": "pretrain",
-            "group_name": None, "nccl_version": "2.27.3", "numbered_from_start": True,
+            "group_name": None, "nccl_version": "2.27.3", "numbered_from_start": True, "attributed": None,
         },
         {
             "node": "gpu-01", "instance": 8, "comm": None, "rank": None, "nranks": 4, "local_ranks": 2,
             "node_rank": 0, "pid": 4711, "netns": "job-a", "gpu": None, "world_rank": 17, "job": "4242",
-            "group_name": None, "nccl_version": None, "numbered_from_start": None,
+            "group_name": None, "nccl_version": None, "numbered_from_start": None, "attributed": None,
         },
     ]  # fmt: skip
     found = rows_of(one, "connections", tmp_path)

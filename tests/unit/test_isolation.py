@@ -160,8 +160,7 @@ BREAKS = {
     "a counter that cannot be opened": Break(lambda sysfs: break_open(sysfs / SYMBOL_ERROR), events("symbol_error")),
     "garbage in the bytes": Break(
         lambda sysfs: write(sysfs / f"{PORT}/counters/port_xmit_data", "?"),
-        # A rail that counts but one direction is taken for one that does not count.
-        lambda line: of_device(SICK)(line) and line.startswith(("railscope_rail_transmit", "railscope_rail_receive")),
+        lambda line: of_device(SICK)(line) and line.startswith("railscope_rail_transmit"),
         frozenset(RDMA_FAILED | BYTES_FAILED),
     ),
     "no counters folder": Break(
@@ -183,7 +182,8 @@ BREAKS = {
     ),
     "an entry that leads nowhere": Break(
         lambda sysfs: without_link(sysfs / f"class/infiniband/{SICK}"),
-        of_device(SICK),
+        # Beside RDMA rails a network device of no port is no rail.
+        lambda line: of_device(SICK)(line) or of_device(NETDEV)(line),
     ),
     "garbage in a network device's counter": Break(
         lambda sysfs: write(sysfs / STATISTICS / "rx_errors", "many"), counted(NETDEV), frozenset(NETDEV_FAILED)

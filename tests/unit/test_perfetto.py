@@ -466,7 +466,7 @@ def test_without_the_perfetto_package_export_says_how_to_get_it(
     monkeypatch.delitem(sys.modules, "railscope.agent.trace.perfetto_packets", raising=False)
     monkeypatch.setitem(sys.modules, "perfetto", None)
     monkeypatch.setitem(sys.modules, "perfetto.protos.perfetto.trace.perfetto_trace_pb2", None)
-    with pytest.raises(RecordingError, match=r"need the perfetto package: run '.* install .railscope.traces."):
+    with pytest.raises(RecordingError, match=r"need the perfetto package: run '.* install .*perfetto.*'"):
         export(tmp_path / "out", tmp_path / "one.npz")
 
 

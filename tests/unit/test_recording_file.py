@@ -146,7 +146,8 @@ def test_in_the_file_an_end_s_identity_lies_among_what_else_is_told_of_it() -> N
         (end,) = json.loads(archive.read(HEADER))["communicators"]
     assert list(end) == [
         *("instance", "comm", "rank", "nranks", "gpu", "node_rank", "local_ranks", "nccl_version", "pid", "netns"),
-        *("job", "identity_source", "enqueued", "completed", "inflight_seconds", "alive"),
+        *("job", "identity_source", "gpu_uuid", "pci_bus_id"),
+        *("enqueued", "completed", "inflight_seconds", "alive"),
     ]
 
 

@@ -99,8 +99,8 @@ def test_a_stall_is_red_with_its_cause_whom_it_blames_and_the_evidence(width: in
     made = render_frame(moving(full_snapshot()), ViewState(), STATUS, width, 24)
     text = " ".join(" ".join(line.plain for line in made.lines).split())
     assert f"STALL rail_down: AllReduce of rank 1/2 of {COMM} for 4.5s; blamed: rail 1 (rail1)" in text
-    assert "rail 1 (rail1) has no carrier or is switched off" in text
-    assert "STALL inside_call: ncclCommInitRank of rank 0/2 of 00c0ffee00c0ff02 for 4.5s" in text
+    # What the hardware reports comes first; the rest is below, where there is room.
+    assert "the kernel's log told of XID 79 of the GPU 0000:1b:00.0 3 s after the stall began" in text
     assert "2 stalls" in made.lines[1].plain
     assert "bold red" in styles_of(made, "STALL rail_down")
     assert "bold red" in styles_of(made, f"{COMM} 1/4")
@@ -167,7 +167,7 @@ def test_at_24_lines_every_pane_is_there_and_says_how_much_is_not_shown() -> Non
     lines = screen(_MANY)
     for start in ("STALL", "COMM", "RAIL", "OPERATION"):
         assert line_with(lines, start)
-    below = [line.split() for line in lines if line.endswith("below")]
+    below = [line.split() for line in lines[lines.index(line_with(lines, "COMM")) :] if line.endswith("below")]
     ranks = sum(line.startswith("0000") for line in lines)
     assert below[0] == [str(120 - ranks), "more", "below"]
 
@@ -261,7 +261,7 @@ def split_often(ended: int = 30) -> NodeView:
 
 def test_at_first_stalled_ranks_stand_above_those_that_call_most_and_ended_ones_come_last() -> None:
     view = split_often()
-    made = render_frame(view, ViewState(orders=INITIAL_ORDERS), STATUS, 130, 60)
+    made = render_frame(view, ViewState(orders=INITIAL_ORDERS), STATUS, 130, 80)
     lines = [line.plain for line in made.lines]
     ranks = [line.split() for line in lines[lines.index(line_with(lines, "COMM")) + 1 :] if line.count("pretrain")]
     assert [(words[0][:2], words[-1]) for words in ranks[:7]] == [
