@@ -85,7 +85,13 @@ def ranks_without_recording(ranks: Iterable[Rank]) -> Iterable[str]:
         size = parse_number(rank.identity.nranks)
         if size is not None and size <= MOST_RANKS:
             sizes[rank.comm] = size
+    left = MOST_RANKS
     for comm, size in sorted(sizes.items()):
+        if size > left:
+            # A size is what the process said: a thousand communicators of a million ranks would take hours.
+            yield f"which ranks of {comm} have no recording is not known: its communicators name too many"
+            return
+        left -= size
         if lost := {str(number) for number in range(size)} - by_comm[comm]:
             yield f"no recording of {format_rank_numbers(lost)} of {comm}"
 

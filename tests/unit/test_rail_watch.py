@@ -362,3 +362,14 @@ def test_a_namespace_whose_devices_change_without_end_takes_a_tenth_of_the_time(
     one.rails.update(())
     assert "eth100" in one.devices(), "what waited is seen at a tick"
     one.rails.close()
+
+
+def test_settings_of_later_processes_take_no_rail_from_a_job_that_runs(watch: Watch) -> None:
+    watch.inventory.names = ["docker9", "eth0"]
+    watch.events.coming = [[ADDED]]
+    watch.take()
+    watch.rails.add_process(43, HOME, "=docker9")
+    assert set(watch.numbers()) == {"docker9", "eth0"}
+    for at in range(100):
+        watch.rails.add_process(100 + at, HOME, f"!{at:03}")
+    assert set(watch.numbers()) == {"docker9", "eth0"}

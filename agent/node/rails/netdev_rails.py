@@ -52,7 +52,7 @@ _ALLOWANCE_NS: Final = 1_000_000_000
 """Whoever may make devices can change them without end: looking at one namespace's changes takes a tenth of the time,
 and a tenth of this at once; what comes beyond that is seen at a later tick."""
 _MOST_SETTINGS: Final = 64
-"""Different values of NCCL_SOCKET_IFNAME in a namespace that add rails to NCCL's own choice."""
+"""Different values of NCCL_SOCKET_IFNAME in a namespace that add rails to NCCL's own choice; the first that came."""
 
 
 @dataclass(slots=True)
@@ -259,7 +259,7 @@ class NetdevRails:
             [device for watched in self._watched.values() for device in watched.devices],
             patterns=self._patterns,
             socket_interfaces={
-                netns: list(dict.fromkeys(sorted(watched.settings.values())))[:_MOST_SETTINGS]
+                netns: list(dict.fromkeys(sorted(watched.settings.values(), key=bool)))[:_MOST_SETTINGS]
                 for netns, watched in self._watched.items()
             },
             known=known,
