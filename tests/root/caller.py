@@ -110,6 +110,11 @@ class Caller:
         self._process.kill()
         self._process.communicate()
 
+    def end(self) -> None:
+        """Kill it now, in whatever call its threads are."""
+        self._process.kill()
+        self._process.wait()
+
     def call(self, name: str, times: int, *words: int) -> int:
         """Call a function so often with these arguments; returns its last result."""
         return int(self._ask(f"call({name!r}, {times}, {', '.join(map(str, words))})"))

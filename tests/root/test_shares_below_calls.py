@@ -288,7 +288,12 @@ def test_calls_of_many_threads_leave_room_for_the_error_of_another_users_call(tm
         errors = internals.error_events()
         assert errors[["tgid", "result", "source"]].tolist() == [(modest.pid, _REMOTE_ERROR, ErrorSource.DESTROY)]
         assert {user for _, user in programs.shares.refused()} == {GREEDY}
-        # What ended within its call is taken out with its process, and its places are free again.
+        # What ended within its call is taken out with its process, and its places are free again; also of one that
+        # nobody knew.
+        greedy[0].end()
+        internals.forget_processes(())
+        left = calls.read()[1]["tgid"].tolist()
+        assert (left.count(greedy[0].pid), left.count(greedy[1].pid) > 0) == (0, True)
         internals.forget_processes({caller.pid for caller in greedy})
         assert len(calls.read()[0]) == 0
         programs.communicators.read()

@@ -20,7 +20,7 @@ from railscope.probes.loading.maps import Map, Records
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.functions.cuda import LIBRARY_PROGRAMS, CudaPoints
 from railscope.probes.nccl.programs.calls import EnqueueTime
-from railscope.probes.nccl.programs.readings import delete_where, distributions_by_op
+from railscope.probes.nccl.programs.readings import delete_where, distributions_by_op, have_ended
 from railscope.probes.nccl.programs.shared import OwnedMap, SharedMap
 from railscope.probes.nccl.programs.shares import Shares
 from railscope.probes.nccl.records import cuda as cuda_records
@@ -171,7 +171,7 @@ class CudaEvents:
         ended = np.array(sorted(tgids), np.uint32)
         for table in (self._communicators, self._streams, self._marks):
             delete_where(table, lambda keys, _: np.isin(keys["tgid"], ended))
-        delete_where(self._calls, lambda _, calls: np.isin(calls["tgid"], ended))
+        delete_where(self._calls, lambda _, calls: have_ended(calls["tgid"], tgids))
         for tgid in tgids:
             self._processes.delete(tgid.to_bytes(4, "little"))
 

@@ -18,7 +18,7 @@ from railscope.probes.loading.bpf_syscall import possible_cpus
 from railscope.probes.loading.links import AttachKind, Links, ProbePoint
 from railscope.probes.loading.maps import Map
 from railscope.probes.nccl.functions.entry_points import END_FUNCTIONS
-from railscope.probes.nccl.programs.readings import delete_where
+from railscope.probes.nccl.programs.readings import delete_where, have_ended
 from railscope.probes.nccl.programs.shared import OwnedMap, SharedRing
 from railscope.probes.nccl.programs.shares import Shares
 from railscope.probes.nccl.records.calls import COMMUNICATOR_KEY, SLOT, STAT
@@ -85,14 +85,13 @@ class Errors:
         return links
 
     def forget_processes(self, tgids: Collection[int]) -> None:
-        """Drop what processes left that have ended: calls that never returned, and the errors of communicators.
+        """Drop what processes left that have ended, these or others: unfinished calls, and errors of communicators.
 
         Raises:
             KernelRefusal: the tables cannot be read or written.
         """
-        ended = np.array(sorted(tgids), np.uint32)
-        delete_where(self._calls, lambda _, calls: np.isin(calls["tgid"], ended))
-        delete_where(self._results, lambda keys, _: np.isin(keys["tgid"], ended))
+        delete_where(self._calls, lambda _, calls: have_ended(calls["tgid"], tgids))
+        delete_where(self._results, lambda keys, _: have_ended(keys["tgid"], tgids))
 
     def stats(self) -> Mapping[ErrorStat, int]:
         """What the programs counted about themselves, since load."""

@@ -16,7 +16,7 @@ from railscope.probes.loading import libbpf
 from railscope.probes.loading.bpf_syscall import possible_cpus
 from railscope.probes.loading.links import AttachKind, Links, ProbePoint
 from railscope.probes.loading.maps import Map
-from railscope.probes.nccl.programs.readings import delete_where
+from railscope.probes.nccl.programs.readings import delete_where, have_ended
 from railscope.probes.nccl.programs.shared import OwnedMap, SharedRing
 from railscope.probes.nccl.programs.shares import Shares
 from railscope.probes.nccl.records.calls import SLOT, STAT
@@ -89,14 +89,13 @@ class Failover:
             self._any.update(_FIRST, (1).to_bytes(4, "little"))
 
     def forget_processes(self, tgids: Collection[int]) -> None:
-        """Drop what processes left that have ended.
+        """Drop what processes left that have ended, these or others.
 
         Raises:
             KernelRefusal: the tables cannot be read or written.
         """
-        ended = np.array(sorted(tgids), np.uint32)
-        delete_where(self._calls, lambda _, calls: np.isin(calls["tgid"], ended))
-        delete_where(self._failed_over, lambda keys, _: np.isin(keys["tgid"], ended))
+        delete_where(self._calls, lambda _, calls: have_ended(calls["tgid"], tgids))
+        delete_where(self._failed_over, lambda keys, _: have_ended(keys["tgid"], tgids))
 
     def stats(self) -> Mapping[FailoverStat, int]:
         """What the programs counted about themselves, since load."""
