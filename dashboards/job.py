@@ -104,7 +104,7 @@ def _operations() -> list[AnyPanel]:
     bus, seconds = catalogue.COLLECTIVE_COMPLETED_BUS_BYTES.name, catalogue.COLLECTIVE_COMPLETED_SECONDS.name
     algorithm = catalogue.COLLECTIVE_COMPLETED_PAYLOAD_BYTES.name
     bandwidth = catalogue.COLLECTIVE_BUS_BANDWIDTH.name
-    steps = catalogue.JOB_STEP_SECONDS.name
+    steps, silent = catalogue.JOB_STEP_SECONDS.name, catalogue.JOB_STEP_SILENT_SECONDS.name
     return [
         timeseries(
             "Step time",
@@ -115,6 +115,19 @@ def _operations() -> list[AnyPanel]:
                 f"max by (instance) (({_of_ranks(f'{steps}_sum')}) / ({_of_ranks(f'{steps}_count')}))",
                 "{{instance}}",
             ),
+        ),
+        timeseries(
+            "Steps",
+            "Steps (iterations) per second, as the job's lowest rank on each host makes them.",
+            "cps",
+            query(f"max by (instance) ({_of_ranks(catalogue.JOB_STEPS.name)})", "{{instance}}"),
+        ),
+        timeseries(
+            "Steps without a call",
+            "Share of the steps' time between a step's last call and the next one's first: computation, input or a "
+            "checkpoint, in the job's lowest rank on each host.",
+            "percentunit",
+            query(f"max by (instance) (({_of_ranks(silent)}) / ({_of_ranks(f'{steps}_sum')}))", "{{instance}}"),
         ),
         timeseries(
             "Calls",

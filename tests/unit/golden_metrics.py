@@ -27,6 +27,7 @@ _VARYING: Final = tuple(
     f"railscope_{name}"
     for name in (
         "build_info",
+        "node_info",
         "agent_start_time_seconds",
         "snapshot_timestamp_seconds",
         "collector_duration_seconds",

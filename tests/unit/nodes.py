@@ -11,6 +11,7 @@ from dataclasses import replace
 from railscope.agent.facts.rank_process import RankProcess
 from railscope.agent.facts.snapshot import NodeCollectives, NvlinkFacts, RailFacts, Snapshot
 from railscope.exporters.series.families import make_families
+from railscope.exporters.series.selection import Selection
 from railscope.exporters.series.text import Format, Renderer
 from railscope.exporters.top.node_view import NodeView, make_node_view
 from railscope.exporters.top.scraped import NodeScrape, parse_scrape
@@ -23,16 +24,23 @@ CALLS = 240
 MIB = 1 << 20
 
 
-def exposition(snapshot: Snapshot) -> str:
-    return Renderer().render(make_families(snapshot), Format.PROMETHEUS).decode()
+def exposition(snapshot: Snapshot, selection: Selection | None = None) -> str:
+    return Renderer().render(make_families(snapshot, selection=selection), Format.PROMETHEUS).decode()
 
 
 def scraped(
-    snapshot: Snapshot, *, with_communicators: bool = True, processes: Sequence[RankProcess] = ()
+    snapshot: Snapshot,
+    *,
+    with_communicators: bool = True,
+    processes: Sequence[RankProcess] = (),
+    selection: Selection | None = None,
 ) -> NodeScrape:
-    """What a scrape of this node finds; without communicators: of an agent that has no page of them."""
+    """What a scrape of this node finds; without communicators: of an agent that has no page of them.
+
+    `selection`: of an agent that was asked before; None: of one that has just begun.
+    """
     page = render_communicators(snapshot, processes) if with_communicators else None
-    return parse_scrape(exposition(snapshot), render_stalls(snapshot, processes), page)
+    return parse_scrape(exposition(snapshot, selection), render_stalls(snapshot, processes), page)
 
 
 def later(snapshot: Snapshot, steps: int = 1) -> Snapshot:

@@ -69,6 +69,10 @@ def test_it_has_every_metric_but_those_of_what_is_wrong_and_of_what_is_asked_for
         "comm_awaited_ratio",
         "comm_awaited_since_timestamp_seconds",
         "comm_counted_from_start",
+        # Only of jobs whose calls repeat.
+        "job_step_seconds",
+        "job_step_silent_seconds_total",
+        "job_steps_total",
         "limit_reached_total",
         "comm_ended",
         "comm_errors_total",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from railscope.agent.facts.snapshot import GpuFacts, NodeGpus, NvlinkFacts, Snapshot
+from railscope.exporters.series.selection import Selection
 from railscope.exporters.top.node_view import NodeView, make_node_view
 from railscope.exporters.top.nvlink_view import GpuView
 from railscope.exporters.top.plain import render_lines
@@ -90,7 +91,8 @@ def test_what_is_told_of_all_links_together_is_no_link() -> None:
     now = with_link(
         later(before), replace(link("1", "all", errors=(("replay", 5),)), up=None, transmit_bytes=20_000_001_000)
     )
-    one = view_of(before, now).gpus[1]
+    agent = Selection()
+    one = make_node_view(scraped(before, selection=agent), scraped(now, selection=agent)).gpus[1]
     assert (one.links, one.links_up) == (0, None)
     assert one.transmit_bytes_per_second == 10e9
     assert one.new_errors == (("replay", 3),)
