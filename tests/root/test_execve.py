@@ -28,7 +28,7 @@ def test_what_a_process_did_before_it_executed_another_program_has_ended() -> No
         calls = sum(value for _, value in agent.samples("railscope_collective_calls_total", op="AllReduce"))
         assert calls == 12
         ended = {labels["comm"] for labels, value in agent.samples("railscope_comm_ended") if value == 1}
-        jobs = {labels["comm"]: labels.get("job") for labels, _ in agent.samples("railscope_comm_info")}
+        jobs = {labels["comm"]: labels.get("exported_job") for labels, _ in agent.samples("railscope_comm_info")}
         assert {jobs[comm] for comm in ended} == {"111"}
         said = log_of(agent)
     assert f"process {job.pid} executes another program" in said
@@ -40,7 +40,7 @@ def living(agent: AgentProcess, pid: int) -> dict[str, int]:
     ended = {labels["comm"] for labels, value in agent.samples("railscope_comm_ended") if value == 1}
     calls = {labels["comm"]: int(value) for labels, value in agent.samples("railscope_comm_enqueued_total")}
     return {
-        labels["job"]: calls[labels["comm"]]
+        labels["exported_job"]: calls[labels["comm"]]
         for labels, _ in agent.samples("railscope_comm_info", pid=str(pid))
         if labels["comm"] not in ended
     }
