@@ -773,7 +773,7 @@ RAIL_FEC_BLOCKS: Final = _counter(
     "counts. Absent if it does not.",
 )
 RAIL_FEC_CORRECTED: Final = _counter(
-    "rail_fec_histogram_blocks",
+    "rail_fec_bin_blocks",
     "rail device fewest most",
     "Blocks by how many symbols forward error correction mended in them, fewest to most. Absent while 0, or if the "
     "driver does not count.",

@@ -24,7 +24,11 @@ pytestmark = pytest.mark.stack
 INTERVAL: Final = "5s"
 """`$__rate_interval` for a scrape interval of one second."""
 DOCUMENTS: Final = documents.read_documents(build.COMMITTED)
-WITHOUT_DATA: Final = {("railscope-stall", "Ranks disagree"): "all ranks of the hosts tell one signature"}
+WITHOUT_DATA: Final = {
+    ("railscope-stall", "Ranks disagree"): "all ranks of the hosts tell one signature",
+    ("railscope-node", "Links beside their siblings"): "no link is slower or narrower than its siblings",
+    ("railscope-node", "Lanes"): "no link is slower or narrower than its siblings",
+}
 """(uid, title) of panels that cannot have data on these metrics, with the reason."""
 COUNTED_FROM_NOTHING: Final = "or vector(0)"
 

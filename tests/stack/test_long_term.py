@@ -127,4 +127,4 @@ def test_totals_and_identity_are_kept_and_details_of_the_day_are_not(stores: Sto
 def test_nothing_of_the_filter_itself_stays_on_a_series(stores: Stores) -> None:
     assert not stores.written.query('{__tmp_keep!=""}')
     (one,) = stores.written.query('railscope_build_info{instance="gpu-a:9779"}')
-    assert one.labels.keys() == {"job", "instance", "version", "kernel", "simulated"}
+    assert one.labels.keys() == {"job", "instance", "version", "revision", "kernel", "simulated"}

@@ -102,7 +102,7 @@ def test_it_has_every_metric_but_those_of_what_is_wrong_and_of_what_is_asked_for
         "rail_module_light_watts",
         "rail_module_alarm",
         "rail_fec_blocks_total",
-        "rail_fec_histogram_blocks_total",
+        "rail_fec_bin_blocks_total",
         "gpu_fabric_health_mask",
         "gpu_ecc_errors_total",
         "gpu_remapped_rows",
