@@ -80,8 +80,12 @@ def recorded(store: PrometheusStore) -> bool:
 
 
 def series_of(store: PrometheusStore, expression: str) -> set[frozenset[tuple[str, str]]]:
-    """The labels of what an expression finds, NaN left out."""
-    return {frozenset(one.labels.items()) for one in store.query(expression) if not math.isnan(one.value)}
+    """The labels of what an expression finds, NaN left out, and what is empty, which is no label in PromQL."""
+    return {
+        frozenset((name, value) for name, value in one.labels.items() if value)
+        for one in store.query(expression)
+        if not math.isnan(one.value)
+    }
 
 
 QUERIES = [
