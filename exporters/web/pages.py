@@ -30,7 +30,7 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from railscope.agent.facts.causes import Cause
-from railscope.agent.facts.hardware_evidence import hardware_before
+from railscope.agent.facts.hardware_evidence import find_hardware_evidence
 from railscope.agent.facts.label_numbers import parse_number
 from railscope.agent.facts.rank_process import RankProcess
 from railscope.agent.facts.snapshot import RankPace, Snapshot
@@ -79,8 +79,9 @@ def render_stalls(snapshot: Snapshot, processes: Iterable[RankProcess] = ()) -> 
 
 
 def _with_hardware(described: StallDocument, stall: Stall, snapshot: Snapshot) -> StallDocument:
-    """What of the hardware went wrong just before comes first."""
-    described["evidence"] = [*hardware_before(snapshot.condition, snapshot.rails, stall), *described["evidence"]]
+    """What of the hardware went wrong just before comes first, and what did since then last."""
+    hardware = find_hardware_evidence(snapshot.condition, snapshot.rails, stall)
+    described["evidence"] = [*hardware.first, *described["evidence"], *hardware.last]
     return described
 
 
