@@ -525,7 +525,12 @@ CAUSES: Final[Mapping[Cause, CauseFacts]] = {
         now=(
             StepFacts("ping -c 3 {host}", "whether the host is reachable", Where.ANYWHERE),
             StepFacts("systemctl status railscope", "why the agent does not answer"),
-            StepFacts("", "on which hosts the job runs, and that Prometheus scrapes each of them", Where.UNPLACED),
+            StepFacts(
+                "",
+                "on which hosts the job runs, and that each is seen: Prometheus scrapes it, or its file is among those "
+                "that you give",
+                Where.UNPLACED,
+            ),
         ),
         after=(
             StepFacts("journalctl -u railscope {window}", "why the agent did not answer"),
