@@ -44,6 +44,7 @@ from railscope.agent.node.daemon.totals_file import StateError
 from railscope.agent.node.daemon.verdict_socket import VerdictSocket
 from railscope.agent.node.inspection.inspection import InProcess, Inspection, InspectionProcesses
 from railscope.agent.node.overhead.control import LevelControl
+from railscope.agent.node.overhead.governor import LEVELS
 from railscope.agent.node.recorder.feed import RecorderFeed, Stream, make_recorder
 from railscope.agent.node.recorder.store import RecordingStore
 from railscope.agent.node.recorder.triggers import Recordings, settling_ns
@@ -374,7 +375,7 @@ class Daemon:
         if hasattr(libc, "malloc_trim"):
             libc.malloc_trim(0)
         if self._programs is not None:
-            if self._probed[0]:
+            if self._probed[0] and LEVELS[self._config.level] is None:
                 left_ns = probed_ns + _FIRST_CALLS_NS - self._clock.monotonic_ns()
                 self._clock.sleep(max(0, left_ns) / 1e9)
             self.observer.judge_arrival()
