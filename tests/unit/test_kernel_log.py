@@ -177,6 +177,16 @@ def test_a_flood_of_codes_is_bounded() -> None:
     assert sum(one.count for one in events.facts) == 1000
 
 
+def test_a_link_that_fails_all_the_time_does_not_fill_the_agents_log(caplog: pytest.LogCaptureFixture) -> None:
+    events = KernelEvents(SteppedClock(), Path("/nowhere"))
+    for _ in range(1000):
+        events.add([event("non_fatal", kind="pcie"), event("correctable", kind="pcie")])
+    assert [one.count for one in events.facts] == [1000, 1000]
+    said = [one.message for one in caplog.records]
+    assert len(said) == 10
+    assert said[-1] == "the kernel's log: pcie non_fatal of 0000:1b:00.0, 512 so far"
+
+
 def test_a_log_that_cannot_be_opened_has_no_result_and_no_events() -> None:
     events = KernelEvents(SteppedClock(), Path("/nowhere/kmsg"))
     events.update()

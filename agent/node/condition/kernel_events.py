@@ -104,8 +104,15 @@ class KernelEvents:
             seen = self._seen.setdefault(key, _Seen(severity, 0, 0))
             seen.count += 1
             seen.last_monotonic_ns = event.monotonic_ns
-            if severity != "context":
-                _log.warning("the kernel's log: %s %s of %s", event.kind, event.code, event.pci or "the host")
+            # The 1st, 2nd, 4th, 8th …: a link that fails all the time must not fill our log as it does the kernel's.
+            if severity != "context" and seen.count & (seen.count - 1) == 0:
+                _log.warning(
+                    "the kernel's log: %s %s of %s, %d so far",
+                    event.kind,
+                    event.code,
+                    event.pci or "the host",
+                    seen.count,
+                )
         booted_ns = self._clock.realtime_ns() - self._clock.monotonic_ns()
         self.facts = tuple(
             HardwareEvent(kind, code, pci, seen.severity, seen.count, (booted_ns + seen.last_monotonic_ns) / 1e9)
