@@ -103,14 +103,18 @@ def write_table(
             writer.add_key_value_metadata(dict(metadata))
 
 
-def read_part(file: Path, table: str) -> pa.Table:
+def read_part(file: Path, table: str, most_rows: int | None = None) -> pa.Table:
     """The rows of one file of a table, in memory; columns that it lacks are null.
 
+    `most_rows` None: any number, however few bytes they take in the file.
+
     Raises:
-        OSError: it cannot be read.
+        OSError, ValueError: it cannot be read, or has more rows.
     """
     words = [field.name for field in TABLES[table] if pa.types.is_dictionary(field.type)]
     with pq.ParquetFile(file, read_dictionary=words) as part:
+        if most_rows is not None and part.metadata.num_rows > most_rows:
+            raise ValueError(f"it has {part.metadata.num_rows} rows, and {most_rows} at most are read")
         return _completed(table, part.read())
 
 
@@ -120,7 +124,7 @@ def read_row(file: Path, table: str) -> dict[str, Any]:
     Raises:
         OSError, ValueError: it cannot be read, or has another number of rows.
     """
-    (row,) = read_part(file, table).to_pylist()
+    (row,) = read_part(file, table, most_rows=1).to_pylist()
     found: dict[str, Any] = row
     return found
 

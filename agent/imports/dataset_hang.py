@@ -23,6 +23,8 @@ _OWN: Final = "railscope"
 _ON_SECONDS: Final = 5.0
 """A stall that ended so shortly before its recording was on."""
 _MOST_NOTES: Final = 8
+_MOST_ROWS: Final = 1 << 18
+"""Of one file: ends of communicators or stalls of an hour.  Rows that are null take a file next to nothing."""
 _Row = Mapping[str, Any]
 
 
@@ -80,9 +82,10 @@ def read_hang_dataset(folder: Path, problems: Problems) -> Dumps:
 def _rows(folder: Path, table: str) -> Iterable[_Row]:
     for file in table_files(folder, table):
         try:
-            yield from read_part(file, table).to_pylist()
-        except OSError as error:
-            raise DatasetError(f"{file}: cannot be read: {error.strerror or error}") from None
+            yield from read_part(file, table, most_rows=_MOST_ROWS).to_pylist()
+        except (OSError, ValueError) as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error).partition("\n")[0]
+            raise DatasetError(f"{file}: cannot be read: {reason}") from None
 
 
 def _rank(row: _Row, stall: _Row | None) -> Rank:

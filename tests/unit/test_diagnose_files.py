@@ -8,10 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from railscope.agent.cli.main import main
 from railscope.agent.cluster.verdict.finding import Verdict
+from railscope.agent.dataset.files import table_files
 from railscope.agent.dataset.from_recording import write_dataset
 from railscope.agent.facts.causes import Cause
 from railscope.agent.imports.hang_command import diagnose_files
@@ -267,3 +270,21 @@ def test_an_imported_dataset_holds_no_stalls(tmp_path: Path) -> None:
     folder = imported(tmp_path, written(tmp_path, "ras.json", ras({0: 7, 1: 7}))).imported.folder
     assert main(["diagnose", str(folder)]) == 2
     assert any("give the files themselves" in note for note in diagnose_files([folder]).notes)
+
+
+@pytest.mark.parametrize("damage", ["a million rows that are null", "no Parquet"])
+def test_a_dataset_with_a_table_that_cannot_be_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    write_dataset(recording(), tmp_path / "job")
+    (file,) = table_files(tmp_path / "job", "communicators")
+    if damage == "no Parquet":
+        file.write_bytes(b"PAR1 and nothing else")
+    else:
+        schema = pq.read_schema(file)
+        pq.write_table(pa.table({name: pa.nulls(1_000_000, schema.field(name).type) for name in schema.names}), file)
+        assert file.stat().st_size < 100_000
+    assert main(["diagnose", str(tmp_path / "job")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(file) in line
+    assert ("it has 1000000 rows" in line) is (damage != "no Parquet")
