@@ -317,6 +317,20 @@ def test_trouble_with_one_port_is_one_line_and_its_end_another(
     assert [result.success for result in host.watch.collectors()] == [True]
 
 
+@pytest.mark.parametrize("bytes_period_seconds", [None, 0.1])
+def test_a_port_that_counts_one_direction_is_told_of_once(
+    tmp_path: Path, opened: list[Watched], caplog: pytest.LogCaptureFixture, bytes_period_seconds: float | None
+) -> None:
+    caplog.set_level(logging.INFO)
+    host = Watched(rdma.degraded(tmp_path), bytes_period_seconds=bytes_period_seconds)
+    opened.append(host)
+    for _ in range(3):
+        host.beat()
+    assert [record.message for record in caplog.records if "does not count" in record.message] == [
+        "mlx5_3/1: the device does not count the bytes that it sends: they are not shown"
+    ]
+
+
 def test_the_state_of_a_port_is_looked_at_again(tmp_path: Path, opened: list[Watched]) -> None:
     host = Watched(rdma.mlx5_ib_ndr(tmp_path))
     opened.append(host)

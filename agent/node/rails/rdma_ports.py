@@ -17,7 +17,7 @@ from railscope.agent.facts.remarks import Remark
 from railscope.agent.facts.snapshot import CollectorResult, Histogram
 from railscope.agent.node.rails.counter_rules import TABLES_ONLY, OwnSeverities, Severity, rule_of
 from railscope.agent.node.sampling.sampler import Sampler
-from railscope.agent.node.sampling.state import DeviceTotals, join_troubles
+from railscope.agent.node.sampling.state import DeviceTotals, SamplerState, join_troubles
 from railscope.probes.clock import Clock
 from railscope.probes.rdma.counters import RdmaCounters
 from railscope.probes.rdma.inventory import RdmaInventory, RdmaPort, class_folder
@@ -131,16 +131,17 @@ class RdmaWatch:
             state = self._sampler.state()
             results = [state.result(key) for key in (COUNTERS_KEY, BYTES_KEY)]
             troubles = [trouble for result in results if result is not None for trouble in result.troubles]
-            self._tell_half_counted()
+            self._tell_half_counted(state)
             self._remark.say(join_troubles(troubles))
 
-    def _tell_half_counted(self) -> None:
+    def _tell_half_counted(self, state: SamplerState) -> None:
         """Say once of a port that it counts the bytes of one direction only: nothing else is wrong with it."""
-        for facts in self.facts():
-            name = facts.port.name
-            if name not in self._half_counted and (facts.transmit_bytes is None) != (facts.receive_bytes is None):
+        for name in [port.name for port in self._ports if port.name not in self._half_counted]:
+            read = [totals for key in (BYTES_KEY, COUNTERS_KEY) if (totals := state.device_of_source(key, name))]
+            sent, received = any(one.transmit_counted for one in read), any(one.receive_counted for one in read)
+            if sent != received:
                 self._half_counted.add(name)
-                way = "sends" if facts.transmit_bytes is None else "receives"
+                way = "receives" if sent else "sends"
                 _log.info("%s: the device does not count the bytes that it %s: they are not shown", name, way)
 
     @property

@@ -197,7 +197,8 @@ class RdmaRails:
     @property
     def rail_ports(self) -> tuple[tuple[str, RdmaPort], ...]:
         """(rail, port) of every port that is a rail."""
-        return tuple((mapped.rail or UNKNOWN, facts.port) for facts, mapped in self._rails())
+        mapped = ((port, self._mapped.get((port.device, port.port))) for port in self._watch.ports)
+        return tuple((entry.rail, port) for port, entry in mapped if entry is not None and entry.rail is not None)
 
     @property
     def names(self) -> RdmaPorts:
