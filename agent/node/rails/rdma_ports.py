@@ -125,13 +125,14 @@ class RdmaWatch:
         if self._inventory_ns is None or now_ns - self._inventory_ns >= _INVENTORY_PERIOD_NS:
             self._inventory_ns = now_ns
             self._ports = self._inventory.read()
-            if self._ports and not self._watching:
+            if self._watching:
+                self._tell_half_counted(self._sampler.state())
+            elif self._ports:
                 self._begin()
         if self._watching:
             state = self._sampler.state()
             results = [state.result(key) for key in (COUNTERS_KEY, BYTES_KEY)]
             troubles = [trouble for result in results if result is not None for trouble in result.troubles]
-            self._tell_half_counted(state)
             self._remark.say(join_troubles(troubles))
 
     def _tell_half_counted(self, state: SamplerState) -> None:
