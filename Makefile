@@ -59,8 +59,10 @@ build: $(BUILT)  ## compile the BPF objects and the demo's workload
 bytecode: $(STAMPS)/venv  ## a service's user may write none here, and would compile everything at each start
 	@$(BIN)/python -m compileall -q agent exporters probes
 
-demo: setup  ## two hosts, two rails, a real collective job, the agent beside it
-	$(BIN)/railscope demo
+demo: setup  ## two hosts, two rails, a real NCCL job on a stand-in for CUDA, the agent beside it; DEMO="--fault stall"
+# The first that is pinned is the one that the demo's job calls; without it the demo says so and takes its own library.
+	@testbed/nccl/fetch-wheels $(BIN)/python 1 || echo "the demo goes on without NCCL, and shows less" >&2
+	$(BIN)/railscope demo $(DEMO)
 
 stack: setup packages-test  ## a job, agents, Prometheus and Alertmanager, to look at in a browser
 	$(BIN)/python -m tests.stack $(STACK)
@@ -92,8 +94,8 @@ check: $(STAMPS)/venv build lint  ## format, lint, types, the map, and the unit 
 test-faults: setup packages-test $(STAMPS)/nccl  ## break things on purpose: what is said of each fault, as a table and JSON
 	$(BIN)/python -m tests.faults $(FAULTS)
 
-$(STAMPS)/nccl: tests/nccl/wheels.txt
-	tests/nccl/fetch-wheels $(BIN)/python
+$(STAMPS)/nccl: testbed/nccl/wheels.txt
+	testbed/nccl/fetch-wheels $(BIN)/python
 	@mkdir -p $(STAMPS) && touch $@
 
 test-search: setup  ## properties of parsers and decoders on many new random examples

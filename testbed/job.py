@@ -1,9 +1,9 @@
 """A collective job on a fabric's hosts: its ranks as processes, and what they report at the end.
 
-A rank is the program `railscope-workload`, which calls a small library with NCCL's public ABI; the bytes really
-cross the rails.  Ranks are numbered host by host, as torchrun does: rank = host * ranks_per_host + local rank.  They
-find each other through a unique id in a private temporary directory, and die with the thread that started them
-(prctl(2), PR_SET_PDEATHSIG): start a job in a thread that outlives it.
+A rank is the program `railscope-workload`, which calls a small library with NCCL's public ABI, or the same program on
+the real NCCL (testbed/nccl); the bytes really cross the rails.  Ranks are numbered host by host, as torchrun does:
+rank = host * ranks_per_host + local rank.  They find each other through a unique id in a private temporary directory,
+and die with the thread that started them (prctl(2), PR_SET_PDEATHSIG): start a job in a thread that outlives it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from railscope.testbed.hosts import Host, TestbedError
+from railscope.testbed.nccl.build import ENVIRONMENT, Double
 
 _SOURCES: Final = Path(__file__).resolve().parent / "workload"
 _BUILT: Final = Path(__file__).resolve().parent / "bin"
@@ -334,7 +335,17 @@ def moment_arguments(
 class Job:
     """One job, started on entry of the `with` block; whatever still runs is killed on exit."""
 
-    def __init__(self, hosts: Sequence[Host], options: JobOptions) -> None:
+    def __init__(self, hosts: Sequence[Host], options: JobOptions, nccl: Double | None = None) -> None:
+        """Describe a job; nothing runs before the `with` block is entered.
+
+        Args:
+            hosts: where its ranks are.
+            options: what they do.
+            nccl: the real NCCL to call; None: the workload library.  Reports of the real NCCL tell no rails.
+
+        Raises:
+            TestbedError: there is no such job; the message says why.
+        """
         if options.pattern not in PATTERNS:
             raise TestbedError(f"no pattern is called {options.pattern!r}: choose one of {', '.join(PATTERNS)}")
         if (options.seconds is None) == (options.iterations is None):
@@ -343,10 +354,11 @@ class Job:
             raise TestbedError("a job needs at least one host and one rank a host")
         if (options.pattern == "gpt") != (options.shape is not None):
             raise TestbedError("the pattern gpt needs a shape, and no other pattern takes one")
-        if not DRIVER.exists() or not LIBRARY.exists():
+        if nccl is None and (not DRIVER.exists() or not LIBRARY.exists()):
             build_workload(BIN_DIRECTORY)
         self.hosts: Final = tuple(hosts)
         self.options: Final = options
+        self._nccl = nccl
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -430,7 +442,8 @@ class Job:
         options, directory = self.options, self._directory
         host_index, local_rank = divmod(rank, options.ranks_per_host)
         host = self.hosts[host_index]
-        command = [str(DRIVER), "--pattern", options.pattern, "--seed", str(options.seed)]
+        driver = DRIVER if self._nccl is None else self._nccl.workload
+        command = [str(driver), "--pattern", options.pattern, "--seed", str(options.seed)]
         command += ["--id-file", str(directory / "id"), "--report", str(self._report_path(rank))]
         command += ["--die-with", str(os.getpid())]
         if options.seconds is not None:
@@ -465,8 +478,13 @@ class Job:
             slow=options.slow,
             skip=options.skip,
         )
+        of_nccl: dict[str, str] = {}
+        if self._nccl is not None:
+            of_nccl = {**ENVIRONMENT, "RAILSCOPE_WORKLOAD_AGREEMENT": str(directory / "agreement")}
+            of_nccl["CUDA_VISIBLE_DEVICES"] = str(local_rank)
         environment = {
             **os.environ,
+            **of_nccl,
             "NCCL_SOCKET_IFNAME": ",".join(host.rails),
             "NCCL_HOSTID": f"host{host.index}",
             "RANK": str(rank),

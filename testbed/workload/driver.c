@@ -347,7 +347,6 @@ static void run_idle(struct job *job, const struct pattern *pattern) {
 }
 
 int main(int argc, char **argv) {
-    static char streams[2]; /* a stream is a name; these addresses are nobody else's */
     sigset_t signals;
     pthread_t watcher;
     parse_options(argc, argv);
@@ -362,8 +361,8 @@ int main(int argc, char **argv) {
     }
 
     const struct pattern *pattern = pattern_named(options.pattern);
-    struct job job = {.options = &options, .stream = (cudaStream_t)&streams[0],
-                      .other_stream = (cudaStream_t)&streams[1]};
+    struct job job = {.options = &options, .stream = workload_stream_create(),
+                      .other_stream = workload_stream_create()};
     if (options.init_before_start) {
         job.world = meet();
         wait_for_start();

@@ -1,4 +1,4 @@
-/* What happens in a job's life between its calls; shared with the driver of the real NCCL (tests/nccl/double). */
+/* What happens in a job's life between its calls; shared with the driver of the real NCCL (testbed/nccl/double). */
 #ifndef RAILSCOPE_DRIVER_MOMENTS_H
 #define RAILSCOPE_DRIVER_MOMENTS_H
 

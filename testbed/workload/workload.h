@@ -1,10 +1,14 @@
-/* What the workload library offers beyond NCCL's interface: CUDA's part in waiting, and numbers to check against. */
+/* What the workload library offers beyond NCCL's interface: CUDA's part in waiting, and numbers to check against.
+ * testbed/nccl/double/workload.c offers the same beside the real NCCL. */
 #ifndef RAILSCOPE_WORKLOAD_H
 #define RAILSCOPE_WORKLOAD_H
 
 #include "nccl_abi.h"
 
 #define WORKLOAD_EXPORT __attribute__((visibility("default")))
+
+/* A new stream; it lives as long as the process. */
+WORKLOAD_EXPORT cudaStream_t workload_stream_create(void);
 
 /* Wait until everything enqueued on a stream so far is done.  Returns the first error of those operations' work. */
 WORKLOAD_EXPORT ncclResult_t workload_stream_synchronize(cudaStream_t stream);

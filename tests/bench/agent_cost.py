@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from railscope import probes
+from railscope.testbed.nccl.library import nccl_library
 from tests.bench.cpu_time import cpu_seconds
 from tests.bench.results import Bound, Line, figure
 from tests.bench.results import Target as Limit
 from tests.bench.target import Built
 from tests.fabric.agent_process import AgentProcess
-from tests.nccl.library import nccl_library
 
 PART: Final = "agent"
 _IDLE_SECONDS: Final = 10.0

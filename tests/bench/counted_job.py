@@ -19,9 +19,9 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
 from railscope.testbed.hosts import Fabric
+from railscope.testbed.nccl.build import Double
 from tests.bench.quick_turns import RatedJob
 from tests.bench.target import BenchError
-from tests.nccl.build import Double
 from tests.nccl.job import Job, JobError
 
 _ENDLESS: Final = 2_000_000_000

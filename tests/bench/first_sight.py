@@ -26,11 +26,12 @@ from railscope.probes.nccl.functions.internals import Level
 from railscope.probes.nccl.layouts.layout import Layouts
 from railscope.probes.nccl.programs.calls import NcclPrograms, ProgramSettings
 from railscope.probes.nccl.programs.internals import Internals
+from railscope.testbed.nccl.library import nccl_library
 from tests.bench.agent_cost import idle_mapper
 from tests.bench.results import Bound, Line, figure
 from tests.bench.results import Target as Limit
 from tests.bench.target import BenchError, Built
-from tests.nccl.library import REPOSITORY, copy_with_another_build_id, nccl_library
+from tests.nccl.library import REPOSITORY, copy_with_another_build_id
 
 PART: Final = "first sight"
 _PROCFS: Final = Path("/proc")

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from railscope.testbed.hosts import Fabric
+from railscope.testbed.nccl.build import build
 from tests.bench.many_communicators import ManyCommunicators, pause, resume
 from tests.bench.results import Bound, Line, figure
 from tests.bench.results import Target as Limit
 from tests.bench.target import BenchError, Built
 from tests.fabric.agent_process import AgentProcess
-from tests.nccl.build import build
 
 PART: Final = "late attach"
 COMMUNICATORS: Final = 200

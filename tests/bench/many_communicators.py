@@ -27,9 +27,8 @@ from types import TracebackType
 from typing import Final, Self
 
 from railscope.testbed.hosts import Fabric
+from railscope.testbed.nccl.build import ENVIRONMENT, Double
 from tests.bench.target import BenchError
-from tests.nccl.build import Double
-from tests.nccl.job import ENVIRONMENT
 from tests.nccl.library import REPOSITORY
 
 _ID_BYTES: Final = 128

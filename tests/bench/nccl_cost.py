@@ -35,6 +35,7 @@ from railscope.probes.libraries.elf import Elf
 from railscope.probes.nccl.functions.internals import Level
 from railscope.probes.nccl.functions.probe_points import ProbePoints, probe_points
 from railscope.testbed.hosts import Fabric
+from railscope.testbed.nccl.build import Double, build
 from tests.bench.bpftrace import Bpftrace
 from tests.bench.counted_job import counted_job
 from tests.bench.cpu_time import DISTURBED, Others, process_time
@@ -53,7 +54,6 @@ from tests.bench.results import Target as Limit
 from tests.bench.run_times import counted
 from tests.bench.target import BenchError, Built
 from tests.fabric.agent_process import AgentProcess
-from tests.nccl.build import Double, build
 
 _PEERS: Final = "of themselves others say: NCCL's profiler costs 4-13 %, the nearest eBPF rival 0.4-1.7 %"
 _SCRIPT: Final = Path(__file__).with_name("nccl_cost.bt")

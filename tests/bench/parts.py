@@ -9,10 +9,10 @@ from typing import TextIO
 
 from railscope.probes.loading.libbpf import LoadError
 from railscope.testbed.hosts import TestbedError
+from railscope.testbed.nccl.build import BuildError
+from railscope.testbed.nccl.library import LibraryMissing
 from tests.bench.results import Line, Omission
 from tests.bench.target import BenchError, Built
-from tests.nccl.build import BuildError
-from tests.nccl.library import LibraryMissing
 
 
 @dataclass(frozen=True, slots=True)

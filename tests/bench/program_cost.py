@@ -21,6 +21,7 @@ from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.calibration import Calibration, calibrate
 from railscope.probes.loading.links import AttachKind
 from railscope.testbed.hosts import Fabric
+from railscope.testbed.nccl.build import Double, build
 from tests.bench.agent_cost import idle_mapper
 from tests.bench.cpu_time import DISTURBED, Others
 from tests.bench.probe_cost import empty_probe, empty_run_time
@@ -28,7 +29,6 @@ from tests.bench.results import Figure, Line, Omission, figure
 from tests.bench.run_times import NAME_BYTES, NEVER, RunTime, counted, run_times
 from tests.bench.target import BenchError, Built, Target
 from tests.fabric.agent_process import AgentProcess
-from tests.nccl.build import Double, build
 from tests.nccl.job import Job, JobError
 
 PART: Final = "programs"

@@ -8,11 +8,11 @@ from typing import cast
 
 import pytest
 
+from railscope.testbed.nccl.library import LibraryMissing
 from tests.bench.__main__ import arguments, wanted_parts
 from tests.bench.parts import Part, measure_parts
 from tests.bench.results import Figure, Line, Omission, figure
 from tests.bench.target import BenchError, Built
-from tests.nccl.library import LibraryMissing
 
 BUILT = cast(Built, Path("/nowhere"))
 

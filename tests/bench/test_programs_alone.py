@@ -14,9 +14,9 @@ from railscope.agent.node.completion.levels import Levels
 from railscope.probes.nccl.functions.internals import Level
 from railscope.probes.nccl.records.calls import Stat
 from railscope.testbed.hosts import Fabric
+from railscope.testbed.nccl.build import build as build_double
 from tests.bench.programs_alone import ProgramsAlone
 from tests.bench.target import BenchError, Target, build
-from tests.nccl.build import build as build_double
 from tests.nccl.job import Job
 
 pytestmark = pytest.mark.root

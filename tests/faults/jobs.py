@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Final, Protocol, Self
 
 from railscope.testbed.job import Job as WorkloadJob
+from railscope.testbed.nccl.build import build
 from tests.faults.cluster import Cluster, until
 from tests.faults.scenarios import Library, Load
-from tests.nccl.build import build
 from tests.nccl.job import Job as NcclJob
 
 _ENDLESS: Final = 1_000_000_000

@@ -1,4 +1,4 @@
-"""Collectives of the real NCCL library, called directly, on the CUDA test double (tests/nccl/double): no GPU.
+"""Collectives of the real NCCL library, called directly, on the CUDA test double (testbed/nccl/double): no GPU.
 
 The library, its sockets and its proxy threads are real; streams, events, graphs and kernels are the double's, reached
 through its libcudart.so.12 as a job reaches CUDA's.
@@ -25,7 +25,7 @@ _BUFFER_BYTES: Final = 1 << 20
 _CAPTURE_GLOBAL: Final = 0
 _NOT_READY: Final = 600
 HANG: Final = "CUDA_DOUBLE_HANG"
-"""The environment variable that names the switch of `occupy` (tests/nccl/double/streams.c)."""
+"""The environment variable that names the switch of `occupy` (testbed/nccl/double/streams.c)."""
 
 _Word = ctypes.c_void_p
 

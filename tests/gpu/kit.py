@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import Final
 
 from railscope.probes.nccl.layouts.dwarf import structures_in
+from railscope.testbed.nccl.library import OLDER_NCCL_VERSION, nccl_library
 from tests.gpu.unpack import MANIFEST, product_folders, source_digest
-from tests.nccl.library import OLDER_NCCL_VERSION, REPOSITORY, nccl_library
+from tests.nccl.library import REPOSITORY
 
 KIT: Final = REPOSITORY / ".gpu"
 MOST_BYTES: Final = 40 << 20

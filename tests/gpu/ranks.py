@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from railscope.testbed.nccl.build import ENVIRONMENT
 from tests.bench.quick_turns import RatedJob
 from tests.gpu.backend_double import HANG
 from tests.gpu.rails import TwoHosts
 from tests.gpu.rank import END, FOREVER, LIMIT, PROGRESS, SYNCHRONIZE_EVERY, WORDS_BYTES
-from tests.nccl.job import ENVIRONMENT
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 _START_SECONDS: Final = 60.0

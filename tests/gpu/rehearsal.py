@@ -24,12 +24,13 @@ from typing import Final
 
 import pynvml
 
+from railscope.testbed.nccl.build import BuildError, Double, build
+from railscope.testbed.nccl.library import OLDER_NCCL_VERSION, LibraryMissing
 from tests.gpu.kit import KIT, KitError, make_kit
 from tests.gpu.simulated_driver import lay_driver
 from tests.gpu.table import Results, read_results
 from tests.gpu.unpack import MANIFEST, source_digest
-from tests.nccl.build import BuildError, Double, build
-from tests.nccl.library import OLDER_NCCL_VERSION, REPOSITORY, LibraryMissing
+from tests.nccl.library import REPOSITORY
 
 ROOT: Final = REPOSITORY / ".venv" / "gpu-root"
 _MOUNT: Final = """

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from railscope.testbed.hosts import Fabric
-from tests.nccl.build import Double, build
+from railscope.testbed.nccl.build import Double, build
 
 
 @pytest.fixture(scope="session")

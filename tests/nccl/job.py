@@ -2,7 +2,7 @@
 
 The ranks initialise, tell that they are ready, and wait for `start`, so that an observer can attach
 before the first collective; with `hold` they also wait, done but alive, for `release`.  Only the GPUs are
-simulated (see double/double.h): sockets, proxy threads and everything else are NCCL's own.
+simulated (see testbed/nccl/double/double.h): sockets, proxy threads and everything else are NCCL's own.
 
     with Fabric(hosts=2, rails=2) as fabric, Job(fabric, tmp_path, build(), iterations=500) as job:
         pids = job.ready()
@@ -26,18 +26,7 @@ from typing import Final, Protocol, Self
 
 from railscope.testbed.hosts import Host
 from railscope.testbed.job import GptShape, Moments, SkippedCall, SlowSteps, Writer, moment_arguments
-from tests.nccl.build import Double
-
-ENVIRONMENT: Final = {
-    "NCCL_CUMEM_ENABLE": "0",
-    "NCCL_CUMEM_HOST_ENABLE": "0",
-    "NCCL_IB_DISABLE": "1",
-    "NCCL_ALGO": "RING",
-    "NCCL_PROTO": "SIMPLE",
-    "NCCL_P2P_LL_THRESHOLD": "0",
-    "NCCL_RAS_ENABLE": "0",
-}
-"""What keeps NCCL to what the double plays: plain memory, sockets, the ring, the Simple protocol."""
+from railscope.testbed.nccl.build import ENVIRONMENT, Double
 
 POLL_SECONDS: Final = 0.01
 

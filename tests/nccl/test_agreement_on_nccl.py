@@ -12,8 +12,8 @@ import pytest
 from railscope.agent.facts.stall import LastCollectives, find_disagreement, parse_shapes
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.job import GptShape
+from railscope.testbed.nccl.build import Double
 from tests.fabric.agent_process import AgentProcess
-from tests.nccl.build import Double
 from tests.nccl.job import Job
 
 pytestmark = pytest.mark.nccl

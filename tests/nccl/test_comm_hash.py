@@ -14,9 +14,9 @@ from railscope.probes.nccl.layouts.layout import Layouts
 from railscope.probes.nccl.programs.calls import NcclPrograms, ProgramSettings
 from railscope.probes.nccl.records.calls import LifecycleKind
 from railscope.testbed.hosts import Fabric
-from tests.nccl.build import Double
+from railscope.testbed.nccl.build import Double
+from railscope.testbed.nccl.library import NCCL_VERSION
 from tests.nccl.job import Job
-from tests.nccl.library import NCCL_VERSION
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.nccl]
 

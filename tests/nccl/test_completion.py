@@ -19,8 +19,8 @@ import pytest
 from railscope.probes.nccl.abi import Op
 from railscope.probes.rings.wakeups import RingWakeups
 from railscope.testbed.hosts import Fabric
+from railscope.testbed.nccl.build import Double
 from tests.fabric.agent_process import AgentProcess
-from tests.nccl.build import Double
 from tests.nccl.job import Job
 from tests.nccl.test_cuda_events import watched
 

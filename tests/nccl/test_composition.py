@@ -20,8 +20,8 @@ from railscope.agent.model.shape import Shape
 from railscope.agent.model.traffic import estimate_traffic
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.job import GptShape
+from railscope.testbed.nccl.build import Double
 from tests.fabric.agent_process import AgentProcess
-from tests.nccl.build import Double
 from tests.nccl.job import Job
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.nccl, pytest.mark.slow]

@@ -30,7 +30,7 @@ from railscope.probes.nccl.records.cuda import CudaStat
 from railscope.probes.nccl.records.internals import layout_record
 from railscope.probes.processes.processes import PROCFS, ProcessIdentity, identity_of
 from railscope.testbed.hosts import Fabric
-from tests.nccl.build import Double
+from railscope.testbed.nccl.build import Double
 from tests.nccl.job import Job
 from tests.waiting import eventually
 

@@ -16,16 +16,16 @@ from pathlib import Path
 import pytest
 
 from railscope.testbed.hosts import Fabric
-from tests.nccl.build import FLAGS, KERNEL_SOURCES, SOURCES, BuildError, Double, build
+from railscope.testbed.nccl.build import FLAGS, KERNEL_SOURCES, SOURCES, BuildError, Double, build
+from railscope.testbed.nccl.library import OLDER_NCCL_VERSION, REPOSITORY, LibraryMissing, nccl_library
 from tests.nccl.job import CallResult, Job, JobError
-from tests.nccl.library import OLDER_NCCL_VERSION, LibraryMissing, nccl_library
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.nccl]
 
 REMOTE_ERROR = 6  # ncclRemoteError
 ENDLESS = 1_000_000  # iterations: more than a job makes before it is ended
 
-FETCH = Path(__file__).with_name("fetch-wheels")
+FETCH = REPOSITORY / "testbed/nccl/fetch-wheels"
 
 
 def runs(pid: int, program: Path) -> bool:
@@ -383,7 +383,7 @@ def unplayable(double: Double, tmp_path_factory: pytest.TempPathFactory) -> Path
     """A program that lets the double play one launch which is made up."""
     program = tmp_path_factory.mktemp("unplayable") / "unplayable"
     sources = [SOURCES / name for name in ("unplayable.c", *KERNEL_SOURCES)]
-    subprocess.run(["gcc", *FLAGS, f"-I{double.shared_object.parent}", "-o", program, *sources], check=True)
+    subprocess.run(["gcc", *FLAGS, f"-I{double.layout.parent}", "-o", program, *sources], check=True)
     return program
 
 
@@ -435,7 +435,7 @@ def test_a_library_without_nccls_structures_is_refused(tmp_path: Path, double: D
 
 def test_a_double_built_for_another_library_refuses_this_one(tmp_path: Path, double: Double) -> None:
     folder = double.shared_object.parent
-    layout = (folder / "layout.h").read_text()
+    layout = double.layout.read_text()
     build_id = layout.partition('LAYOUT_BUILD_ID "')[2].partition('"')[0]
     (tmp_path / "double.so").write_bytes(double.shared_object.read_bytes().replace(build_id.encode(), b"0" * 40))
     environment = {
@@ -459,7 +459,7 @@ def test_fetching_again_does_nothing() -> None:
 
 
 def test_fetching_without_an_index_says_so(tmp_path: Path) -> None:
-    folder = tmp_path / "tests" / "nccl"
+    folder = tmp_path / "testbed" / "nccl"
     folder.mkdir(parents=True)
     for name in ("fetch-wheels", "wheels.txt"):
         shutil.copy(FETCH.with_name(name), folder / name)
@@ -475,5 +475,5 @@ def test_fetching_without_an_index_says_so(tmp_path: Path) -> None:
 
 
 def test_a_missing_library_is_named_with_the_way_to_get_it(tmp_path: Path) -> None:
-    with pytest.raises(LibraryMissing, match=r"libnccl\.so\.2 is missing: run tests/nccl/fetch-wheels"):
+    with pytest.raises(LibraryMissing, match=r"libnccl\.so\.2 is missing: run testbed/nccl/fetch-wheels"):
         nccl_library(repository=tmp_path)

@@ -30,9 +30,9 @@ from railscope.probes.nccl.records.errors import (
     stored_result,
 )
 from railscope.testbed.hosts import Fabric
-from tests.nccl.build import Double
+from railscope.testbed.nccl.build import Double
+from railscope.testbed.nccl.library import nccl_library
 from tests.nccl.job import Job
-from tests.nccl.library import nccl_library
 from tests.root.caller import Caller, forge_communicator
 from tests.root.probe_targets import assemble, on_x86_64
 

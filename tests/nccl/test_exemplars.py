@@ -16,8 +16,8 @@ from railscope.agent.trace.from_recording import RecordingFile, make_timelines
 from railscope.agent.trace.perfetto import write_trace
 from railscope.agent.trace.same_operations import join_operations
 from railscope.testbed.hosts import Fabric
+from railscope.testbed.nccl.build import Double
 from tests.fabric.agent_process import AgentProcess
-from tests.nccl.build import Double
 from tests.nccl.job import Job
 from tests.nccl.test_completion import by_rank
 from tests.unit.traces import read_trace

@@ -21,8 +21,8 @@ from railscope.probes.nccl.programs.calls import NcclPrograms, ProgramSettings
 from railscope.probes.nccl.records.calls import LifecycleKind
 from railscope.probes.nccl.records.errors import Result
 from railscope.testbed.hosts import Fabric
+from railscope.testbed.nccl.build import Double
 from tests.fabric.agent_process import AgentProcess
-from tests.nccl.build import Double
 from tests.nccl.job import Job, RankReport
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.nccl]

@@ -12,7 +12,7 @@ import pytest
 from railscope.agent.dataset.reader import Dataset, open_dataset
 from railscope.agent.imports.runner import Imported, import_paths
 from railscope.testbed.hosts import Fabric
-from tests.nccl.build import Double
+from railscope.testbed.nccl.build import Double
 from tests.nccl.job import Job, RankReport
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.nccl]

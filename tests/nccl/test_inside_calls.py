@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from railscope.testbed.hosts import Fabric
+from railscope.testbed.nccl.build import Double
 from tests.fabric.agent_process import AgentProcess
-from tests.nccl.build import Double
 from tests.nccl.job import Job
 
 pytestmark = pytest.mark.nccl

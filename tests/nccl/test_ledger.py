@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from railscope.testbed.hosts import Fabric
+from railscope.testbed.nccl.build import Double
 from tests.fabric.agent_process import AgentProcess
 from tests.fabric.ledgers import PortCounters, ledgers, settled
 from tests.fabric.talkers import SEND, SERVE, Talker
-from tests.nccl.build import Double
 from tests.nccl.job import Job
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.nccl]

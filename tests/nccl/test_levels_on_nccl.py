@@ -25,9 +25,9 @@ from railscope.probes.nccl.records.calls import Stat
 from railscope.probes.nccl.records.internals import ALGORITHMS, PROTOCOLS, InternalStat
 from railscope.probes.processes.processes import ProcessIdentity
 from railscope.testbed.hosts import Fabric, Host
-from tests.nccl.build import Double
+from railscope.testbed.nccl.build import Double
+from railscope.testbed.nccl.library import nccl_library
 from tests.nccl.job import Job, RankReport
-from tests.nccl.library import nccl_library
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.nccl]

@@ -9,7 +9,7 @@ import pytest
 
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.job import Moments, SkippedCall
-from tests.nccl.build import Double
+from railscope.testbed.nccl.build import Double
 from tests.nccl.job import Job
 from tests.waiting import eventually
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from railscope.testbed.hosts import Fabric
+from railscope.testbed.nccl.build import Double
 from tests.fabric.agent_process import AgentProcess
-from tests.nccl.build import Double
 from tests.nccl.job import Job
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.nccl]

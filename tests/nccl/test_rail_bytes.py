@@ -21,7 +21,7 @@ from railscope.probes.nccl.records.internals import NetworkKind, layout_record
 from railscope.probes.processes.namespaces import network_namespace
 from railscope.probes.processes.processes import FileKey, ProcessIdentity, executable_mappings, identity_of
 from railscope.testbed.hosts import Fabric
-from tests.nccl.build import Double
+from railscope.testbed.nccl.build import Double
 from tests.nccl.job import Job
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.nccl]

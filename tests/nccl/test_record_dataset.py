@@ -10,8 +10,8 @@ import pytest
 
 from railscope.agent.dataset.reader import open_dataset
 from railscope.testbed.hosts import Fabric
+from railscope.testbed.nccl.build import Double
 from tests.fabric.test_datasets import recorder
-from tests.nccl.build import Double
 from tests.nccl.job import Job
 
 CLOCKS_NS = 50_000

@@ -12,8 +12,8 @@ import pytest
 from railscope.agent.recording.file import read_recording
 from railscope.probes.nccl.abi import Op
 from railscope.testbed.hosts import Fabric
+from railscope.testbed.nccl.build import Double
 from tests.fabric.agent_process import AgentProcess
-from tests.nccl.build import Double
 from tests.nccl.job import Job
 from tests.nccl.test_completion import by_rank
 

@@ -8,8 +8,8 @@ import pytest
 
 from railscope.probes.loading import bcc_loader
 from railscope.testbed.hosts import Fabric
+from railscope.testbed.nccl.build import Double
 from tests.fabric.agent_process import AgentProcess
-from tests.nccl.build import Double
 from tests.nccl.job import Job
 
 pytestmark = [

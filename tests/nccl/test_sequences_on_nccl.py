@@ -14,11 +14,11 @@ import pytest
 
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.job import SkippedCall
+from railscope.testbed.nccl.build import Double
+from railscope.testbed.nccl.library import nccl_library
 from tests.fabric.agent_process import AgentProcess
 from tests.faults.cluster import Agent, Cluster, until
-from tests.nccl.build import Double
 from tests.nccl.job import Job
-from tests.nccl.library import nccl_library
 from tests.waiting import POLL_SECONDS
 
 pytestmark = [pytest.mark.nccl, pytest.mark.usefixtures("library_in_use")]

@@ -13,8 +13,8 @@ import pytest
 
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.job import Moments, SkippedCall
+from railscope.testbed.nccl.build import Double
 from tests.fabric.agent_process import AgentProcess
-from tests.nccl.build import Double
 from tests.nccl.job import Job
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.nccl]

@@ -10,7 +10,7 @@ import pytest
 
 from railscope.probes.nccl.layouts.layout import Layouts
 from railscope.testbed.job import LIBRARY as TESTBED_LIBRARY
-from tests.nccl.library import nccl_library
+from railscope.testbed.nccl.library import nccl_library
 from tests.root.probe_targets import Target, target
 
 

@@ -15,8 +15,8 @@ import pytest
 from railscope.probes.libraries.elf import Elf
 from railscope.probes.nccl.layouts.layout import Layouts
 from railscope.probes.nccl.records.failover import STATUSES, PortState
+from railscope.testbed.nccl.library import nccl_library
 from tests.fabric.agent_process import AgentProcess
-from tests.nccl.library import nccl_library
 from tests.root.forged_failover import NEWEST, ForgedConnection
 from tests.root.forged_proxy import IDENTITY, Forged, forged
 from tests.root.probe_targets import on_x86_64, target

@@ -27,7 +27,8 @@ from railscope.probes.loading.links import AttachKind
 from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.job import LIBRARY, Job, JobOptions
-from tests.nccl.library import NCCL_VERSION, LibraryMissing, copy_with_another_build_id, nccl_library
+from railscope.testbed.nccl.library import NCCL_VERSION, LibraryMissing, nccl_library
+from tests.nccl.library import copy_with_another_build_id
 
 pytestmark = pytest.mark.root
 

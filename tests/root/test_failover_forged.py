@@ -24,7 +24,8 @@ from railscope.probes.nccl.programs.internals import Internals
 from railscope.probes.nccl.records.errors import Result
 from railscope.probes.nccl.records.failover import STATUSES, FailoverStat, PortState, failover_layout, status_name
 from railscope.probes.nccl.records.internals import layout_record
-from tests.nccl.library import LIBRARIES, nccl_library
+from railscope.testbed.nccl.library import nccl_library
+from tests.nccl.library import LIBRARIES
 from tests.root.caller import Caller
 from tests.root.forged_failover import NEWEST, QUEUE_PAIR, VENDOR_ERROR, ForgedConnection
 from tests.root.probe_targets import assemble, loaded, on_x86_64, target

@@ -18,7 +18,8 @@ from railscope.probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op
 from railscope.probes.nccl.layouts.layout import Layouts, Structure
 from railscope.probes.nccl.records.calls import COMMUNICATOR, COMMUNICATOR_KEY
 from railscope.probes.nccl.records.internals import InternalStat, NetworkKind
-from tests.nccl.library import LIBRARIES, nccl_library
+from railscope.testbed.nccl.library import nccl_library
+from tests.nccl.library import LIBRARIES
 from tests.root.forged_failover import NEWEST
 from tests.root.forged_proxy import COUNT, NET, OTHER, PAYLOAD_BYTES, Probed, forged, probed
 from tests.root.probe_targets import FLOAT32, Target, all_reduce, attached, loaded, target

@@ -15,7 +15,7 @@ from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.layouts.layout import Layouts
 from railscope.probes.nccl.records.calls import owned
 from railscope.probes.nccl.records.internals import COMPLETION_EVENT, InternalStat
-from tests.nccl.library import nccl_library
+from railscope.testbed.nccl.library import nccl_library
 from tests.root.forged_proxy import (
     IDENTITY,
     NET,

@@ -19,8 +19,9 @@ from railscope.probes.nccl.layouts.layout import Layouts
 from railscope.probes.nccl.programs.internals import Internals
 from railscope.probes.nccl.records.calls import LifecycleKind, Stat
 from railscope.probes.nccl.records.internals import InternalStat, NetworkKind, layout_record
+from railscope.testbed.nccl.library import nccl_library
 from tests.fabric.agent_process import AgentProcess
-from tests.nccl.library import LIBRARIES, nccl_library
+from tests.nccl.library import LIBRARIES
 from tests.root.caller import forge_communicator
 from tests.root.probe_targets import (
     GARBAGE,

@@ -17,8 +17,8 @@ from railscope.agent.config.options import Config
 from railscope.agent.doctor.command import run_doctor
 from railscope.probes.nccl.abi import DATA_TYPE_BYTES
 from railscope.testbed.job import LIBRARY as TESTBED_LIBRARY
+from railscope.testbed.nccl.library import NCCL_VERSION, nccl_library
 from tests.fabric.agent_process import AgentProcess
-from tests.nccl.library import NCCL_VERSION, nccl_library
 from tests.root.caller import Caller
 from tests.root.nccl_variants import (
     COUNT,

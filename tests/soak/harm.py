@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Final
 
 from railscope.testbed.hosts import Fabric
+from railscope.testbed.nccl.build import Double, build
 from tests.fabric.agent_process import AgentProcess
-from tests.nccl.build import Double, build
 from tests.nccl.job import Job, JobError
 from tests.soak.__main__ import APART
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.nccl.build import build
+from railscope.testbed.nccl.build import build
 from tests.vm.machine import KERNELS, MachineMissing, boot
 
 BOOT_SECONDS: Final = 900

@@ -26,7 +26,7 @@ from railscope.probes.nccl.programs.calls import NcclPrograms, ProgramSettings
 from railscope.probes.nccl.programs.internals import Internals
 from railscope.probes.nccl.records.internals import layout_record
 from railscope.testbed.hosts import Host
-from tests.nccl.build import built
+from railscope.testbed.nccl.build import built
 from tests.nccl.job import Job, RankReport
 from tests.nccl.test_rail_bytes import Observed, process_facts
 from tests.vm.soft_roce import GID_INDEX, SYSFS, Pair, made

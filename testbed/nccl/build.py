@@ -1,13 +1,14 @@
 """Build the CUDA test double and the driver program against the fetched NCCL library.
 
 The outputs lie in .venv/nccl/double/, next to the library (those for another version than the usual one in
-double-VERSION/), and are built again only when a source, the
-layout generator or the library is newer.  Needs gcc; `python -m tests.nccl.build` builds by hand.
+double-VERSION/), and are built again only when a source, the layout generator or the library is newer.  Needs gcc;
+`python -m railscope.testbed.nccl.build` builds by hand.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import shutil
 import subprocess
 import sys
@@ -16,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.nccl.library import NCCL_VERSION, OLDER_NCCL_VERSION, REPOSITORY, nccl_library
+from railscope.testbed.nccl.library import NCCL_VERSION, OLDER_NCCL_VERSION, REPOSITORY, nccl_library
 
 SOURCES: Final = Path(__file__).resolve().parent / "double"
+_GENERATOR: Final = SOURCES / "make-layout.py"
 KERNEL_SOURCES: Final = ("kernel.c", "ring.c", "tree.c", "p2p.c", "passage.c", "simple.c", "ll.c", "reduce.c")
 """What plays a launch."""
 SHARED_OBJECT_SOURCES: Final = (
@@ -29,9 +31,19 @@ DRIVER_SOURCES: Final = (
     *("driver.c", "patterns.c", "families.c", "gpt.c", "inference.c", "failures.c"),
     *("completion.c", "operations.c"),
 )
-WORKLOAD: Final = REPOSITORY / "testbed" / "workload"
+WORKLOAD: Final = Path(__file__).resolve().parents[1] / "workload"
 SHARED_SOURCES: Final = ("driver_moments.c", "driver_gpt_shape.c")
 """Of the workload's driver: what happens between calls, and what a GPT sends."""
+ENVIRONMENT: Final = {
+    "NCCL_CUMEM_ENABLE": "0",
+    "NCCL_CUMEM_HOST_ENABLE": "0",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_ALGO": "RING",
+    "NCCL_PROTO": "SIMPLE",
+    "NCCL_P2P_LL_THRESHOLD": "0",
+    "NCCL_RAS_ENABLE": "0",
+}
+"""What keeps NCCL to what the double plays: plain memory, sockets, the ring, the Simple protocol."""
 FLAGS: Final = ("-std=c11", "-D_GNU_SOURCE", "-g", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Werror")
 
 
@@ -48,11 +60,15 @@ class Double:
     shared_object: Path
     """libcuda-double.so: link it, or name it in LD_PRELOAD of a process that loads libnccl."""
     driver: Path
-    """The driver program; one process of it is one rank."""
+    """The tests' driver program; one process of it is one rank."""
+    workload: Path
+    """The testbed's workload (testbed/job.py) with this NCCL for its library."""
     cuda_runtime: Path
     """libcudart.so.12, which ranks map whose job has `events`; the streams and events behind it are the double's."""
     cuda_driver: Path
     """libcuda.so.1, which libcudart.so.12 calls."""
+    layout: Path
+    """layout.h, made of NCCL's debug information.  Its folder is the generator's own: checkouts share the others."""
 
 
 def build(repository: Path = REPOSITORY, compiler: str = "gcc", version: str = NCCL_VERSION) -> Double:
@@ -70,15 +86,15 @@ def build(repository: Path = REPOSITORY, compiler: str = "gcc", version: str = N
     folder = _folder(nccl, version)
     folder.mkdir(parents=True, exist_ok=True)
     recipe = Path(__file__)
-    layout = folder / "layout.h"
     stub = folder / "libnvidia-ml.so.1"
     double = _double(nccl, folder)
+    layout, generator = double.layout, _GENERATOR
+    layout.parent.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        generator = SOURCES / "make-layout.py"
         if _stale(layout, [generator, nccl]):
             _run([sys.executable, str(generator), str(nccl), str(layout)])
-        common = [compiler, *FLAGS, f"-I{folder}"]
+        common = [compiler, *FLAGS, f"-I{layout.parent}"]
         inputs = [SOURCES / "nvml.c"]
         if _stale(stub, [*inputs, recipe]):
             _compile([*common, "-O2", "-shared", "-Wl,-soname,libnvidia-ml.so.1"], inputs, stub, [])
@@ -100,16 +116,16 @@ def build(repository: Path = REPOSITORY, compiler: str = "gcc", version: str = N
         shared = [WORKLOAD / name for name in SHARED_SOURCES]
         inputs = [*(SOURCES / name for name in DRIVER_SOURCES), *shared]
         headers = [SOURCES / "driver.h", SOURCES / "nccl_abi.h", *(path.with_suffix(".h") for path in shared)]
+        libraries = [f"-L{folder}", "-l:libcuda-double.so", str(nccl), "-lm"]
+        libraries += [f"-Wl,-rpath,$ORIGIN:$ORIGIN/../{nccl.parent.name}"]
         if _stale(double.driver, [*inputs, *headers, double.shared_object, recipe]):
-            libraries = [
-                f"-L{folder}",
-                "-l:libcuda-double.so",
-                str(nccl),
-                "-lm",
-                f"-Wl,-rpath,$ORIGIN:$ORIGIN/../{nccl.parent.name}",
-            ]
             flags = ["-O2", "-Wl,--no-as-needed", "-Wl,--allow-shlib-undefined"]
             _compile([*common, f"-I{WORKLOAD}", *flags], inputs, double.driver, libraries)
+        inputs = [*sorted(WORKLOAD.glob("driver*.c")), SOURCES / "workload.c"]
+        if _stale(double.workload, [*inputs, *WORKLOAD.glob("*.h"), double.shared_object, recipe]):
+            # GNU's C, as build.mk has it; the sources themselves ask for _GNU_SOURCE.
+            flags = ["-std=gnu11", "-U_GNU_SOURCE", "-O2", "-Wl,--no-as-needed", "-Wl,--allow-shlib-undefined"]
+            _compile([*common, f"-I{WORKLOAD}", *flags], inputs, double.workload, libraries)
     return double
 
 
@@ -132,8 +148,10 @@ def _double(nccl: Path, folder: Path) -> Double:
         nccl,
         shared_object=folder / "libcuda-double.so",
         driver=folder / "nccl-driver",
+        workload=folder / "nccl-workload",
         cuda_runtime=folder / "libcudart.so.12",
         cuda_driver=folder / "libcuda.so.1",
+        layout=folder / f"layout-{hashlib.sha256(_GENERATOR.read_bytes()).hexdigest()[:12]}" / "layout.h",
     )
 
 

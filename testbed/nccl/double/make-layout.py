@@ -79,6 +79,7 @@ STRUCTURES: Final = {
         "recvIpcReg",
     ],
     "CUlaunchConfig_st": ["gridDimX", "hStream"],
+    "ncclComm": ["commHash"],
     "cudaDeviceProp": [
         "name",
         "totalGlobalMem",
@@ -156,8 +157,8 @@ def declaration(kind: Entry) -> str:
         inner = declaration(type_of(kind))
         return inner.replace("%s", "*%s") if "[" not in inner else "void *%s"
     if kind.tag == "DW_TAG_array_type":
-        (bound,) = [child.attributes["DW_AT_upper_bound"].value for child in kind.iter_children()]
-        return declaration(type_of(kind)) + f"[{bound + 1}]"
+        bounds = [child.attributes["DW_AT_upper_bound"].value for child in kind.iter_children()]
+        return declaration(type_of(kind)) + "".join(f"[{bound + 1}]" for bound in bounds)
     if kind.tag == "DW_TAG_structure_type" and name_of(kind) in STRUCTURES:
         return f"struct {name_of(kind)} %s"
     if kind.tag in ("DW_TAG_base_type", "DW_TAG_enumeration_type"):

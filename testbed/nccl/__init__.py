@@ -1,0 +1,1 @@
+"""The real NCCL without a GPU: its library from the wheel, and a stand-in for CUDA that plays its kernels."""
