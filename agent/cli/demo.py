@@ -1,42 +1,78 @@
 """`railscope demo`: the main job, live, on one machine.
 
-Hosts are network namespaces with two rails each, the job is real processes that call a library with NCCL's ABI and
-move real bytes over those rails, and the agent observes them from outside as it would on a GPU node.  At the end the
-job's own count of what it did is compared, call by call and byte by byte, with what the agent saw.
+Hosts are network namespaces with two rails each, the job is real processes that call NCCL and move real bytes over
+those rails, and the agent observes them from outside as it would on a GPU node.  At the end the job's own count of what
+it did is compared, call by call and byte by byte, with what the agent saw.  With a fault something breaks instead, and
+the demo ends with what the agent says of it.
+
+The library is the real NCCL on a stand-in for CUDA (testbed/nccl) where a checkout has fetched it, else the testbed's
+own, of which calls are all there is to see.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import random
 import sys
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final, TextIO
 
-from railscope.agent.config.options import Config
-from railscope.agent.facts.label_numbers import UNKNOWN
-from railscope.agent.facts.snapshot import CommunicatorFacts, RailFacts, Snapshot
+from railscope.agent.cli.demo_counts import (
+    NOTHING_YET,
+    LiveTotals,
+    OpCompletion,
+    RailCount,
+    RankCount,
+    carried_between,
+    communicator_lines,
+    completion_table,
+    completions_of,
+    count_of_report,
+    count_of_snapshot,
+    count_table,
+    counts_are_equal,
+    differences,
+    format_ratio,
+    rail_table,
+    together,
+    totals_of,
+)
+from railscope.agent.cli.demo_fault import (
+    FaultKind,
+    PlannedFault,
+    next_step_lines,
+    plan_fault,
+    stalls_of,
+    verdict_lines,
+)
+from railscope.agent.config.options import Config, ListenAddress
+from railscope.agent.facts.snapshot import RailFacts, Snapshot
 from railscope.agent.facts.stall import Stall
 from railscope.agent.node.daemon.daemon import Daemon
-from railscope.agent.node.daemon.observer import Observer
 from railscope.agent.record.command import analysis_needed
 from railscope.agent.recording.file import RecordingError
+from railscope.exporters.web.http import ServerError
+from railscope.exporters.web.pages import describe_stall
 from railscope.probes.clock import SystemClock
 from railscope.testbed.hosts import Fabric, Host, TestbedError
-from railscope.testbed.job import GptShape, Job, JobOptions, RankReport
+from railscope.testbed.job import GptShape, Job, JobOptions
 from railscope.testbed.namespaces import NAMESPACES_DIRECTORY
+from railscope.testbed.nccl.build import BuildError, Double, build
+from railscope.testbed.nccl.library import NCCL_VERSION, LibraryMissing
 
 _log = logging.getLogger("railscope.demo")
 
 _PATTERNS: Final = ("ddp", "tensor-parallel", "moe", "inference", "mixed")
 GPT: Final = "gpt"
 """Not among `all`: how many ranks there are decides what it shows."""
+_ENDLESS_SECONDS: Final = 86_400.0
 _VIEW_SECONDS: Final = 1.0
 _WINDOW_NS: Final = 3_000_000_000
 """Expected and counted bytes are compared over this long: jobs of the demo last seconds."""
@@ -44,14 +80,15 @@ _ATTACH_SECONDS: Final = 10.0
 _FINISH_SECONDS: Final = 60.0
 _SETTLE_SECONDS: Final = 0.25
 """The rails are read once more after the job's last byte: longer than two sample periods."""
-
-_MOST_SHOWN: Final = 8
-"""Communicators in one view: ranks times four of them and more are a job's, and most are idle at a time."""
+_VERDICT_SECONDS: Final = 60.0
+_WAIT_NS: Final = 4_000_000_000
+"""--stall.after of a demo with a fault: so soon a rank that only waits is told of, too."""
+_OTHERS_SECONDS: Final = 8.0
+_FAULT_BATCH: Final = 1 << 20
+"""Iterations between two agreements about the end: a rank that is stopped in one would leave nothing in flight."""
 _INTERRUPTED: Final = 130
 """Exit status of what Ctrl-C ended, as shells have it."""
-
-Counts = dict[str, tuple[int, int]]
-"""Calls and payload bytes by op."""
+_PORT: Final = 9779
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,39 +100,30 @@ class DemoSettings:
     ranks_per_host: int
     """1 to 8."""
     pattern: str
-    """A pattern's name, or `all`."""
+    """A pattern's name, or `all`; with a fault or `keep`, `all` is ddp."""
     as_json: bool
     record: Path | None = None
     """Folder of a dataset to record into; None: nothing is recorded."""
+    library: str = "auto"
+    """`nccl`, `workload`, or `auto`: the real NCCL where it is there."""
+    fault: FaultKind | None = None
+    keep: bool = False
+    """Run until Ctrl-C, and answer at the agent's usual address."""
 
 
 @dataclass(frozen=True, slots=True)
-class RankCount:
-    """What one rank did, as the job or as the agent counted it."""
+class JobLibrary:
+    """What the job calls."""
 
-    pattern: str
-    rank: int
-    pid: int
-    ops: Mapping[str, Mapping[str, int]]
-    """op → calls, payload_bytes."""
-    communicators: Mapping[str, int]
-    """commHash → operations given to it."""
-
-
-@dataclass(frozen=True, slots=True)
-class RailCount:
-    """What one rail carried while the jobs ran."""
-
-    device: str
-    netns: str
-    direction: str
-    port_bytes: int
-    expected_wire_bytes: int | None
-    explained_ratio: float | None
+    nccl: Double | None
+    """None: the testbed's workload library."""
+    words: str
 
 
 def run_demo(settings: DemoSettings, out: TextIO, version: str) -> int:
     """Run the demo; returns 0 when the agent's counts equal the job's, else 1, and 130 when Ctrl-C ended it.
+
+    With a fault it returns 0 when the agent named it.
 
     Raises:
         TestbedError, LoadError: it cannot run here; the message says what to do.
@@ -116,7 +144,7 @@ def run_demo(settings: DemoSettings, out: TextIO, version: str) -> int:
 
 @contextmanager
 def _stalls_untold() -> Iterator[None]:
-    """Keep the daemon from logging stalls: the demo logs them itself, while it does not kill the ranks."""
+    """Keep the daemon from logging stalls: the demo tells of them itself, while it does not kill the ranks."""
     logger = logging.getLogger("railscope.stalls")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -127,19 +155,32 @@ def _stalls_untold() -> Iterator[None]:
 
 
 def _run(settings: DemoSettings, out: TextIO, version: str) -> int:
-    patterns = _PATTERNS if settings.pattern == "all" else (settings.pattern,)
+    if settings.keep and settings.record is not None:
+        raise TestbedError("a recording ends with its job: give one of --keep and --record")
+    alone = settings.fault is not None or settings.keep
+    if settings.pattern == "all":
+        patterns: tuple[str, ...] = _PATTERNS[:1] if alone else _PATTERNS
+    else:
+        patterns = (settings.pattern,)
+    library = find_library(settings.library)
     stalls = OwnStalls()
     with (
         Fabric(hosts=settings.hosts, rails=2) as fabric,
-        _agent(_config(fabric.hosts), version, settings.record, stalls) as daemon,
+        _agent(_config(fabric.hosts, watchful=alone), version, settings.record, stalls, serve=settings.keep) as daemon,
     ):
         loop = threading.Thread(target=daemon.run, name="agent")
         loop.start()
         try:
-            demo = _Demo(daemon.observer, stalls, fabric, settings, out)
-            for pattern in patterns:
-                demo.run_job(pattern, settings.seconds / len(patterns))
-            status = demo.conclude()
+            demo = _Demo(daemon, stalls, fabric, settings, library, out)
+            if settings.fault is not None:
+                status = demo.run_fault(patterns[0], settings.fault)
+            elif settings.keep:
+                demo.run_job(patterns[0], _ENDLESS_SECONDS)
+                status = demo.conclude()
+            else:
+                for pattern in patterns:
+                    demo.run_job(pattern, settings.seconds / len(patterns))
+                status = demo.conclude()
         finally:
             daemon.stop()
             loop.join()
@@ -148,13 +189,44 @@ def _run(settings: DemoSettings, out: TextIO, version: str) -> int:
     return status
 
 
-def _config(hosts: Sequence[Host]) -> Config:
-    """An agent that observes the processes of these hosts: other jobs of this machine are none of the demo's."""
+def find_library(wanted: str) -> JobLibrary:
+    """What the job is to call.
+
+    Raises:
+        TestbedError: the real NCCL is wanted and cannot be had.
+    """
+    own = "the job calls the testbed's own library with NCCL's interface, of which calls are all there is to see"
+    if wanted == "workload":
+        return JobLibrary(None, own)
+    try:
+        nccl = build()
+    except (LibraryMissing, BuildError) as error:
+        why = str(error).splitlines()[0]
+        if wanted == "nccl":
+            raise TestbedError(why) from None
+        return JobLibrary(None, f"{own} (the real NCCL is not here: `make demo` in a checkout fetches it; {why})")
+    words = (
+        f"the job calls the real NCCL {NCCL_VERSION} on a stand-in for CUDA: its GPU kernels run on this machine's CPUs"
+    )
+    return JobLibrary(nccl, words)
+
+
+def _config(hosts: Sequence[Host], *, watchful: bool) -> Config:
+    """An agent that observes the processes of these hosts: other jobs of this machine are none of the demo's.
+
+    `watchful`: it reads what tells a sick rail, too.
+    """
+    rails = {"netdev", "tcp", "qdisc"} if watchful else {"netdev"}
     return Config(
+        listen=ListenAddress("127.0.0.1", _PORT),
         namespaces=frozenset((NAMESPACES_DIRECTORY / host.namespace).stat().st_ino for host in hosts),
-        collectors=frozenset({"collective", "netdev"}),
+        collectors=frozenset({"collective", *rails}),
         correlation_window_ns=_WINDOW_NS,
+        level="all",
+        stall_after_ns=_WAIT_NS if watchful else Config().stall_after_ns,
         recordings_directory=None,
+        state_directory=None,
+        verdicts_socket=None,
     )
 
 
@@ -180,26 +252,6 @@ class OwnStalls:
                 _log.warning("communicator %s rank %s stalls in %s: %s", stall.comm, stall.rank, stall.op, why)
 
 
-def communicator_lines(
-    communicators: Sequence[CommunicatorFacts], before: Mapping[tuple[int, str], int]
-) -> Iterator[str]:
-    """The communicators that did most since `before` (enqueued operations by pid and communicator, a second ago).
-
-    Those that have ended come last; what there is no room for is counted.
-    """
-
-    def done(facts: CommunicatorFacts) -> int:
-        return facts.enqueued - before.get(_key(facts), 0)
-
-    ordered = sorted(communicators, key=lambda facts: (not facts.alive, -done(facts)))
-    for facts in ordered[:_MOST_SHOWN]:
-        did = f"{done(facts):>7,} ops/s" if facts.alive else f"{'ended':>13}"
-        ops = ", ".join(f"{op.op} {op.calls:,}" for op in facts.ops)
-        yield f"  comm {facts.identity.comm} rank {facts.identity.rank}/{facts.identity.nranks}: {did}   {ops}"
-    if len(ordered) > _MOST_SHOWN:
-        yield f"  … and {len(ordered) - _MOST_SHOWN:,} more"
-
-
 def gpt_shape(ranks: int) -> GptShape:
     """A small GPT for so many ranks: two pipeline stages and two tensor ranks where they fit, the rest are replicas."""
     pipeline = 2 if ranks % 2 == 0 else 1
@@ -218,10 +270,10 @@ def gpt_shape(ranks: int) -> GptShape:
 
 
 @contextmanager
-def _agent(config: Config, version: str, folder: Path | None, stalls: OwnStalls) -> Iterator[Daemon]:
-    """An agent without a server, started, which records into a folder if there is one."""
+def _agent(config: Config, version: str, folder: Path | None, stalls: OwnStalls, *, serve: bool) -> Iterator[Daemon]:
+    """An agent, started, which records into a folder if there is one, and answers requests if it is to serve."""
     if folder is None:
-        daemon = Daemon(config, SystemClock(), version, serve=False, keep_ended=True, stall_began=stalls.record)
+        daemon = _daemon(config, version, stalls, serve=serve)
         try:
             daemon.start()
             yield daemon
@@ -244,26 +296,47 @@ def _agent(config: Config, version: str, folder: Path | None, stalls: OwnStalls)
         raise RecordingError(str(error)) from None
 
 
+def _daemon(config: Config, version: str, stalls: OwnStalls, *, serve: bool) -> Daemon:
+    """At the agent's usual address, and where that is taken, by an agent of this host, at a free one."""
+
+    def made(config: Config) -> Daemon:
+        return Daemon(config, SystemClock(), version, serve=serve, keep_ended=True, stall_began=stalls.record)
+
+    try:
+        return made(config)
+    except ServerError:
+        return made(replace(config, listen=ListenAddress("127.0.0.1", 0)))
+
+
 class _Demo:
     def __init__(
-        self, observer: Observer, stalls: OwnStalls, fabric: Fabric, settings: DemoSettings, out: TextIO
+        self,
+        daemon: Daemon,
+        stalls: OwnStalls,
+        fabric: Fabric,
+        settings: DemoSettings,
+        library: JobLibrary,
+        out: TextIO,
     ) -> None:
-        self._observer = observer
+        self._daemon = daemon
+        self._observer = daemon.observer
         self._stalls = stalls
         self._full_window: float | None = None
         """When bytes have been compared for a whole window; None: no job has begun."""
         self._namespaces = [host.namespace for host in fabric.hosts]
         self._fabric = fabric
         self._settings = settings
+        self._library = library
         self._out = out
         self._did: list[RankCount] = []
         self._seen: list[RankCount] = []
+        self._completions: tuple[OpCompletion, ...] = ()
         self._verified = True
         self._rails: dict[tuple[str, str, str], RailCount] = {}
         """By namespace, device and direction."""
         self._say(
             f"{settings.hosts} hosts × 2 rails from network namespaces, {settings.ranks_per_host} rank(s) a host; "
-            "the job is a workload with NCCL's ABI, the agent watches from outside"
+            f"{library.words}; the agent watches from outside"
         )
 
     def _say(self, line: str) -> None:
@@ -272,42 +345,66 @@ class _Demo:
 
     def run_job(self, pattern: str, seconds: float) -> None:
         """One job, watched from before its first call to after its last."""
-        options = JobOptions(
-            pattern=pattern,
-            seconds=seconds,
-            ranks_per_host=self._settings.ranks_per_host,
-            hold=True,
-            shape=gpt_shape(self._settings.hosts * self._settings.ranks_per_host) if pattern == GPT else None,
-        )
-        with Job(self._fabric.hosts, options) as job:
-            idle = self._await_attached(job.pids)
-            self._say(f"\n{pattern}: {len(job.pids)} ranks, pids {' '.join(map(str, job.pids))}")
-            job.release()
-            if self._full_window is None:
-                self._full_window = time.monotonic() + _WINDOW_NS / 1e9
-            next_view = time.monotonic() + _VIEW_SECONDS
-            before: Mapping[tuple[int, str], int] = {}
-            while job.running():
-                time.sleep(0.05)
-                self._stalls.log_new(job.pids)
-                if time.monotonic() >= next_view and not self._settings.as_json:
-                    before = self._show(self._observer.snapshot(), job.pids, before)
-                    next_view += _VIEW_SECONDS
+        with Job(self._fabric.hosts, self._options(pattern, seconds), self._library.nccl) as job:
+            idle = self._begin(pattern, job)
+            if self._settings.keep:
+                self._tell_address(job)
+            try:
+                self._watch(job, _ENDLESS_SECONDS)
+            except KeyboardInterrupt:
+                if not self._settings.keep:
+                    raise
+                job.stop()
             reports = job.wait(_FINISH_SECONDS)
         time.sleep(_SETTLE_SECONDS)
         snapshot = self._observer.snapshot()
         for report in reports:
             self._verified &= report.verified is not False and not report.errors
-            self._did.append(_of_report(pattern, report))
-            self._seen.append(_of_snapshot(pattern, report.rank, report.pid, snapshot))
+            self._did.append(count_of_report(pattern, report))
+            self._seen.append(count_of_snapshot(pattern, report.rank, report.pid, snapshot))
+        self._completions = completions_of(snapshot)
         after = self._rails_of(snapshot)
         for key, rail in idle.items():
-            for carried in _carried(rail, after.get(key, rail)):
+            for carried in carried_between(rail, after.get(key, rail)):
                 known = self._rails.get((*key, carried.direction))
-                self._rails[*key, carried.direction] = carried if known is None else _together(known, carried)
-        equal = map(_equal, self._did[-len(reports) :], self._seen[-len(reports) :])
+                self._rails[*key, carried.direction] = carried if known is None else together(known, carried)
+        equal = map(counts_are_equal, self._did[-len(reports) :], self._seen[-len(reports) :])
         calls = sum(count["calls"] for rank in self._did[-len(reports) :] for count in rank.ops.values())
         self._say(f"  {calls:,} calls counted by the job; the agent saw {'the same' if all(equal) else 'OTHERWISE'}")
+
+    def _options(self, pattern: str, seconds: float, *, batch: int | None = None) -> JobOptions:
+        ranks = self._settings.hosts * self._settings.ranks_per_host
+        return JobOptions(
+            pattern=pattern,
+            seconds=seconds,
+            ranks_per_host=self._settings.ranks_per_host,
+            hold=True,
+            batch=batch,
+            shape=gpt_shape(ranks) if pattern == GPT else None,
+        )
+
+    def _begin(self, pattern: str, job: Job) -> Mapping[tuple[str, str], RailFacts]:
+        """Let the job go once it is observed; returns its rails as they were before."""
+        idle = self._await_attached(job.pids)
+        self._say(f"\n{pattern}: {len(job.pids)} ranks, pids {' '.join(map(str, job.pids))}")
+        job.release()
+        if self._full_window is None:
+            self._full_window = time.monotonic() + _WINDOW_NS / 1e9
+        return idle
+
+    def _watch(self, job: Job, seconds: float) -> None:
+        """Show what the job does, until it ends or the time is over."""
+        end = time.monotonic() + seconds
+        next_view = time.monotonic() + _VIEW_SECONDS
+        before = NOTHING_YET
+        quiet = self._settings.as_json or self._settings.keep
+        while job.running() and time.monotonic() < end:
+            time.sleep(0.05)
+            if not self._settings.keep:
+                self._stalls.log_new(job.pids)
+            if time.monotonic() >= next_view and not quiet:
+                before = self._show(self._observer.snapshot(), job.pids, before)
+                next_view += _VIEW_SECONDS
 
     def _await_attached(self, pids: Sequence[int]) -> Mapping[tuple[str, str], RailFacts]:
         """Wait until the job is observed; returns its rails as they are before it begins."""
@@ -324,37 +421,129 @@ class _Demo:
     def _rails_of(self, snapshot: Snapshot) -> Mapping[tuple[str, str], RailFacts]:
         return {(rail.netns, rail.device): rail for rail in snapshot.rails if rail.netns in self._namespaces}
 
-    def _show(
-        self, snapshot: Snapshot, pids: Sequence[int], before: Mapping[tuple[int, str], int]
-    ) -> Mapping[tuple[int, str], int]:
+    def _show(self, snapshot: Snapshot, pids: Sequence[int], before: LiveTotals) -> LiveTotals:
         """A few lines on what each communicator did and what each rail carried."""
         mine = [facts for facts in snapshot.collectives.communicators if facts.identity.pid in pids]
-        for line in communicator_lines(mine, before):
+        now = totals_of(snapshot, mine)
+        for line in communicator_lines(mine, before, now):
             self._say(line)
         for rail in snapshot.rails:
             if rail.netns in self._namespaces:
+                handed = rail.transmit_collective_bytes
                 self._say(
-                    f"  {rail.netns.rsplit('-', 1)[-1]} {rail.device}: "
-                    f"sent {(rail.transmit_bytes or 0) / 1e6:,.1f} MB, "
-                    f"explained {self._live_ratio(rail)}"
+                    f"  {rail.netns.rsplit('-', 1)[-1]} {rail.device}: sent {(rail.transmit_bytes or 0) / 1e6:,.1f} MB"
+                    + (f", {handed / 1e6:,.1f} MB of them by collectives" if handed is not None else "")
+                    + f", expected / port {self._live_ratio(rail)}"
                 )
-        return {_key(facts): facts.enqueued for facts in mine}
+        return now
 
     def _live_ratio(self, rail: RailFacts) -> str:
         """Nothing before a whole window has passed: until then bytes that have not left yet make it misleading."""
         full = self._full_window is not None and time.monotonic() >= self._full_window
-        return _ratio(rail.transmit_explained_ratio) if full else "…"
+        return format_ratio(rail.transmit_explained_ratio) if full else "…"
+
+    # ---- faults ----
+
+    def _tell_address(self, job: Job) -> None:
+        """Where the reader looks while the demo waits for Ctrl-C."""
+        url = self._daemon.url
+        option = "" if url.endswith(f":{_PORT}") else f" --url {url}"
+        self._say(
+            "\nIt runs until Ctrl-C.  In another terminal:\n"
+            f"  railscope top{option}                 # ranks, operations, rails, stalls, live\n"
+            f"  curl --silent {url}/stalls   # what is stalled now, and why\n"
+            f"  curl --silent {url}/metrics  # what Prometheus scrapes"
+        )
+        if self._settings.fault is None:
+            self._say(f"  kill -STOP {job.pids[-1]}               # stops a rank; kill -CONT lets it go on")
+
+    def run_fault(self, pattern: str, kind: FaultKind) -> int:
+        """Let a job run, break something, and show what the agent says; returns 0 when it named the fault.
+
+        With `keep` the reader finds it: the demo says what it was when Ctrl-C ends it.
+        """
+        settings = self._settings
+        with Job(
+            self._fabric.hosts, self._options(pattern, _ENDLESS_SECONDS, batch=_FAULT_BATCH), self._library.nccl
+        ) as job:
+            self._begin(pattern, job)
+            if settings.keep:
+                self._tell_address(job)
+            self._watch(job, settings.seconds / 2)
+            rank = random.randrange(len(job.pids)) if settings.keep else len(job.pids) - 1
+            planned = plan_fault(kind, self._fabric, job, rank)
+            with planned.fault:
+                broken = time.monotonic()
+                if settings.keep:
+                    return self._let_find(planned, broken)
+                self._say(f"\n{planned.words}")
+                found, stalls = self._await_verdict(planned, job, broken)
+                now_ns = time.monotonic_ns()
+        if settings.as_json:
+            result = {
+                "fault": kind.value,
+                "seconds": found,
+                "stalls": [describe_stall(stall, now_ns) for stall in stalls],
+                "ok": found is not None,
+            }
+            json.dump(result, self._out, indent=1)
+            print(file=self._out)
+            return 0 if found is not None else 1
+        if found is None:
+            self._say(f"the agent did not name it within {_VERDICT_SECONDS:.0f} s; what it says is:")
+        else:
+            self._say(f"the agent named it after {found:.1f} s:")
+        for line in verdict_lines(stalls, now_ns):
+            self._say(line)
+        named = next((stall for stall in stalls if planned.is_named_by(stall)), None)
+        if named is not None:
+            self._say("what to run next on a real host:")
+            for line in next_step_lines(named):
+                self._say(line)
+            self._say(
+                "what to run next here: `railscope demo --fault "
+                f"{kind.value} --keep`, which waits while you find it with `railscope top`"
+            )
+        return 0 if found is not None else 1
+
+    def _let_find(self, planned: PlannedFault, broken: float) -> int:
+        self._say("\nSomething is broken now.  Who, where, and why?  Ctrl-C tells.")
+        try:
+            while True:
+                time.sleep(1.0)
+        except KeyboardInterrupt:
+            self._say(f"\n{planned.words}; that was {time.monotonic() - broken:.0f} s ago")
+            return 0
+
+    def _await_verdict(self, planned: PlannedFault, job: Job, broken: float) -> tuple[float | None, tuple[Stall, ...]]:
+        """Seconds until the fault was named, None: it was not; and all stalls of the job a little later."""
+        while time.monotonic() < broken + _VERDICT_SECONDS:
+            time.sleep(0.05)
+            stalls = stalls_of(self._observer.snapshot(), job.pids)
+            if any(planned.is_named_by(stall) for stall in stalls):
+                found = time.monotonic() - broken
+                ranks = len(job.pids)
+                deadline = time.monotonic() + _OTHERS_SECONDS
+                while len({stall.pid for stall in stalls}) < ranks and time.monotonic() < deadline:
+                    time.sleep(0.1)
+                    stalls = stalls_of(self._observer.snapshot(), job.pids) or stalls
+                return found, stalls
+        return None, stalls_of(self._observer.snapshot(), job.pids)
+
+    # ---- the end ----
 
     def conclude(self) -> int:
         """Print the comparison; returns the exit status."""
         rails = [self._rails[key] for key in sorted(self._rails, key=lambda key: key[:2])]
-        equal = len(self._did) == len(self._seen) and all(map(_equal, self._did, self._seen))
+        equal = len(self._did) == len(self._seen) and all(map(counts_are_equal, self._did, self._seen))
         compared = sum(count["calls"] for rank in self._did for count in rank.ops.values())
         ok = equal and self._verified and compared > 0
         if self._settings.as_json:
             result = {
+                "library": "workload" if self._library.nccl is None else f"nccl {NCCL_VERSION}",
                 "jobs": [asdict(rank) for rank in self._did],
                 "observed": [asdict(rank) for rank in self._seen],
+                "completions": [asdict(one) for one in self._completions],
                 "rails": [asdict(rail) for rail in rails],
                 "verified": self._verified,
                 "ok": ok,
@@ -362,118 +551,26 @@ class _Demo:
             json.dump(result, self._out, indent=1)
             print(file=self._out)
             return 0 if ok else 1
-        self._table(rails)
+        self._say_tables(rails)
         if ok:
             self._say("\nequal: the agent counted every call and every byte that the job says it made")
         else:
             self._say("\nNOT EQUAL" if not equal else "\nthe job itself failed its verification")
-            for did, seen in zip(self._did, self._seen, strict=True):
-                if did != seen:
-                    for op in sorted(did.ops.keys() | seen.ops.keys()):
-                        if did.ops.get(op) != seen.ops.get(op):
-                            self._say(
-                                f"  {did.pattern} rank {did.rank} {op}: job {did.ops.get(op)}, agent {seen.ops.get(op)}"
-                            )
+            for line in differences(self._did, self._seen):
+                self._say(line)
         return 0 if ok else 1
 
-    def _table(self, rails: Sequence[RailCount]) -> None:
-        did, seen = _by_op(self._did), _by_op(self._seen)
+    def _say_tables(self, rails: Sequence[RailCount]) -> None:
+        for line in ("", *count_table(self._did, self._seen)):
+            self._say(line)
+        if self._completions:
+            self._say("\noperations that the agent saw complete: time from NCCL's hand-over to its network threads to")
+            self._say("the last byte on the network; bus bandwidth as nccl-tests defines it")
+            for line in completion_table(self._completions):
+                self._say(line)
         self._say(
-            f"\n{'op':<14} {'calls (job)':>14} {'calls (agent)':>14} {'payload (job)':>16} {'payload (agent)':>16}"
+            "\nport bytes: what the device counted; by collectives: what NCCL handed to the device; expected wire:"
         )
-        for op in sorted(did.keys() | seen.keys()):
-            calls, size = did.get(op, (0, 0))
-            seen_calls, seen_size = seen.get(op, (0, 0))
-            self._say(f"{op:<14} {calls:>14,} {seen_calls:>14,} {size:>16,} {seen_size:>16,}")
-        self._say(f"\n{'rail':<26} {'direction':<9} {'port bytes':>16} {'expected wire':>16} {'explained':>10}")
-        for rail in rails:
-            host = rail.netns.rsplit("-", 1)[-1]
-            expected = "unknown" if rail.expected_wire_bytes is None else f"{rail.expected_wire_bytes:,}"
-            name = f"{host} {rail.device}"
-            ratio = _ratio(rail.explained_ratio)
-            self._say(f"{name:<26} {rail.direction:<9} {rail.port_bytes:>16,} {expected:>16} {ratio:>10}")
-
-
-def _equal(did: RankCount, seen: RankCount) -> bool:
-    """Same calls and bytes of each op, and of each communicator that has a name.
-
-    A communicator that lived shorter than the agent's reader slept may be without a name; its calls are counted all
-    the same, and the loss of its name shows in `events_lost_total`.
-    """
-    named = {comm: calls for comm, calls in seen.communicators.items() if comm != UNKNOWN}
-    return did.ops == seen.ops and named.items() <= did.communicators.items()
-
-
-def _key(facts: CommunicatorFacts) -> tuple[int, str]:
-    """Tells two communicators of one view apart."""
-    return facts.identity.pid, facts.identity.comm
-
-
-def _ratio(ratio: float | None) -> str:
-    return "–" if ratio is None else f"{ratio:.3f}"
-
-
-def _of_report(pattern: str, report: RankReport) -> RankCount:
-    ops = {op: {"calls": count.calls, "payload_bytes": count.payload_bytes} for op, count in report.totals().items()}
-    communicators = {
-        communicator.hash: sum(operation.calls for operation in communicator.operations)
-        for communicator in report.communicators
-        if communicator.operations
-    }
-    return RankCount(pattern, report.rank, report.pid, dict(sorted(ops.items())), dict(sorted(communicators.items())))
-
-
-def _of_snapshot(pattern: str, rank: int, pid: int, snapshot: Snapshot) -> RankCount:
-    ops: dict[str, dict[str, int]] = defaultdict(lambda: {"calls": 0, "payload_bytes": 0})
-    communicators: dict[str, int] = defaultdict(int)
-    for facts in snapshot.collectives.communicators:
-        if facts.identity.pid != pid:
-            continue
-        if facts.enqueued:
-            communicators[facts.identity.comm] += facts.enqueued
-        for op in facts.ops:
-            ops[op.op]["calls"] += op.calls
-            ops[op.op]["payload_bytes"] += op.payload_bytes
-    return RankCount(pattern, rank, pid, dict(sorted(ops.items())), dict(sorted(communicators.items())))
-
-
-def _carried(before: RailFacts, after: RailFacts) -> tuple[RailCount, RailCount]:
-    """What a rail carried between two moments: a port has counted since long before."""
-
-    def one(direction: str, port: tuple[int | None, int | None], wire: tuple[int | None, int | None]) -> RailCount:
-        # Before a namespace's first call nothing is expected there, and nothing known of it.
-        wire_bytes = None if wire[1] is None else wire[1] - (wire[0] or 0)
-        return _counted(after, direction, (port[1] or 0) - (port[0] or 0), wire_bytes)
-
-    return (
-        one(
-            "transmit",
-            (before.transmit_bytes, after.transmit_bytes),
-            (before.transmit_wire_bytes, after.transmit_wire_bytes),
-        ),
-        one(
-            "receive",
-            (before.receive_bytes, after.receive_bytes),
-            (before.receive_wire_bytes, after.receive_wire_bytes),
-        ),
-    )
-
-
-def _together(one: RailCount, other: RailCount) -> RailCount:
-    known = one.expected_wire_bytes is not None and other.expected_wire_bytes is not None
-    wire_bytes = (one.expected_wire_bytes or 0) + (other.expected_wire_bytes or 0) if known else None
-    return _counted(one, one.direction, one.port_bytes + other.port_bytes, wire_bytes)
-
-
-def _counted(rail: RailFacts | RailCount, direction: str, port_bytes: int, wire_bytes: int | None) -> RailCount:
-    ratio = wire_bytes / port_bytes if wire_bytes is not None and port_bytes else None
-    return RailCount(rail.device, rail.netns, direction, port_bytes, wire_bytes, ratio)
-
-
-def _by_op(ranks: Sequence[RankCount]) -> Counts:
-    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for rank in ranks:
-        for op, count in rank.ops.items():
-            totals[op][0] += count["calls"]
-            totals[op][1] += count["payload_bytes"]
-    return {op: (calls, size) for op, (calls, size) in totals.items()}
+        self._say("what the observed calls should put on this rail, by rings; 1.000 where the two are equal")
+        for line in rail_table(rails):
+            self._say(line)

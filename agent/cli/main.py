@@ -173,8 +173,9 @@ def make_parser() -> CommandParser:
         "demo",
         _demo,
         help="run a real collective job on two namespace hosts with two rails, and the agent beside it",
-        description="Start namespace hosts, a job that sends real data, and the agent; compare the counts of both.",
-        epilog="example: railscope demo --pattern gpt --ranks-per-host 4 --record job/ && railscope report job/",
+        description="Start namespace hosts, a job that sends real data, and the agent; compare the counts of both, or "
+        "break something and show what the agent says.",
+        epilog="example: railscope demo --fault stall",
     )
     add(
         "record",
@@ -358,9 +359,18 @@ def _doctor(parsed: Any) -> int:
 def _demo(parsed: Any) -> int:
     set_up_logging("warn", "logfmt")
     from railscope.agent.cli.demo import DemoSettings, run_demo
+    from railscope.agent.cli.demo_fault import FaultKind
 
     settings = DemoSettings(
-        parsed.seconds, parsed.hosts, parsed.ranks_per_host, parsed.pattern, parsed.json, parsed.record
+        parsed.seconds,
+        parsed.hosts,
+        parsed.ranks_per_host,
+        parsed.pattern,
+        parsed.json,
+        parsed.record,
+        parsed.library,
+        FaultKind(parsed.fault) if parsed.fault else None,
+        parsed.keep,
     )
     return run_demo(settings, sys.stdout, version())
 
@@ -393,7 +403,11 @@ def _record(parsed: Any) -> int:
 def _estimate(parsed: Any) -> int:
     from railscope.agent.estimate.command import run_estimate
 
-    return run_estimate(parsed, sys.stdout)
+    if parsed.output is None:
+        return run_estimate(parsed, sys.stdout)
+    from railscope.agent.analysis.matrix.command import run_estimate_picture
+
+    return run_estimate_picture(parsed, sys.stdout) or run_estimate(parsed, sys.stdout)
 
 
 def _diagnose(parsed: Any) -> int:

@@ -126,7 +126,25 @@ def _add_demo_options(parser: CommandParser) -> None:
         default="all",
         choices=("all", "ddp", "tensor-parallel", "moe", "inference", "mixed", "gpt"),
         help="traffic pattern of the job (default: all but gpt, one after the other); gpt: pipeline of "
-        "tensor-parallel stages with replicas, as far as the ranks suffice",
+        "tensor-parallel stages with replicas, as far as the ranks suffice; with --fault or --keep: ddp",
+    )
+    parser.add_argument(
+        "--fault",
+        choices=("stall", "rail-down", "slow-rail"),
+        help="break something in the middle, and end with what the agent says of it; stall: a rank is stopped",
+    )
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="run until Ctrl-C and serve like an agent, for 'railscope top' and curl; with --fault the demo does not "
+        "say what is broken before Ctrl-C",
+    )
+    parser.add_argument(
+        "--library",
+        choices=("auto", "nccl", "workload"),
+        default="auto",
+        help="what the job calls: the real NCCL on a stand-in for CUDA (nccl), the testbed's own library (workload), "
+        "or the first where it is there (auto, the default)",
     )
     parser.add_argument("--record", type=Path, metavar="DIR", help="also record the job into this folder, for 'report'")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the live view")

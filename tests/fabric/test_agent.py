@@ -48,7 +48,8 @@ def enqueued_by_comm(agent: AgentProcess) -> dict[tuple[str, str], float]:
 
 
 def test_the_demo_finds_every_call_and_byte_of_every_pattern_and_records_it(tmp_path: Path) -> None:
-    command = [str(RAILSCOPE), "demo", "--seconds", "5", "--json", "--record", str(tmp_path / "dataset")]
+    command = [str(RAILSCOPE), "demo", "--library", "workload", "--seconds", "5", "--json"]
+    command += ["--record", str(tmp_path / "dataset")]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     result = json.loads(ran.stdout)
@@ -78,7 +79,8 @@ def test_the_demo_finds_every_call_and_byte_of_every_pattern_and_records_it(tmp_
 
 
 def test_a_recorded_demo_holds_its_own_processes_and_no_other_job(fabric: Fabric, tmp_path: Path) -> None:
-    command = [str(RAILSCOPE), "demo", "--seconds", "2", "--pattern", "ddp", "--json", "--record", str(tmp_path)]
+    command = [str(RAILSCOPE), "demo", "--library", "workload", "--seconds", "2", "--pattern", "ddp", "--json"]
+    command += ["--record", str(tmp_path)]
     with Job(fabric.hosts, JobOptions(pattern="inference", seconds=60.0)) as other:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert other.running()
@@ -95,7 +97,7 @@ def test_a_recorded_demo_holds_its_own_processes_and_no_other_job(fabric: Fabric
 def test_an_interrupted_demo_says_so_and_nothing_of_the_ranks_that_it_kills_or_of_other_jobs(
     fabric: Fabric, number: signal.Signals, status: int
 ) -> None:
-    command = [str(RAILSCOPE), "demo", "--seconds", "60", "--pattern", "ddp"]
+    command = [str(RAILSCOPE), "demo", "--library", "workload", "--seconds", "60", "--pattern", "ddp"]
     with Job(fabric.hosts, JobOptions(pattern="ddp", seconds=60.0)) as other:
         demo = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:

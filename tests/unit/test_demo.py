@@ -1,4 +1,4 @@
-"""What the demo shows while its job runs.  The job and its stalls are made up."""
+"""What the demo shows of its job, and what it says of stalls.  The job and its stalls are made up."""
 
 from __future__ import annotations
 
@@ -7,8 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from railscope.agent.cli.demo import OwnStalls, communicator_lines
-from railscope.agent.facts.snapshot import CommunicatorFacts
+from railscope.agent.cli import demo
+from railscope.agent.cli.demo import OwnStalls, find_library
+from railscope.agent.cli.demo_counts import (
+    LiveTotals,
+    OpCompletion,
+    RailCount,
+    communicator_lines,
+    completion_table,
+    rail_table,
+)
+from railscope.agent.cli.demo_fault import next_step_lines, verdict_lines
+from railscope.agent.facts.snapshot import CommunicatorFacts, RankTimes
+from railscope.testbed.hosts import TestbedError
+from railscope.testbed.nccl.library import LibraryMissing
 from tests.unit.exporters_snapshots import communicator, stall
 
 
@@ -19,7 +31,8 @@ def doing(comm: str, enqueued: int, *, alive: bool = True) -> CommunicatorFacts:
 def test_the_busiest_communicators_come_first_ended_ones_last_and_the_rest_are_counted() -> None:
     idle = [doing(f"idle{number}", 1_000_000) for number in range(8)]
     shown = [*idle, doing("ended", 9_000, alive=False), doing("new", 70), doing("slow", 1_050), doing("fast", 3_000)]
-    before = {(4711, facts.identity.comm): 1_000_000 for facts in idle} | {(4711, "slow"): 1_000, (4711, "fast"): 1_000}
+    enqueued = {(4711, facts.identity.comm): 1_000_000 for facts in idle}
+    before = LiveTotals(enqueued | {(4711, "slow"): 1_000, (4711, "fast"): 1_000}, {})
     lines = list(communicator_lines(shown, before))
     assert [line.split()[1] for line in lines[:4]] == ["fast", "new", "slow", "idle0"]
     assert lines[0].startswith("  comm fast rank 0/4:   2,000 ops/s   AllReduce 1,200")
@@ -43,3 +56,49 @@ def test_only_stalls_of_the_demo_s_own_processes_are_told(caplog: pytest.LogCapt
         f"communicator {mine.comm} rank 1 stalls in AllReduce: rail_down: "
         "rail 1 (rail1) has no carrier or is switched off"
     ]
+
+
+def test_a_view_tells_how_long_the_operations_since_the_last_one_took() -> None:
+    key = ("fast", "0")
+    before = LiveTotals({(4711, "fast"): 1_000}, {key: RankTimes(*key, operations=1_000, seconds=1.0)})
+    now = LiveTotals({}, {key: RankTimes(*key, operations=1_100, seconds=1.2)})
+    (line,) = communicator_lines([doing("fast", 1_100)], before, now)
+    assert "100 ops/s, each 2ms on the network" in line
+
+
+def test_tables_show_what_is_known_and_leave_out_a_column_of_which_nothing_is() -> None:
+    rail = RailCount("rail0", "railscope-ab-host1", "transmit", 2_000, 1_900, 0.95)
+    assert "by collectives" not in "\n".join(rail_table([rail]))
+    head, sent, received = rail_table([replace(rail, collective_bytes=1_800), replace(rail, direction="receive")])
+    assert head.split() == [
+        "rail", "direction", "port", "bytes", "by", "collectives", "expected", "wire", "expected", "/", "port",
+    ]  # fmt: skip
+    assert sent.split() == ["host1", "rail0", "transmit", "2,000", "1,800", "1,900", "0.950"]
+    assert received.split() == ["host1", "rail0", "receive", "2,000", "–", "1,900", "0.950"]
+    _, row = completion_table([OpCompletion("AllReduce", 1_200, 0.0021, 2.5e9)])
+    assert row.split() == ["AllReduce", "1,200", "2ms", "2.50", "GB/s"]
+
+
+def test_a_verdict_has_the_words_of_stalls_and_the_steps_of_its_cause() -> None:
+    one = stall()
+    lines = list(verdict_lines([one], one.flagged_ns))
+    assert lines[0].startswith(f"  communicator {one.comm}, rank 1 (pid {one.pid}): stalled in AllReduce")
+    assert lines[1] == ("    cause rail_down, blames rail 1 (rail1): A rail has no carrier, or is switched off.")
+    assert lines[2:] == ["    evidence: rail 1 (rail1) has no carrier or is switched off"]
+    steps = list(next_step_lines(one))
+    assert steps[0].startswith("  ip -s link show rail1   # ")
+    assert not any("{" in step for step in steps)
+
+
+def test_without_nccl_the_demo_says_so_and_goes_on_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise LibraryMissing("libnccl.so.2 is missing: run testbed/nccl/fetch-wheels")
+
+    monkeypatch.setattr(demo, "build", missing)
+    found = find_library("auto")
+    assert found.nccl is None
+    assert (
+        "calls are all there is to see (the real NCCL is not here: `make demo` in a checkout fetches it" in found.words
+    )
+    with pytest.raises(TestbedError, match="is missing: run testbed"):
+        find_library("nccl")

@@ -1,0 +1,119 @@
+"""What the demo breaks on purpose, and what the agent says of it.
+
+A rank that is stopped, a rail without a link, a rail that is slow: the same faults that tests/faults holds the agent
+to.  The words are those of /stalls and of the table of causes (agent/facts/causes.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from railscope.agent.facts.causes import About, Cause, Where, facts_of
+from railscope.agent.facts.snapshot import Snapshot
+from railscope.agent.facts.stall import Stall, rail_name
+from railscope.exporters.top.words import format_amount, format_length
+from railscope.testbed.faults import Fault, LinkDown, SlowRail, Stopped
+from railscope.testbed.hosts import Fabric
+from railscope.testbed.job import Job
+
+_SLOW_MBIT: Final = 50
+
+
+class FaultKind(StrEnum):
+    """What the demo can break."""
+
+    STALL = "stall"
+    RAIL_DOWN = "rail-down"
+    SLOW_RAIL = "slow-rail"
+
+
+_CAUSES: Final = {
+    FaultKind.STALL: Cause.PROCESS_STOPPED,
+    FaultKind.RAIL_DOWN: Cause.RAIL_DOWN,
+    FaultKind.SLOW_RAIL: Cause.RAIL_SLOW,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFault:
+    """One fault of one job, not yet made."""
+
+    kind: FaultKind
+    fault: Fault
+    words: str
+    """What is broken, and by which command."""
+    cause: Cause
+    """What the agent has to call it."""
+    pid: int | None = None
+    """The process that has to be blamed."""
+    device: str = ""
+    netns: str = ""
+    """The rail that has to be blamed."""
+
+    def is_named_by(self, stall: Stall) -> bool:
+        """Whether this stall is put down to this fault, at its place."""
+        found = stall.diagnosis
+        if found.cause != self.cause:
+            return False
+        return stall.pid == self.pid if self.pid is not None else found.device == self.device
+
+
+def plan_fault(kind: FaultKind, fabric: Fabric, job: Job, rank: int) -> PlannedFault:
+    """The fault at a rank, or at the second rail of its host."""
+    host = fabric.hosts[rank // job.options.ranks_per_host]
+    index, rail = host.index, len(host.rails) - 1
+    device, where = host.rails[rail], f"{host.rails[rail]} of host{host.index}"
+    if kind is FaultKind.STALL:
+        pid = job.pids[rank]
+        words = f"rank {rank} (pid {pid}, on host{index}) is stopped: kill -STOP {pid}"
+        return PlannedFault(kind, Stopped(pid), words, _CAUSES[kind], pid=pid)
+    if kind is FaultKind.RAIL_DOWN:
+        words = f"{where} loses its link: ip -n {host.namespace} link set {device} down"
+        fault: Fault = LinkDown(fabric, index, rail)
+    else:
+        words = f"{where} sends no more than {_SLOW_MBIT} Mbit/s from now on: a queueing discipline (tc-tbf)"
+        fault = SlowRail(fabric, index, rail, rate_mbit=_SLOW_MBIT)
+    return PlannedFault(kind, fault, words, _CAUSES[kind], device=device, netns=host.namespace)
+
+
+def stalls_of(snapshot: Snapshot, pids: Collection[int]) -> tuple[Stall, ...]:
+    """The stalls of these processes that go on, those whose culprit is known first."""
+    mine = [stall for stall in snapshot.stalls.current if stall.pid in pids]
+    return tuple(sorted(mine, key=lambda stall: (not stall.diagnosis.culprit, stall.rank)))
+
+
+def verdict_lines(stalls: Sequence[Stall], now_ns: int) -> Iterator[str]:
+    """What the agent says of stalls, as `/stalls` has it; `now_ns` is CLOCK_MONOTONIC."""
+    for stall in stalls:
+        found = stall.diagnosis
+        size = "" if stall.payload_bytes is None else f" of {format_amount(stall.payload_bytes, 'B')}"
+        length = format_length(stall.length_ns(now_ns) / 1e9)
+        who = f"communicator {stall.comm}, rank {stall.rank} (pid {stall.pid})"
+        yield f"  {who}: stalled in {stall.op}{size} for {length}"
+        blamed = "" if found.blamed_rank is None else f", blames rank {found.blamed_rank}"
+        if found.device:
+            blamed = f", blames {rail_name(found.rail, found.device, found.netns)}"
+        yield f"    cause {found.cause.value}{blamed}: {facts_of(found.cause).meaning}"
+        for sentence in found.evidence:
+            yield f"    evidence: {sentence}"
+
+
+def next_step_lines(stall: Stall) -> Iterator[str]:
+    """What to run next, by the table of causes."""
+    facts = facts_of(stall.diagnosis.cause)
+    netns = stall.diagnosis.netns
+    values = {
+        "rank": stall.rank,
+        "pid": str(stall.pid),
+        "gpu": "GPU",
+        "device": stall.diagnosis.device,
+        "inside": f"ip netns exec {netns} " if netns else "",
+    }
+    if facts.about not in (About.RANK, About.RAIL):
+        return
+    for step in facts.now:
+        if step.command and step.where is Where.HOST:
+            yield f"  {step.command.format(**values)}   # {step.why.format(**values)}"

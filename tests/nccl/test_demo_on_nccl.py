@@ -1,0 +1,88 @@
+"""`railscope demo` as a newcomer meets it: the real NCCL on the stand-in for CUDA, and a fault that it names."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from railscope.testbed.nccl.build import Double
+from tests.fabric.agent_process import RAILSCOPE
+
+pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.nccl]
+
+DEMO = (str(RAILSCOPE), "demo", "--library", "nccl")
+
+
+def run(*arguments: str) -> Any:
+    """What a demo says with --json."""
+    ran = subprocess.run([*DEMO, "--json", *arguments], capture_output=True, text=True, timeout=170)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return json.loads(ran.stdout)
+
+
+def test_the_demo_shows_completion_rails_and_every_call_of_nccl_and_the_report_knows_latencies(
+    double: Double, tmp_path: Path
+) -> None:
+    assert double.workload.is_file()
+    result = run("--seconds", "6", "--record", str(tmp_path / "dataset"))
+    assert result["library"].startswith("nccl ")
+    assert (result["ok"], result["verified"]) == (True, True)
+    assert result["jobs"] == result["observed"]
+    made = {op for rank in result["jobs"] for op in rank["ops"]}
+    assert made >= {"AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce", "AllToAll", "Send", "Recv"}
+    completed = {one["op"]: one for one in result["completions"]}
+    assert completed.keys() >= {"AllReduce", "AllGather", "ReduceScatter", "Broadcast"}
+    assert all(one["mean_seconds"] > 0 and one["bus_bytes_per_second"] > 0 for one in completed.values())
+    for rail in result["rails"]:
+        if rail["direction"] == "transmit":
+            # What NCCL handed over, and headers and acknowledgements, left the device.
+            assert 0.5 * rail["port_bytes"] < rail["collective_bytes"] < rail["port_bytes"]
+    command = [str(RAILSCOPE), "report", str(tmp_path / "dataset"), "--json"]
+    report = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout)
+    assert {row["op"] for row in report["latency"]["rows"]} >= completed.keys()
+    assert report["bandwidth"]
+
+
+def test_a_stopped_rank_is_the_verdict_that_the_demo_ends_with(double: Double) -> None:
+    assert double.workload.is_file()
+    ran = subprocess.run([*DEMO, "--seconds", "4", "--fault", "stall"], capture_output=True, text=True, timeout=170)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    said = ran.stdout.partition("is stopped: kill -STOP")[2]
+    assert "the agent named it after " in said
+    assert "cause process_stopped, blames rank 1" in said
+    assert "evidence: " in said
+    assert "kill -CONT" in said
+
+
+def test_a_demo_that_is_kept_answers_like_an_agent_until_it_is_interrupted(double: Double) -> None:
+    assert double.workload.is_file()
+    demo = subprocess.Popen([*DEMO, "--seconds", "2", "--fault", "stall", "--keep"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert demo.stdout is not None
+        address = ""
+        for line in demo.stdout:
+            if line.strip().startswith("curl") and "/stalls" in line:
+                address = line.split()[2]
+            if line.startswith("Something is broken now"):
+                break
+        deadline = time.monotonic() + 60
+        stalls: list[dict[str, Any]] = []
+        while not any(one["cause"] == "process_stopped" for one in stalls):
+            assert time.monotonic() < deadline, stalls
+            with urllib.request.urlopen(address, timeout=10) as answer:
+                stalls = json.load(answer)["stalls"]
+        demo.send_signal(signal.SIGINT)
+        rest, _ = demo.communicate(timeout=60)
+    finally:
+        demo.kill()
+        demo.wait()
+    (stopped,) = [one for one in stalls if one["cause"] == "process_stopped"]
+    assert demo.returncode == 0
+    assert f"rank {stopped['rank']} (pid {stopped['pid']}, on host" in rest
