@@ -159,6 +159,13 @@ def add_estimate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="a TOML file with these options as keys")
     add_shape_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="also write who sends how much to whom, as a heat map (FILE.svg, FILE.png) or a table (FILE.csv)",
+    )
 
 
 def add_shape_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:

@@ -36,6 +36,7 @@ from railscope.agent.estimate.options import request_from
 from railscope.agent.model.mapping import default_mapping
 from railscope.probes.installation import remedy_for_missing_extra
 from tests.unit.datasets import BEGAN_NS, JobDataset, gpt_job
+from tests.unit.gpt_datasets import ddp_job, moe_job
 from tests.unit.model_shapes import GPT_3B
 
 ANALYSIS = remedy_for_missing_extra("analysis")
@@ -467,6 +468,28 @@ def test_repeated_runs_without_scipy_say_what_to_install(
     monkeypatch.setitem(sys.modules, "scipy.special", None)
     said = refusal(capsys, folders["usual"], folders["slow"], "--a-again", folders["again"])
     assert said == f"railscope compare: scipy is not installed: {ANALYSIS}\n"
+
+
+@pytest.mark.parametrize("servers", [(4, 4), (4, 4, 4, 4)])
+def test_recordings_of_different_jobs_are_said_to_be_and_no_difference_is_tested(
+    tmp_path: Path, servers: tuple[int, ...]
+) -> None:
+    one = side_of(open_dataset([ddp_job(tmp_path / "ddp", iterations=12).write()]), "ddp")
+    other = side_of(open_dataset([moe_job(tmp_path / "moe", servers, iterations=12).write()]), "moe")
+    compared = compare_sides(one, other)
+    assert "expert parallel" in compared.unlike
+    assert compared.caveats[0].startswith("A and B are different jobs, since A has ")
+    assert all(figure.p is None for figure in compared.figures)
+    assert not any("by chance" in words or "significant" in words for words in warnings_of(compared))
+    assert json.loads(as_json_text(compared))["unlike"] == compared.unlike
+    text = as_text(compared)
+    assert text.index("A and B are different jobs") < text.index("Operations")
+
+
+def test_two_recordings_of_one_job_are_not_unlike(sides: dict[str, Side]) -> None:
+    names = sorted(sides)
+    same = sides[names[0]]
+    assert compare_sides(same, same).unlike == ""
 
 
 def test_runs_of_different_numbers_of_gpus_have_their_scaling(tmp_path: Path) -> None:

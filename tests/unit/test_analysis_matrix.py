@@ -31,6 +31,7 @@ from railscope.agent.model.mapping import custom_mapping, default_mapping
 from railscope.agent.model.traffic import estimate_traffic
 from railscope.probes.installation import remedy_for_missing_extra
 from tests.unit.datasets import BEGAN_NS, SECOND_NS, JobDataset, gpt_job
+from tests.unit.gpt_datasets import moe_job
 from tests.unit.model_shapes import GPT_3B
 
 ANALYSIS = remedy_for_missing_extra("analysis")
@@ -400,3 +401,73 @@ def test_notes_cannot_steer_the_terminal(recording: Path) -> None:
     text = as_text(replace(found, notes=("\x1b[2J of a name",), traffic=replace(found.traffic, basis="\x9b5m")))
     assert "\ufffd[2J of a name" in text
     assert all(line.isprintable() for line in text.split("\n"))
+
+
+def said(*arguments: str) -> str:
+    """What a command prints that ends well."""
+    out = io.StringIO()
+    assert run_matrix(parser().parse_args(arguments), out) == 0
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("mapping", ["default", "custom"])
+def test_the_predicted_matrix_is_that_of_the_estimate_before_anything_runs(tmp_path: Path, mapping: str) -> None:
+    table, picture = tmp_path / "predicted.csv", tmp_path / "predicted.svg"
+    options = ("--predicted", *OPTIONS, "--mapping", mapping)
+    said(*options, "-o", str(table))
+    made = default_mapping(SHAPE) if mapping == "default" else custom_mapping(SHAPE)
+    expected = estimate_traffic(SHAPE, made).matrix()
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    found = {(int(row["source"]), int(row["destination"])): int(row["predicted_wire_bytes"]) for row in rows}
+    assert found == {(int(a), int(b)): int(expected[a, b]) for a, b in zip(*np.nonzero(expected), strict=True)}
+    content = json.loads(said(*options, "--json"))
+    assert {(one["source"], one["destination"]): one["predicted_wire_bytes"] for one in content["matrix"]} == found
+    assert f"{mapping} mapping" in said(*options)
+    said(*options, "-o", str(picture))
+    root = ElementTree.fromstring(picture.read_text())
+    squares = [one for one in root.iter() if one.tag.endswith("rect") and "heat" in one.get("class", "")]
+    assert len(squares) >= len(found)
+    assert "node 1" in picture.read_text()
+
+
+def test_what_reads_no_recording_takes_none_and_what_reads_one_wants_it(
+    recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, why in (
+        (("--predicted", *OPTIONS, str(recording)), "reads no recording"),
+        ((), "which recording?"),
+        ((str(recording), "--iteration", "0", *OPTIONS), "leave out --iterations and the shape"),
+        ((str(recording), "--iteration", "9"), "there is no iteration 9: "),
+    ):
+        assert run_matrix(parser().parse_args(list(arguments)), io.StringIO()) == 2
+        assert why in capsys.readouterr().err
+
+
+def test_iterations_lie_beside_each_other_with_how_far_they_differ(tmp_path: Path) -> None:
+    folder = moe_job(tmp_path / "job", iterations=6).write()
+    content = json.loads(said(str(folder), "--iteration", "1", "3", "--json"))
+    assert [one["number"] for one in content["iterations"]] == [1, 3]
+    one, other = (
+        {(pair["source"], pair["destination"]): pair["wire_bytes"] for pair in found["matrix"]}
+        for found in content["iterations"]
+    )
+    apart = sum(abs(one.get(ends, 0) - other.get(ends, 0)) for ends in one.keys() | other.keys())
+    (difference,) = content["differences"]
+    assert difference["ratio"] == pytest.approx(apart / (sum(one.values()) + sum(other.values())))
+    assert difference["ratio"] > 0
+    # What rank 0 sends to rank 1 of its experts: of moe_job, in iteration i.
+    sizes = {i: sum(2048 * (1 + (i + 3 * layer + 7) % 11) for layer in range(12)) for i in range(6)}
+    assert one[0, 1] - other[0, 1] == sizes[1] - sizes[3]
+    text = said(str(folder), "--iteration", "1", "3")
+    assert "iteration 1" in text
+    assert "differ by" in text
+    picture, table = tmp_path / "beside.svg", tmp_path / "beside.csv"
+    said(str(folder), "--iteration", "1", "3", "-o", str(picture))
+    assert "Iteration 3: differs by" in picture.read_text()
+    said(str(folder), "--iteration", "1", "3", "-o", str(table))
+    assert table.read_text().splitlines()[0] == "source,destination,wire_bytes_1,wire_bytes_3"
+
+
+def test_the_same_iterations_of_a_job_that_repeats_itself_do_not_differ(recording: Path) -> None:
+    content = json.loads(said(str(recording), "--iteration", "0", "1", "--json"))
+    assert content["differences"] == [{"one": 0, "other": 1, "ratio": 0.0}]

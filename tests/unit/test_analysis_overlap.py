@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from railscope.agent.analysis.facts.report import Iteration, Unknown
 from railscope.agent.analysis.tables.gpus import find_gpus
 from railscope.agent.analysis.timing.iterations import find_iterations
-from railscope.agent.analysis.timing.overlap import find_overlap
+from railscope.agent.analysis.timing.overlap import find_overlap, find_role_times
 from tests.unit.datasets import BEGAN_NS, JobDataset
 from tests.unit.timed_jobs import MS, ddp, pipeline
 
@@ -202,3 +202,25 @@ def test_a_union_is_at_most_its_parts_and_no_order_changes_it(
         assert (
             0 <= one.non_overlapped_seconds <= one.comm_seconds <= sum(took for _, _, took in operations) / 1000 + 1e-9
         )
+
+
+def test_time_is_told_by_parallelism_and_of_each_kind_what_is_not_overlapped(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path)
+    for comm in ("tp", "dp", "other"):
+        job.communicator(comm, (0, 1))
+    job.communicator("idle", (0, 1))
+    # The tensor groups' two operations are at the same time for 10 ms; the replicas' is under way beside them.
+    for comm, begin, took in (("tp", 0, 20), ("tp", 10, 20), ("dp", 20, 40), ("other", 120, 10)):
+        job.operation(comm, 0, "AllReduce", 1 << 20, begin * MS, took * MS, source="cuda")
+    job.compute(0, 25 * MS, 25 * MS)
+    dataset = job.open()
+    gpus = find_gpus(dataset)
+    windows = (one_iteration(0, 100 * MS), one_iteration(100 * MS, 200 * MS))
+    iterations, _ = find_overlap(dataset, gpus, windows)
+    found = find_role_times(dataset, gpus, iterations, {"tp": "tp", "dp": "dp", "idle": "ep"})
+    assert [(one.gpu, one.role) for one in found] == [(0, "dp"), (0, "tp"), (0, "unknown")]
+    assert [one.seconds for one in found] == [pytest.approx(value) for value in (0.020, 0.015, 0.005)]
+    assert [one.ratio for one in found] == [pytest.approx(value) for value in (0.20, 0.15, 0.05)]
+    # 20 to 25 and 50 to 60 of the replicas', 0 to 25 of the tensor groups' lie outside the kernel.
+    assert [one.non_overlapped_seconds for one in found] == [pytest.approx(value) for value in (0.0075, 0.0125, 0.005)]
+    assert find_role_times(dataset, gpus, windows, {}) == ()

@@ -103,7 +103,7 @@ def test_a_shape_that_is_not_certain_is_not_told_as_fact() -> None:
 
 def test_it_has_a_picture_of_each_kind_and_tables() -> None:
     page = Page(html_text(REPORT))
-    assert len([tag for tag, _ in page.tags if tag == "svg"]) == 9
+    assert len([tag for tag, _ in page.tags if tag == "svg"]) == 10
     assert len([tag for tag, _ in page.tags if tag == "table"]) >= 12
 
 

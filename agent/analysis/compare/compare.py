@@ -15,7 +15,7 @@ from railscope.agent.analysis.facts.options import STRONG, WEAK
 from railscope.agent.analysis.facts.quantities import format_bytes, format_count, format_size_class
 from railscope.agent.analysis.facts.report import Iteration
 from railscope.agent.analysis.pictures.pictures import ROLE_NAMES
-from railscope.agent.analysis.report.scaling import find_scaling, run_of, why_not_comparable
+from railscope.agent.analysis.report.scaling import find_scaling, run_of, why_not_comparable, why_unlike
 from railscope.agent.analysis.traffic.sizes import cdf
 
 _WITHIN: Final = (
@@ -25,6 +25,12 @@ _WITHIN: Final = (
 _BETWEEN: Final = (
     "p is computed from the spread between recordings: figures are medians of a side's recordings, and variation "
     "within a recording is ignored."
+)
+
+
+_UNLIKE: Final = (
+    "A and B are different jobs, since {}.  Each figure is right by itself; none tells which of them does the same "
+    "work faster, so no difference is tested."
 )
 
 
@@ -39,7 +45,9 @@ def compare_runs(a: Sequence[Side], b: Sequence[Side]) -> Compared:
     between_runs = len(sides) > 2
     by_iteration = all(side.iterations is not None for side in sides)
     kinds = {kind for side in sides for kind in side.latencies}
-    caveats = (
+    unlike = why_unlike(*(run_of(name, side.report) for name, side in (("A", a[0]), ("B", b[0]))))
+    caveats = [_UNLIKE.format(unlike)] if unlike else []
+    caveats += (
         [] if by_iteration else ["Iterations were not found on both sides: counts and bytes cover whole recordings."]
     )
     for side in sides:
@@ -54,6 +62,8 @@ def compare_runs(a: Sequence[Side], b: Sequence[Side]) -> Compared:
     figures = compare_values(
         [*first, *(replace(value, value=1.0) for value in scaled)], [*second, *scaled], between_runs=between_runs
     )
+    if unlike:
+        figures = tuple(replace(figure, test=None, p=None) for figure in figures)
     tested = any(figure.test is not None for figure in figures)
     return Compared(
         a=_name(a),
@@ -64,6 +74,7 @@ def compare_runs(a: Sequence[Side], b: Sequence[Side]) -> Compared:
         notes=(_BETWEEN if between_runs else _WITHIN,) if tested else (),
         caveats=tuple(dict.fromkeys(caveats)),
         between_runs=between_runs,
+        unlike=unlike,
     )
 
 

@@ -141,6 +141,8 @@ class Compared:
     """Why the sides are not like with like, or one of them not whole: to be read before any difference."""
     between_runs: bool = False
     """Whether figures are tested by the spread between recordings, and not within two of them."""
+    unlike: str = ""
+    """Why the two recordings are not of one job, the end of a sentence; empty: they may be."""
 
 
 def read_side(folder: Path, name: str, iterations: int | None = None, leaf_map: LeafMap | None = None) -> Side:

@@ -76,6 +76,7 @@ def as_json_text(compared: Compared) -> str:
         "b_is_estimate": compared.predicted,
         "simulated": compared.simulated,
         "p_is_of_the_spread": "between recordings" if compared.between_runs else "within recordings",
+        "unlike": compared.unlike,
         "caveats": list(compared.caveats),
         "words": list(warnings_of(compared)),
         "figures": [
@@ -141,7 +142,7 @@ def _differences(compared: Compared) -> Iterator[str]:
     for figure in sure[:_MOST_SENTENCES]:
         yield f"{_sentence(figure)} (significant, {_p_text(figure.p)})."
     period = next((figure for figure in compared.figures if (figure.row, figure.name) == (9, "period")), None)
-    if period is not None and period not in sure and period.difference is not None:
+    if period is not None and period not in sure and period.difference is not None and not compared.unlike:
         if period.significant is None:
             yield f"{_sentence(period)}; whether by chance needs {FEWEST} iterations on each side."
         else:

@@ -35,6 +35,9 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page with pictures")
     parser.add_argument(
+        "--pictures", type=Path, metavar="FOLDER", help="also write the page's pictures into this folder, as SVG files"
+    )
+    parser.add_argument(
         "--only",
         type=_named,
         metavar="COMM|JOB",

@@ -78,11 +78,13 @@ class Traffic:
     cross_rail_wire_bytes: int | None
     """Between servers, from a GPU of one rail to a GPU of another; None: rails of GPUs are not known."""
     spine_wire_bytes: int | None
-    """Between leaf switches; None: no leaf map was given."""
+    """Between leaf switches; None: no leaf map was given, and the rails of GPUs are not known."""
     server_transmit_wire_bytes: tuple[tuple[str, int], ...]
     """By server: what left it."""
     basis: str
     """What the order of rings was taken from, in one sentence."""
+    spine_assumed: bool = False
+    """`spine_wire_bytes` takes the ports of a rail to be at one leaf switch, each rail at its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +222,26 @@ class Iteration:
 
 
 @dataclass(frozen=True, slots=True)
+class RoleTime:
+    """How long a GPU communicated for one kind of parallelism in an iteration, on average (communication ratio).
+
+    Kinds overlap each other: their times may be more than the communication of an iteration.
+    """
+
+    gpu: int
+    """The one that communicates longest, as of `Iteration`."""
+    role: str
+    """As in `CommunicatorUse`."""
+    seconds: float
+    """Union of its operations' intervals."""
+    ratio: float
+    """Of the iterations' length."""
+    non_overlapped_seconds: float | None
+    """Of these, while no compute ran; None: compute is not recorded."""
+    non_overlapped_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Regularity:
     """How regular the job is."""
 
@@ -351,6 +373,7 @@ class Report:
     bandwidth: tuple[BandwidthRow, ...]
     scaling: tuple[Scaling, ...] = ()
     receives: tuple[ReceiveUse, ...] = ()
+    role_times: tuple[RoleTime, ...] = ()
     rails: tuple[RailUse, ...] = ()
     unknown: tuple[Unknown, ...] = field(default=())
     losses: tuple[str, ...] = ()

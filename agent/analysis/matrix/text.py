@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from railscope.agent.analysis.facts.quantities import UNKNOWN, format_bytes, format_count, format_share
@@ -133,15 +133,20 @@ def _heats(matrix: Matrix, most_cells: int) -> tuple[HeatMap, HeatMap | None]:
 
 def _maps(matrix: Matrix) -> list[str]:
     observed, predicted = _heats(matrix, _MOST_CELLS)
-    heats = [observed] if predicted is None else [observed, predicted]
+    return format_maps([("observed", observed), *([("predicted", predicted)] if predicted is not None else [])])
+
+
+def format_maps(titled: Sequence[tuple[str, HeatMap]]) -> list[str]:
+    """Heat maps below each other in the same shades, as lines for a terminal of 80 columns."""
+    heats = [heat for _, heat in titled]
     low, high = byte_limits(heats)
     if not any(heat.bytes.any() for heat in heats):
         return ["no pair communicated"]
     lines: list[str] = []
-    for title, heat in zip(("observed", "predicted"), heats, strict=False):
+    for title, heat in titled:
         lines += [*_map(title, heat, low, high), ""]
     lines += _key(low, high)
-    return [*lines, f"  {observed.note}"] if observed.note else lines
+    return [*lines, f"  {heats[0].note}"] if heats[0].note else lines
 
 
 def _map(title: str, heat: HeatMap, low: int, high: int) -> list[str]:

@@ -22,6 +22,7 @@ from railscope.agent.analysis.facts.report import (
     Iteration,
     LatencyRow,
     ReceiveUse,
+    RoleTime,
     Traffic,
 )
 from railscope.agent.analysis.pictures.axes import (
@@ -257,6 +258,53 @@ def non_uniformity_lines(iterations: Sequence[Iteration]) -> Picture | None:
     )
 
 
+def all_to_all_bytes(iterations: Sequence[Iteration]) -> Picture | None:
+    """Picture: over iterations, all bytes of their all-to-alls, and how far the largest pair is from the smallest."""
+    known = [(number, one.all_to_all) for number, one in enumerate(iterations) if one.all_to_all is not None]
+    if not known:
+        return None
+    every = -(-len(known) // _MOST_POINTS)
+    groups = [known[first : first + every] for first in range(0, len(known), every)]
+    lines = [
+        ("all pairs together", [float(np.mean([found.total_bytes for _, found in group])) for group in groups]),
+        ("max − min of pairs", [float(np.mean([found.max_minus_min_bytes for _, found in group])) for group in groups]),
+    ]
+    numbers = [float(group[0][0]) for group in groups]
+    most = max(max(values) for _, values in lines) or 1.0
+    last = float(max(known[-1][0], 1))
+    title = "All-to-all: bytes of an iteration"
+    return line_chart(
+        title if every == 1 else f"{title} (each point: the mean of up to {every} iterations)",
+        [
+            Series(name, f"series{place}", tuple(zip(numbers, values, strict=True)))
+            for place, (name, values) in enumerate(lines)
+        ],
+        Axis(Scale(0.0, last, 0, 0), _whole_ticks(last), quantities.format_integer, "iteration"),
+        Axis(Scale(0.0, most, 0, 0), linear_ticks(0.0, most), _format_whole_bytes, "wire bytes"),
+        180.0,
+    )
+
+
+def role_time_bars(role_times: Sequence[RoleTime]) -> Picture | None:
+    """Picture: how long a GPU communicates in an iteration for each kind of parallelism, overlapped and not."""
+    if not role_times:
+        return None
+    knows_overlap = role_times[0].non_overlapped_seconds is not None
+    bars = []
+    for one in role_times:
+        alone = one.non_overlapped_seconds or 0.0
+        pieces = [
+            Piece("series5", alone, "", f"not overlapped: {quantities.format_seconds(alone)}"),
+            Piece("series4", one.seconds - alone, "", quantities.format_seconds(one.seconds - alone)),
+        ]
+        total = f"{quantities.format_seconds(one.seconds)}, {quantities.format_share(one.ratio)} of an iteration"
+        bars.append(Bar(ROLE_NAMES.get(one.role, one.role), tuple(pieces), total))
+    entries = [("series4", "communication")]
+    if knows_overlap:
+        entries = [("series5", "communication, not overlapped"), ("series4", "communication while computing")]
+    return stacked_bars(f"Communication of GPU {role_times[0].gpu} in an iteration, by parallelism", bars, entries)
+
+
 def receive_bars(receives: Sequence[ReceiveUse]) -> Picture | None:
     """Picture: what receives did, by GPU (receives)."""
     if not receives:
@@ -277,6 +325,10 @@ def receive_bars(receives: Sequence[ReceiveUse]) -> Picture | None:
     if len(busy) < len(receives):
         title += f", of the {_MOST_BARS} GPUs that receive longest"
     return stacked_bars(title, bars, [("series2", "transfers"), ("series1", "waits for the sender")])
+
+
+def _format_whole_bytes(count: float) -> str:
+    return quantities.format_bytes(round(count))
 
 
 def _short(name: str) -> str:

@@ -20,6 +20,7 @@ def run_report(parsed: Any, out: TextIO) -> int:
     """Print the report of a recording; returns 0, or 2 where there can be none, with one line on standard error."""
     try:
         from railscope.agent.analysis.report.html import write_html
+        from railscope.agent.analysis.report.picture_files import write_pictures
         from railscope.agent.analysis.report.report import ReportOptions, make_report, make_runs
         from railscope.agent.analysis.report.report_json import json_parts
         from railscope.agent.analysis.report.text import as_text
@@ -43,10 +44,13 @@ def run_report(parsed: Any, out: TextIO) -> int:
         report = replace(report, folders=tuple(str(path) for path in named))
         if parsed.html is not None:
             write_html(report, parsed.html)
+        drawn = [] if parsed.pictures is None else list(write_pictures(report, parsed.pictures))
     except (ConfigError, DatasetError) as error:
         print(f"railscope report: {error}", file=sys.stderr)
         return COULD_NOT_RUN
     out.writelines(json_parts(report) if parsed.json else [as_text(report)])
     if parsed.html is not None and not parsed.json:
         out.write(f"\nwrote {parsed.html}\n")
+    if drawn and not parsed.json:
+        out.write(f"\nwrote {', '.join(map(str, drawn))}\n")
     return FINE

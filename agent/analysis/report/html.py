@@ -20,13 +20,13 @@ from railscope.agent.analysis.facts.quantities import (
     format_time,
 )
 from railscope.agent.analysis.facts.report import Report
-from railscope.agent.analysis.pictures import pictures
-from railscope.agent.analysis.pictures.heat import draw_heat_map, heat_map_of
+from railscope.agent.analysis.pictures.heat import heat_map_of
 from railscope.agent.analysis.pictures.parts import Picture
 from railscope.agent.analysis.pictures.svg import svg_element
 from railscope.agent.analysis.report import html_tables as tables
 from railscope.agent.analysis.report.html_page import Element, page, tag
 from railscope.agent.analysis.report.measurements import BY_NUMBER
+from railscope.agent.analysis.report.picture_files import PICTURES
 from railscope.agent.analysis.report.report import has_times
 from railscope.agent.analysis.report.words import summarise, unknown_by_reason
 from railscope.agent.config.file import ConfigError
@@ -109,7 +109,8 @@ def _section(report: Report, section: _Section) -> Iterator[Element]:
         yield tag("p", "No data for this was recorded.", css="note")
 
 
-def _figure(picture: Picture | None, words: str = "") -> list[Element]:
+def _figure(report: Report, name: str, words: str = "") -> list[Element]:
+    picture: Picture | None = PICTURES[name](report)
     if picture is None:
         return []
     caption = [tag("figcaption", words)] if words else []
@@ -122,7 +123,7 @@ def _operations(report: Report) -> list[Element]:
 
 def _sizes(report: Report) -> list[Element]:
     words = "A line rises at each size by the part of the operation's calls that have it."
-    return [*_figure(pictures.size_cdf(report.sizes), words), *tables.sizes(report)]
+    return [*_figure(report, "sizes", words), *tables.sizes(report)]
 
 
 def _pairs(report: Report) -> list[Element]:
@@ -140,7 +141,7 @@ def _pairs(report: Report) -> list[Element]:
         "matrix."
     )
     return [
-        *_figure(draw_heat_map(heat, "Wire bytes from GPU to GPU"), words),
+        *_figure(report, "pairs", words),
         tag("p", told),
         *tables.pairs(report),
     ]
@@ -152,11 +153,11 @@ def _edges(report: Report) -> list[Element]:
         rails.append(tag("p", report.shared_rails, css="note"))
     if not report.matrix.pairs:
         return rails
-    return [*_figure(pictures.server_bars(report.matrix)), *tables.edges(report), *rails]
+    return [*_figure(report, "servers"), *tables.edges(report), *rails]
 
 
 def _latency(report: Report) -> list[Element]:
-    return [*_figure(pictures.latency_ranges(report.latency.rows)), *tables.latency(report), *tables.anomalies(report)]
+    return [*_figure(report, "latency"), *tables.latency(report), *tables.anomalies(report)]
 
 
 def _composition(report: Report) -> list[Element]:
@@ -167,19 +168,24 @@ def _composition(report: Report) -> list[Element]:
         expert = f" × expert {shape.expert}" if shape.expert > 1 else ""
         words = f"pipeline {shape.pipeline} × tensor {shape.tensor} × data {shape.data}{expert}: {shape.reason}"
         told = [tag("p", tag("b", "Shape: "), f"{sure}{words}")]
-    return [*told, *_figure(pictures.composition_bars(report.composition)), *tables.composition(report)]
+    return [*told, *_figure(report, "composition"), *tables.composition(report)]
 
 
 def _iterations(report: Report) -> list[Element]:
-    return [*_figure(pictures.iteration_strip(report.iterations)), *tables.iterations(report)]
+    return [
+        *_figure(report, "iterations"),
+        *tables.iterations(report),
+        *_figure(report, "parallelism-time"),
+        *tables.role_times(report),
+    ]
 
 
 def _all_to_all(report: Report) -> list[Element]:
-    return [*_figure(pictures.non_uniformity_lines(report.iterations)), *tables.all_to_all(report)]
+    return [*_figure(report, "all-to-all"), *_figure(report, "all-to-all-bytes"), *tables.all_to_all(report)]
 
 
 def _bandwidth(report: Report) -> list[Element]:
-    return [*_figure(pictures.bandwidth_lines(report.bandwidth)), *tables.bandwidth(report)]
+    return [*_figure(report, "bandwidth"), *tables.bandwidth(report)]
 
 
 def _scaling(report: Report) -> list[Element]:
@@ -187,7 +193,7 @@ def _scaling(report: Report) -> list[Element]:
 
 
 def _receives(report: Report) -> list[Element]:
-    return [*_figure(pictures.receive_bars(report.receives)), *tables.receives(report)]
+    return [*_figure(report, "receives"), *tables.receives(report)]
 
 
 def _elsewhere(_: Report) -> list[Element]:

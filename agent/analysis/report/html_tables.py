@@ -85,7 +85,7 @@ def edges(report: Report) -> list[Element]:
     )
     for name, count in (
         ("from rail to rail", traffic.cross_rail_wire_bytes),
-        ("over the spine", traffic.spine_wire_bytes),
+        (f"over the spine{', assumed' if traffic.spine_assumed else ''}", traffic.spine_wire_bytes),
     ):
         part = f"{format_share(count / leaving)} of what leaves servers" if count is not None and leaving else ""
         rows.append((name, format_bytes(count), part))
@@ -191,6 +191,25 @@ def iterations(report: Report) -> list[Element]:
         *_ratios(all_of_them),
     ]
     return table(regularity.basis, ("figure", "value", "meaning"), rows, "<><", len(rows))
+
+
+def role_times(report: Report) -> list[Element]:
+    """HTML table of communication time by kind of parallelism."""
+    if not report.role_times:
+        return []
+    rows = [
+        (
+            one.role,
+            format_seconds(one.seconds),
+            format_share(one.ratio),
+            format_seconds(one.non_overlapped_seconds),
+            format_share(one.non_overlapped_ratio),
+        )
+        for one in report.role_times
+    ]
+    title = f"Communication by parallelism of GPU {report.role_times[0].gpu}, mean of an iteration; kinds may overlap"
+    header = ("for", "time", "of an iteration", "not overlapped", "of an iteration")
+    return table(title, header, rows, "<>>>>", len(rows))
 
 
 def _ratios(all_of_them: tuple[Iteration, ...]) -> list[tuple[str, str, str]]:

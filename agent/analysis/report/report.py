@@ -7,14 +7,14 @@ when, of whom, and what was lost on the way.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from railscope.agent.analysis.facts.options import DEFAULT_MEMORY_BYTES, DUCKDB
 from railscope.agent.analysis.facts.quantities import format_seconds
-from railscope.agent.analysis.facts.report import Iteration, ReceiveUse, Regularity, Report, Unknown
+from railscope.agent.analysis.facts.report import Iteration, ReceiveUse, Regularity, Report, RoleTime, Unknown
 from railscope.agent.analysis.parallelism.composition import find_composition
 from railscope.agent.analysis.report.jobs import (
     describe_selected_job,
@@ -34,7 +34,7 @@ from railscope.agent.analysis.timing.bandwidth import find_bandwidth
 from railscope.agent.analysis.timing.iterations import find_iterations
 from railscope.agent.analysis.timing.latency import find_latency
 from railscope.agent.analysis.timing.non_uniformity import find_non_uniformity
-from railscope.agent.analysis.timing.overlap import find_overlap
+from railscope.agent.analysis.timing.overlap import find_overlap, find_role_times
 from railscope.agent.analysis.timing.receives import find_receives
 from railscope.agent.analysis.traffic.ops import find_communicators, find_ops, unknown_of_calls
 from railscope.agent.analysis.traffic.port_bytes import find_port_bytes
@@ -79,11 +79,12 @@ class _Course:
     regularity: Regularity | None
     iterations: tuple[Iteration, ...]
     receives: tuple[ReceiveUse, ...]
+    role_times: tuple[RoleTime, ...]
     unknown: tuple[Unknown, ...]
 
 
 ONLY_AN_ORDER: Final = "The imported data has no times, only an order: import data with timestamps."
-_NO_COURSE: Final = _Course(None, (), (), tuple(Unknown(row, ONLY_AN_ORDER) for row in (9, 10, 11, 12, 16)))
+_NO_COURSE: Final = _Course(None, (), (), (), tuple(Unknown(row, ONLY_AN_ORDER) for row in (9, 10, 11, 12, 16)))
 
 
 def make_report(folders: Sequence[Path], options: ReportOptions = _USUAL) -> Report:
@@ -154,7 +155,7 @@ def report_of(dataset: Dataset, leaf_map: LeafMap | None = None, gpus: Gpus | No
     composition, roles, unknown_composition = find_composition(dataset, gpus, counted)
     bandwidth, unknown_bandwidth = find_bandwidth(dataset, gpus, classes)
     rails, unknown_rails = find_port_bytes(dataset)
-    course = _course(dataset, gpus, classes) if _times_are_known(recordings) else _NO_COURSE
+    course = _course(dataset, gpus, classes, roles) if _times_are_known(recordings) else _NO_COURSE
     began_ns, ended_ns = _span(recordings)
     several_jobs = describe_several_jobs(jobs_in(dataset, gpus))
     found = Report(
@@ -173,6 +174,7 @@ def report_of(dataset: Dataset, leaf_map: LeafMap | None = None, gpus: Gpus | No
         iterations=course.iterations,
         bandwidth=bandwidth,
         receives=course.receives,
+        role_times=course.role_times,
         rails=rails,
         unknown=_in_order(
             [
@@ -198,13 +200,14 @@ def _times_are_known(recordings: Iterable[dict[str, Any]]) -> bool:
     return not any(row["times_known"] is False for row in recordings)
 
 
-def _course(dataset: Dataset, gpus: Gpus, classes: SizeClasses) -> _Course:
+def _course(dataset: Dataset, gpus: Gpus, classes: SizeClasses, roles: Mapping[str, str]) -> _Course:
     regularity, bare, unknown_iterations = find_iterations(dataset, gpus)
     overlapped, unknown_overlap = find_overlap(dataset, gpus, bare)
     iterations, unknown_non_uniformity = find_non_uniformity(dataset, gpus, overlapped)
     receives, unknown_receives = find_receives(dataset, gpus, iterations, classes)
     unknown = (*unknown_iterations, *unknown_overlap, *unknown_non_uniformity, *unknown_receives)
-    return _Course(regularity, iterations, receives, unknown)
+    role_times = find_role_times(dataset, gpus, iterations, roles)
+    return _Course(regularity, iterations, receives, role_times, unknown)
 
 
 def _unknown_of_one_run() -> Iterable[Unknown]:

@@ -33,6 +33,7 @@ KEYS: Final = (
     "iterations",
     "bandwidth",
     "receives",
+    "role_times",
     "scaling",
     "unknown",
     "losses",
@@ -82,6 +83,7 @@ def _content(report: Report) -> dict[str, Any]:
         "iterations": _list(report.iterations),
         "bandwidth": _list(report.bandwidth),
         "receives": _list(report.receives),
+        "role_times": _list(report.role_times),
         "scaling": _list(report.scaling),
         "unknown": [
             {"row": one.row, "measurement": BY_NUMBER[one.row].name, "reason": one.reason} for one in report.unknown

@@ -94,8 +94,11 @@ def why_not_comparable(first: Run, run: Run) -> str:
 
     Of runs without iterations only what is called can tell.
     """
-    if run.gpus == first.gpus:
-        return ""
+    return "" if run.gpus == first.gpus else why_unlike(first, run)
+
+
+def why_unlike(first: Run, run: Run) -> str:
+    """Why two runs are not one job, on however many GPUs, the end of a sentence; empty: they may be."""
     if run.work_bytes.keys() != first.work_bytes.keys():
         return " and ".join(f"{one.name} has {_parallelism(one)}" for one in (first, run))
     if None not in (first.grid, run.grid) and run.grid != first.grid:
@@ -104,13 +107,14 @@ def why_not_comparable(first: Run, run: Run) -> str:
             for one in (first, run)
             if one.grid is not None
         )
-    grown = run.gpus / first.gpus
+    grown = run.gpus / first.gpus if first.gpus else 1.0
     least, most = min(1.0, 1 / grown) / _OTHER, max(1.0, 1 / grown) * _OTHER
     for role, before in first.work_bytes.items():
         if not least <= run.work_bytes[role] / before <= most:
             return (
                 f"a rank of {first.name} hands over {format_bytes(before)} an iteration for {ROLE_NAMES[role]}, one of "
-                f"{run.name} {format_bytes(run.work_bytes[role])}, neither as much nor less by the number of GPUs"
+                f"{run.name} {format_bytes(run.work_bytes[role])}"
+                f"{'' if grown == 1 else ', neither as much nor less by the number of GPUs'}"
             )
     gradients = sorted((first.gradient_bytes, run.gradient_bytes))
     if gradients[0] and gradients[1] / gradients[0] > _OTHER:

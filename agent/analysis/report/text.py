@@ -58,6 +58,7 @@ def as_text(report: Report) -> str:
         _anomalies(report),
         _composition(report),
         _iterations(report),
+        _role_times(report),
         _all_to_all(report),
         _bandwidth(report),
         _receives(report),
@@ -195,7 +196,8 @@ def _servers(report: Report) -> list[str]:
         return ["Between servers (wire bytes)", f"  nothing: all {format_bytes(total)} stay inside servers"]
     leaving = traffic.between_servers_wire_bytes
     rows = [("leave the servers", format_bytes(leaving), f"{format_share(leaving / total)} of {format_bytes(total)}")]
-    for what, part in (("cross rails", traffic.cross_rail_wire_bytes), ("reach the spine", traffic.spine_wire_bytes)):
+    spine = "reach the spine, assumed" if traffic.spine_assumed else "reach the spine"
+    for what, part in (("cross rails", traffic.cross_rail_wire_bytes), (spine, traffic.spine_wire_bytes)):
         rows.append((what, format_bytes(part), UNKNOWN if part is None else f"{format_share(part / leaving)} of that"))
     busiest = sorted(traffic.server_transmit_wire_bytes, key=lambda row: (-row[1], row[0]))
     rows += [
@@ -321,6 +323,26 @@ def _iterations(report: Report) -> list[str]:
         f"{format_count(regularity.calls_per_iteration, 'call')} each)"
     )
     return [title, *format_table(rows, "<><")]
+
+
+def _role_times(report: Report) -> list[str]:
+    if not report.role_times:
+        return []
+    return _section(
+        f"Communication by parallelism (GPU {report.role_times[0].gpu}, mean of an iteration; kinds may overlap)",
+        ("for", "time", "of an iteration", "not overlapped", "of an iteration"),
+        [
+            (
+                one.role,
+                format_seconds(one.seconds),
+                format_share(one.ratio),
+                format_seconds(one.non_overlapped_seconds),
+                format_share(one.non_overlapped_ratio),
+            )
+            for one in report.role_times
+        ],
+        "<>>>>",
+    )
 
 
 def _spread(iterations: Sequence[Iteration]) -> str:

@@ -158,7 +158,8 @@ def _edges(report: Report) -> Iterator[str]:
     if traffic.cross_rail_wire_bytes is not None:
         words += f"; {format_share(traffic.cross_rail_wire_bytes / leaving)} of that crosses rails"
     if traffic.spine_wire_bytes is not None:
-        words += f"; {format_share(traffic.spine_wire_bytes / leaving)} of that reaches the spine"
+        assumed = ", if each rail has one leaf switch" if traffic.spine_assumed else ""
+        words += f"; {format_share(traffic.spine_wire_bytes / leaving)} of that reaches the spine{assumed}"
     yield f"{words}."
 
 

@@ -5,6 +5,9 @@
 - non-overlapped time: communication time minus its intersection with the GPU's kernels that are no communication.
 - computing time: the union of these kernels; a GPU that does neither is idle, and that is in none of the three.
 
+The same by kind of parallelism (paper B's figures of time by tensor, pipeline, data and expert parallelism): the union
+of the operations of each kind's communicators.  Kinds overlap each other, so that these add up to more than the whole.
+
 All are of one GPU, the one that communicates longest in all.  An iteration begins within the silence before its first
 call (`Iteration.from_ns`), and that is where its length counts from.  Calls have no duration: the time in NCCL's
 function is that of enqueueing, and is never taken for communication.  Times of NCCL's network threads (`proxy`) hold
@@ -13,16 +16,17 @@ only what crosses the network.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 import ibis
 import numpy as np
 
-from railscope.agent.analysis.facts.report import Iteration, Unknown
-from railscope.agent.analysis.tables.gpu_rows import instances_table, rows_by_gpu
+from railscope.agent.analysis.facts.report import Iteration, RoleTime, Unknown
+from railscope.agent.analysis.tables.gpu_rows import instances_table, rows_by_gpu, rows_of_gpu
 from railscope.agent.analysis.tables.gpus import Gpus
+from railscope.agent.analysis.tables.intervals import Intervals, union
 from railscope.agent.analysis.timing.computation import find_computation, find_suspects
 from railscope.agent.analysis.timing.iterations import operation_intervals
 from railscope.agent.dataset.reader import Dataset
@@ -87,6 +91,57 @@ def find_overlap(
             iterations, busy_ns.tolist(), length.tolist(), alone, computing, strict=True
         )
     ), tuple(unknown)
+
+
+def find_role_times(
+    dataset: Dataset, gpus: Gpus, iterations: Sequence[Iteration], roles: Mapping[str, str]
+) -> tuple[RoleTime, ...]:
+    """Communication by kind of parallelism, the longest first; `roles` are those of communicators, by `comm`.
+
+    Empty: of these iterations it is not known how long they communicate.
+    """
+    if not iterations or iterations[0].comm_seconds is None:
+        return ()
+    from_ns = np.array([one.from_ns for one in iterations], np.int64)
+    to_ns = np.array([one.to_ns for one in iterations], np.int64)
+    busiest = _busiest(dataset, gpus, int(from_ns[0]), int(to_ns[-1]))
+    if busiest is None:
+        return ()
+    computed = find_computation(dataset, gpus, busiest)
+    whole = int((to_ns - from_ns).sum())
+    found = []
+    for role, busy in _intervals_by_role(dataset, gpus, busiest, roles).items():
+        spent = int(busy.length_in(from_ns, to_ns).sum())
+        alone = None if isinstance(computed, str) else int(busy.difference(computed).length_in(from_ns, to_ns).sum())
+        if spent:
+            found.append(
+                RoleTime(
+                    gpu=busiest,
+                    role=role,
+                    seconds=spent / len(iterations) / 1e9,
+                    ratio=spent / whole,
+                    non_overlapped_seconds=None if alone is None else alone / len(iterations) / 1e9,
+                    non_overlapped_ratio=None if alone is None else alone / whole,
+                )
+            )
+    return tuple(sorted(found, key=lambda one: (-one.seconds, one.role)))
+
+
+def _intervals_by_role(dataset: Dataset, gpus: Gpus, number: int, roles: Mapping[str, str]) -> dict[str, Intervals]:
+    operations = rows_of_gpu(dataset["operations"], gpus, number)
+    operations = operations.filter(operations.begin_ns.notnull() & operations.end_ns.notnull())
+    found = dataset.rows(operations.select("recording", "instance", "begin_ns", "end_ns"))
+    recording, instance, begin_ns, end_ns = (
+        found[name].to_numpy() for name in ("recording", "instance", "begin_ns", "end_ns")
+    )
+    chosen: dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
+    for end, gpu in gpus.gpu_of.items():
+        communicator = gpus.communicator_of.get(end)
+        if gpu == number:
+            role = "unknown" if communicator is None else roles.get(communicator.comm, "unknown")
+            own = (recording == end[0]) & (instance == end[1])
+            chosen[role] = chosen[role] | own if role in chosen else own
+    return {role: union(begin_ns[own], end_ns[own]) for role, own in chosen.items()}
 
 
 def _busiest(dataset: Dataset, gpus: Gpus, from_ns: int, to_ns: int) -> int | None:

@@ -56,6 +56,10 @@ _SILENT: Final = frozenset({"Signal", "WaitSignal"})
 _MODELLED: Final = RING_OPS | _ROOTED | _DIRECT | _SILENT | {"AllToAll"}
 _MOST_RANKS: Final = 1_000_000
 """A communicator that is said to have more is one of which the recording tells nonsense."""
+_ONE_LEAF_A_RAIL: Final = (
+    "All ports of a rail are taken to be at one leaf switch, each rail at its own, so that what crosses rails reaches "
+    "the spine; where they are otherwise, give --leaf-map FILE."
+)
 _ROWS_AT_A_TIME: Final = 1 << 20
 _ELEMENT_BYTES: Final = {kind.name: max(size, 1) for kind, size in DATA_TYPE_BYTES.items()}
 """By name of the data type; what is not known is taken for bytes."""
@@ -372,7 +376,9 @@ def _result(
     leaving = talked.sent_apart(count, server)
     told = find_rails(dataset, gpus.gpus, talked, gpus.others)
     rails = told.of_gpu
-    spine = None
+    crossing = None if rails is None else int(talked.sent_apart(count, server, _numbered(rails)[1]).sum())
+    spine_assumed = leaf_map is None and rails is not None
+    spine = crossing if spine_assumed else None
     if leaf_map is not None and (rails is not None or not leaf_map.by_rail):
         places = [(name, rails[number] if rails else "") for number, name in enumerate(servers)]
         spine = int(talked.sent_apart(count, server, _numbered(leaf_map.leaves_of(places))[1]).sum())
@@ -383,12 +389,11 @@ def _result(
         unobserved_wire_bytes=unobserved,
         unmodelled_calls=unmodelled,
         between_servers_wire_bytes=int(leaving.sum()),
-        cross_rail_wire_bytes=(
-            None if rails is None else int(talked.sent_apart(count, server, _numbered(rails)[1]).sum())
-        ),
+        cross_rail_wire_bytes=crossing,
         spine_wire_bytes=spine,
         server_transmit_wire_bytes=tuple(zip(names, sum_by_index(server, leaving, len(names)).tolist(), strict=True)),
-        basis=f"{basis}  {told.basis}".rstrip(),
+        basis=f"{basis}  {told.basis}{f'  {_ONE_LEAF_A_RAIL}' if spine_assumed else ''}".rstrip(),
+        spine_assumed=spine_assumed,
     )
     return traffic, tuple(_unknown(traffic, leaf_map, told.doubt, names))
 
@@ -423,9 +428,9 @@ def _unknown(traffic: Traffic, leaf_map: LeafMap | None, rail_doubt: str, server
         )
     if rail_doubt:
         yield Unknown(5, f"The rail of a GPU is unknown: {rail_doubt}.")
-    if leaf_map is None:
+    if leaf_map is None and not traffic.spine_assumed:
         yield Unknown(5, "Spine traffic needs the leaf switch of each server: give --leaf-map FILE.")
-    elif traffic.spine_wire_bytes is None:
+    elif leaf_map is not None and traffic.spine_wire_bytes is None:
         yield Unknown(
             5, f"{leaf_map.file} maps rails to leaves, but the GPUs' rails are unknown: give a map server,leaf."
         )
