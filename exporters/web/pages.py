@@ -30,7 +30,12 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from railscope.agent.facts.causes import Cause
-from railscope.agent.facts.hardware_evidence import find_hardware_evidence
+from railscope.agent.facts.hardware_evidence import (
+    NO_HARDWARE_EVIDENCE,
+    HardwareEvidence,
+    NodeHardware,
+    find_hardware_evidence,
+)
 from railscope.agent.facts.label_numbers import parse_number
 from railscope.agent.facts.rank_process import RankProcess
 from railscope.agent.facts.snapshot import RankPace, Snapshot
@@ -65,12 +70,12 @@ def render_stalls(snapshot: Snapshot, processes: Iterable[RankProcess] = ()) -> 
     rank's process: whose it is, and while it lives what it takes.
     """
     usages = {one.identity: one.usage for one in processes}
-    stacks = snapshot.stalls.stacks
+    hardware = NodeHardware(snapshot.condition, snapshot.rails, snapshot.gpus.devices)
     document: StallsDocument = {
         "simulated": snapshot.simulated,
-        "stalls": [_describe_current(stall, snapshot, usages, stacks) for stall in snapshot.stalls.current],
+        "stalls": [_describe_current(stall, snapshot, hardware, usages) for stall in snapshot.stalls.current],
         "ended": [
-            _with_hardware(describe_stall(stall, snapshot.monotonic_ns), stall, snapshot)
+            describe_stall(stall, snapshot.monotonic_ns, hardware=find_hardware_evidence(hardware, stall))
             for stall in snapshot.stalls.ended
         ],
         "slow": [_describe_pace(one, snapshot) for one in snapshot.stalls.slow],
@@ -78,30 +83,29 @@ def render_stalls(snapshot: Snapshot, processes: Iterable[RankProcess] = ()) -> 
     return json.dumps(printable_document(document), indent=1).encode() + b"\n"
 
 
-def _with_hardware(described: StallDocument, stall: Stall, snapshot: Snapshot) -> StallDocument:
-    """What of the hardware went wrong just before comes first, and what did since then last."""
-    hardware = find_hardware_evidence(snapshot.condition, snapshot.rails, stall)
-    described["evidence"] = [*hardware.first, *described["evidence"], *hardware.last]
-    return described
-
-
 def _describe_current(
     stall: Stall,
     snapshot: Snapshot,
+    hardware: NodeHardware,
     usages: Mapping[ProcessIdentity, ProcessUsage | None],
-    stacks: Mapping[tuple[str, int], ProcessStack],
 ) -> StallDocument:
-    told = _with_hardware(describe_stall(stall, snapshot.monotonic_ns, usages), stall, snapshot)
-    stack = _blamed_stack(stall, stacks)
+    told = describe_stall(stall, snapshot.monotonic_ns, usages, find_hardware_evidence(hardware, stall))
+    stack = _blamed_stack(stall, snapshot.stalls.stacks)
     if stack is not None:
         told["blamed_stack"] = stack
     return told
 
 
 def describe_stall(
-    stall: Stall, now_ns: int, usages: Mapping[ProcessIdentity, ProcessUsage | None] = MappingProxyType({})
+    stall: Stall,
+    now_ns: int,
+    usages: Mapping[ProcessIdentity, ProcessUsage | None] = MappingProxyType({}),
+    hardware: HardwareEvidence = NO_HARDWARE_EVIDENCE,
 ) -> StallDocument:
-    """A stall as `/stalls` and the socket of verdicts show it; `now_ns` is CLOCK_MONOTONIC."""
+    """A stall as `/stalls` and the socket of verdicts show it; `now_ns` is CLOCK_MONOTONIC.
+
+    What of the hardware went wrong just before it comes first among the evidence, and what did since then last.
+    """
     diagnosis, owner = stall.diagnosis, stall.owner
     return {
         "comm": stall.comm,
@@ -121,7 +125,7 @@ def describe_stall(
         "rail": diagnosis.rail,
         "device": diagnosis.device,
         "netns": diagnosis.netns,
-        "evidence": list(diagnosis.evidence),
+        "evidence": [*hardware.first, *diagnosis.evidence, *hardware.last],
     }
 
 

@@ -17,6 +17,7 @@ from railscope.agent.cluster.fleet.facts import (
     BriefStall,
     FailedOver,
     Fleet,
+    HardwareSign,
     LongWait,
     Moving,
     Rail,
@@ -75,6 +76,7 @@ class Fleets:
     ranks_per_host: int = 1
     ranks: list[Rank] = field(default_factory=list)
     rails: list[Rail] = field(default_factory=list)
+    hardware: list[HardwareSign] = field(default_factory=list)
     agents: list[Agent] = field(default_factory=list)
     moving: list[Moving] = field(default_factory=list)
     waiting: list[LongWait] = field(default_factory=list)
@@ -203,6 +205,15 @@ class Fleets:
         self._change(self.rails, lambda one: (one.host, one.rail) == (f"host{host}", str(rail)), changes)
         return self
 
+    def ill(self, host: int, sentence: str, **more: Any) -> Fleets:
+        """Hardware of a host is so."""
+        self.hardware.append(HardwareSign(f"host{host}", sentence, **more))
+        return self
+
+    def told(self, host: int, sentence: str, *, ago: float) -> Fleets:
+        """A host told of it so many seconds ago."""
+        return self.ill(host, sentence, at=self.at - ago)
+
     def agent(self, host: int, **changes: Any) -> Fleets:
         self._change(self.agents, lambda one: one.host == f"host{host}", changes)
         return self
@@ -234,6 +245,7 @@ class Fleets:
             tuple(self.agents),
             tuple(self.ranks),
             tuple(self.rails),
+            tuple(self.hardware),
             tuple(self.moving),
             tuple(self.waiting),
             slow=tuple(self.slow_ranks),

@@ -20,6 +20,8 @@ from typing import Any
 import pytest
 
 from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.hardware_evidence import NodeHardware
+from railscope.agent.facts.snapshot import HardwareEvent, ModuleFacts, NodeCondition
 from railscope.agent.facts.stall import Diagnosis, Stall
 from railscope.agent.node.daemon.verdict_socket import (
     MOST_CLIENTS,
@@ -94,6 +96,46 @@ def test_a_reader_is_told_what_stands_and_then_what_changes(verdicts: VerdictSoc
     ended = told[-1]
     assert ended["id"] == standing["id"]
     assert ended["verdict"]["ended_realtime_ns"] is not None
+
+
+def test_hardware_that_failed_just_before_comes_first_also_for_who_comes_later(
+    verdicts: VerdictSocket, path: Path
+) -> None:
+    began = stall().since_realtime_ns / 1e9
+    xid = HardwareEvent("xid", "79", "0000:1b:00.0", "page", 1, began - 12)
+    alarm = ModuleFacts("2", "eth2", "osfp", alarms=(("", "temperature_high"),))
+    hardware = NodeHardware(NodeCondition(modules=(alarm,), events=(xid,)))
+    told = [
+        "NVIDIA's driver told of XID 79 of the GPU 0000:1b:00.0 12 s before the stall",
+        "rail 1 has no carrier",
+        "the module of rail 2 (eth2) reports temperature high",
+    ]
+    with closing(Reader(verdicts, path)) as reader:
+        reader.line()
+        verdicts.publish([stall()], lambda: hardware)
+        assert reader.line()["verdict"]["evidence"] == told
+        with closing(Reader(verdicts, path)) as later:
+            later.line()
+            assert later.line()["verdict"]["evidence"] == told
+        verdicts.publish([], lambda: hardware)
+        assert reader.line()["verdict"]["evidence"] == told[:2]
+
+
+def test_hardware_is_asked_for_only_where_there_is_a_stall_to_tell_of(verdicts: VerdictSocket, path: Path) -> None:
+    asked = []
+
+    def hardware() -> NodeHardware:
+        asked.append(1)
+        return NodeHardware()
+
+    with closing(Reader(verdicts, path)) as reader:
+        reader.line()
+        for _ in range(3):
+            verdicts.publish([], hardware)
+            assert asked == []
+        verdicts.publish([stall(), stall(8)], hardware)
+        verdicts.publish([stall(), stall(8)], hardware)
+    assert asked == [1]
 
 
 def test_the_next_operation_of_a_communicator_is_another_stall(verdicts: VerdictSocket, path: Path) -> None:

@@ -139,6 +139,22 @@ class Rail:
 
 
 @dataclass(frozen=True, slots=True)
+class HardwareSign:
+    """What went wrong with hardware of a host."""
+
+    host: str
+    sentence: str
+    """As agent/facts/hardware_evidence.py says it, without host and moment."""
+    at: float | None = None
+    """When it was, seconds since the Unix epoch by the store's clock; None: it is so."""
+    rail: str = ""
+    """Whose link, port or module it is; empty: of none."""
+    device: str = ""
+    gpu: str = ""
+    """Of this GPU, as NVML counts; empty: of none, or not known."""
+
+
+@dataclass(frozen=True, slots=True)
 class Moving:
     """A communicator that makes progress on a host with a stall."""
 
@@ -290,6 +306,8 @@ class Fleet:
     """Of communicators that are stalled, or were a moment ago, of those with a slow rank, of those that stand `apart`,
     and of the one asked for; where any is stalled, of those with a rank that writes to storage, too."""
     rails: tuple[Rail, ...] = ()
+    hardware: tuple[HardwareSign, ...] = ()
+    """Of all hosts, where anything is stalled or slow."""
     moving: tuple[Moving, ...] = ()
     waiting: tuple[LongWait, ...] = ()
     slow_rails: tuple[SlowRail, ...] = ()

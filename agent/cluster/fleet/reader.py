@@ -16,6 +16,7 @@ from railscope.agent.cluster.fleet.asker import Asker
 from railscope.agent.cluster.fleet.awaited import awaited_ranks
 from railscope.agent.cluster.fleet.facts import (
     Fleet,
+    HardwareSign,
     LongWait,
     Moving,
     Rail,
@@ -28,6 +29,7 @@ from railscope.agent.cluster.fleet.facts import (
     StallHistory,
 )
 from railscope.agent.cluster.fleet.failovers import failed_over
+from railscope.agent.cluster.fleet.hardware import read_hardware
 from railscope.agent.cluster.fleet.history import Points, increase, mean_rate, usual_rate
 from railscope.agent.cluster.fleet.prometheus import PrometheusError, Sample, Series, Store
 from railscope.agent.cluster.fleet.rails import read_rails
@@ -75,6 +77,7 @@ FAILED_OVER: Final = "which connections NCCL moved off a port that failed"
 APART: Final = "which ranks are behind that no host calls stalled yet"
 RANKS: Final = "how far the ranks came that are concerned"
 RAILS: Final = "how the rails of the hosts concerned are"
+HARDWARE: Final = "whether hardware of the hosts concerned failed"
 MOVING: Final = "which other communicators go on there"
 _MOST_HOSTS: Final = 64
 """Rails are asked for on so many hosts at most, those first that a stall names."""
@@ -166,9 +169,13 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
     def rails_of() -> tuple[Rail, ...]:
         return read_rails(ask, scrapes, instances, rate_seconds, window_seconds)
 
+    def hardware() -> tuple[HardwareSign, ...]:
+        return read_hardware(ask, scrapes, window_seconds)
+
     def slow_rails() -> tuple[SlowRail, ...]:
         return read_slow_rails(ask, scrapes, said["slow_rails"], said["lossy_rails"], window_seconds)
 
+    slow_of_rails = ask.attempt(SLOW_RAILS, slow_rails)
     return Fleet(
         at=at,
         window_seconds=window_seconds,
@@ -176,6 +183,7 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
         agents=scrapes.agents,
         ranks=ranks,
         rails=ask.attempt(RAILS, rails_of) if ranks else (),
+        hardware=ask.attempt(HARDWARE, hardware) if ranks or slow_of_rails else (),
         moving=tuple(
             Moving(one.labels.get("comm", ""), scrapes.names.get(one.labels.get("instance", ""), "unknown"), one.value)
             for one in (ask.attempt(MOVING, goes_on) if ranks else ())
@@ -187,7 +195,7 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
             if one.labels.get("comm") not in asked
         ),
         slow=slow,
-        slow_rails=ask.attempt(SLOW_RAILS, slow_rails),
+        slow_rails=slow_of_rails,
         failed_over=ask.attempt(FAILED_OVER, lambda: failed_over(ask, said["degraded"], scrapes.names, rate_seconds)),
         apart=apart,
         communicators=int(said["count"][0].value) if said["count"] else 0,

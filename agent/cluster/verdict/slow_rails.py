@@ -16,6 +16,7 @@ from railscope.agent.cluster.fleet.facts import Fleet, Rail, SlowRail
 from railscope.agent.cluster.verdict.advice import next_steps
 from railscope.agent.cluster.verdict.culprits import Culprit
 from railscope.agent.cluster.verdict.finding import Finding
+from railscope.agent.cluster.verdict.hardware import hardware_evidence
 from railscope.agent.cluster.verdict.links import StalledCommunicator
 from railscope.agent.cluster.verdict.names import format_hosts, format_rail
 from railscope.agent.cluster.verdict.quantities import format_decimal_bytes, format_duration
@@ -54,6 +55,8 @@ def _finding(rows: Sequence[SlowRail], fleet: Fleet) -> Finding:
     seen = f" (and at {format_hosts(also)}, which may be its other end)" if also else ""
     words = facts_of(worst.cause).words.format(rail=format_rail(rails[0]), unnamed="")
     culprit = Culprit(worst.cause, rails=rails[:1], basis="pace", strength="strong")
+    hardware = hardware_evidence(culprit, (rail.host for rail in rails), seconds, fleet)
+    evidence = (line for one in rows[:_MOST_LINES] for line in _evidence(one, fleet))
     return Finding(
         cause=worst.cause,
         comm="",
@@ -69,7 +72,7 @@ def _finding(rows: Sequence[SlowRail], fleet: Fleet) -> Finding:
         rails=tuple(dict.fromkeys(one.rail for one in rows)),
         devices=tuple(dict.fromkeys(one.device for one in rows)),
         headline=f"SLOW for {format_duration(seconds)}: {words}, {_by_how_much(worst)}{seen}.",
-        evidence=tuple(line for one in rows[:_MOST_LINES] for line in _evidence(one, fleet)),
+        evidence=(*hardware.first, *evidence, *hardware.last),
         healthy=("nothing hangs: what goes through the rail goes at its pace",),
         waiting=(),
         next_steps=next_steps(StalledCommunicator("", (), culprit, (), (), None, "", seconds, ())),

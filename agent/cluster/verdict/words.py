@@ -20,6 +20,7 @@ from railscope.agent.cluster.verdict.culprits import (
 from railscope.agent.cluster.verdict.degraded import CAUSE as FAILED_OVER
 from railscope.agent.cluster.verdict.degraded import degraded_findings
 from railscope.agent.cluster.verdict.finding import Finding, Verdict, Waiting
+from railscope.agent.cluster.verdict.hardware import hardware_evidence
 from railscope.agent.cluster.verdict.late import LateRanks, find_late_ranks
 from railscope.agent.cluster.verdict.links import StalledCommunicator
 from railscope.agent.cluster.verdict.names import (
@@ -212,6 +213,8 @@ def describe_root_cause(cause: RootCause, fleet: Fleet) -> Finding:
     if history is not None and history.times > 1:
         span, length = format_duration(fleet.at - history.first), format_duration(stalled_seconds(history, fleet))
         evidence.insert(1, f"it was stalled {history.times} times in the last {span}, for {length} in all")
+    hardware = hardware_evidence(culprit, (rank.host for rank in stalled.ranks), stalled.seconds, fleet)
+    evidence = [*hardware.first, *evidence, *hardware.last]
     return Finding(
         cause=culprit.cause,
         comm=stalled.comm,

@@ -476,7 +476,7 @@ class Daemon:
             if self.observer.unsettled:
                 self._evaluate_soon()
         if self._verdicts is not None and self.observer.stalls is not None:
-            self._verdicts.publish(self.observer.stalls.current)
+            self._verdicts.publish(self.observer.stalls.current, self.observer.hardware)
         rested = schedule.resting
         if schedule.tick_is_due(now_ns, plan):
             self._update(now_ns)

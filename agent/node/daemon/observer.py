@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 
 from railscope.agent.config.options import Config
+from railscope.agent.facts.hardware_evidence import NodeHardware
 from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.facts.rank_process import RankProcess
 from railscope.agent.facts.snapshot import AgentHealth, NodeIdentity, Snapshot
@@ -285,6 +286,12 @@ class Observer:
                     dark_seconds=self._kept.dark_seconds if self._kept is not None else None,
                 ),
             )
+
+    def hardware(self) -> NodeHardware:
+        """What is known of the host's hardware now."""
+        with self._lock:
+            found = self._hardware
+            return NodeHardware(found.condition(), found.rail_facts(), found.gpu_facts().devices)
 
     def reconfigure(self, config: Config) -> None:
         """Take over the settings of a configuration that can change while the agent runs."""

@@ -23,11 +23,12 @@ import selectors
 import socket
 import stat
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from railscope.agent.facts.hardware_evidence import NodeHardware, find_hardware_evidence
 from railscope.agent.facts.stall import VERDICT_VERSION, Diagnosis, Stall
 from railscope.exporters.web.listen import ServerError
 from railscope.exporters.web.pages import describe_stall
@@ -69,6 +70,7 @@ class VerdictSocket:
         self._selector = selectors.EpollSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._clients: list[_Client] = []
+        self._hardware: Callable[[], NodeHardware] = NodeHardware
         self._standing: dict[int, Stall] = {}
         """By instance: a communicator's end stalls in one operation at a time."""
         self._accepts = True
@@ -92,8 +94,15 @@ class VerdictSocket:
             elif events & selectors.EVENT_WRITE:
                 self._send(client)
 
-    def publish(self, current: Iterable[Stall]) -> None:
-        """Tell what has changed since the last call; `current` are all stalls that go on."""
+    def publish(self, current: Iterable[Stall], hardware: Callable[[], NodeHardware] = NodeHardware) -> None:
+        """Tell what has changed since the last call.
+
+        Args:
+            current: all stalls that go on.
+            hardware: what is known of this host's hardware; asked for where there is a stall to tell of, until the
+                next call.
+        """
+        self._hardware = hardware
         if not self._accepts:
             self._selector.register(self._listener, selectors.EVENT_READ)
             self._accepts = True
@@ -174,6 +183,7 @@ class VerdictSocket:
 
     def _tell(self, changes: Collection[tuple[Change, Stall]], clients: Collection[_Client]) -> None:
         told: Counter[str] = Counter()
+        hardware = self._hardware() if changes and clients else NodeHardware()
         for event, stall in changes:
             user = stall.owner.user if stall.owner is not None else ""
             told[user] += 1
@@ -181,7 +191,8 @@ class VerdictSocket:
                 for client in clients:
                     client.lost += 1
                 continue
-            verdict = describe_stall(stall, self._clock.monotonic_ns())
+            evidence = find_hardware_evidence(hardware, stall)
+            verdict = describe_stall(stall, self._clock.monotonic_ns(), hardware=evidence)
             for client in clients:
                 line: VerdictLine = {
                     "version": VERDICT_VERSION,

@@ -1,0 +1,62 @@
+"""What of the hardware went wrong around a stall: what failed just before it is the first thing that a verdict says.
+
+As on a host (agent/facts/hardware_evidence.py), what is wrong with what is blamed leads, and what is wrong elsewhere,
+or failed since, follows: nothing of that can hide the cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from railscope.agent.cluster.fleet.facts import Fleet, HardwareSign
+from railscope.agent.cluster.verdict.culprits import Culprit
+from railscope.agent.cluster.verdict.quantities import format_duration
+from railscope.agent.facts.hardware_evidence import BEFORE_SECONDS, HardwareEvidence, describe_moment
+
+_MOST_LINES: Final = 3
+
+
+def hardware_evidence(culprit: Culprit, hosts: Iterable[str], seconds: float | None, fleet: Fleet) -> HardwareEvidence:
+    """Sentences on the hardware of hosts, those of the culprit's rails among them.
+
+    `seconds`: for how long something has been wrong; None: not known.
+    """
+    concerned = {*hosts, *(rail.host for rail in culprit.rails)}
+    signs = [one for one in fleet.hardware if one.host in concerned]
+    began = None if seconds is None else fleet.at - seconds
+    events = sorted(
+        (one for one in signs if one.at is not None and (began is None or began - BEFORE_SECONDS <= one.at)),
+        key=lambda one: -(one.at or 0.0),
+    )
+    before = [one for one in events if began is not None and one.at is not None and one.at <= began]
+    now = [one for one in signs if one.at is None]
+    blamed = [one for one in now if _is_blamed(one, culprit, fleet)]
+    first = [*before, *blamed]
+    last = [*(one for one in events if one not in before), *(one for one in now if one not in blamed)]
+    return HardwareEvidence(tuple(_lines(first, began, fleet.at)), tuple(_lines(last, began, fleet.at)))
+
+
+def _is_blamed(sign: HardwareSign, culprit: Culprit, fleet: Fleet) -> bool:
+    """Whether a sign is of a rail that is blamed, by number or by any name of its device, or of a blamed rank's GPU."""
+    rails = {(rail.host, rail.rail) for rail in culprit.rails if rail.rail}
+    devices = {(rail.host, rail.device) for rail in culprit.rails}
+    devices |= {(rail.host, rail.device) for rail in fleet.rails if (rail.host, rail.rail) in rails}
+    gpus = {(rank.host, rank.identity.gpu) for rank in culprit.ranks}
+    return (
+        (sign.host, sign.rail) in rails
+        or (bool(sign.device) and (sign.host, sign.device) in devices)
+        or (bool(sign.gpu) and (sign.host, sign.gpu) in gpus)
+    )
+
+
+def _lines(signs: list[HardwareSign], began: float | None, at: float) -> Iterator[str]:
+    for one in signs[:_MOST_LINES]:
+        moment = ""
+        if one.at is not None:
+            ago = f"{format_duration(max(0.0, at - one.at))} ago"
+            moment = f" {ago if began is None else describe_moment(one.at - began)}"
+        yield f"{one.host}: {one.sentence}{moment}"
+    if len(signs) > _MOST_LINES:
+        hosts = len({one.host for one in signs[_MOST_LINES:]})
+        yield f"{len(signs) - _MOST_LINES} more signs of ill hardware on {hosts} host{'s' if hosts > 1 else ''}"
