@@ -29,7 +29,13 @@ from railscope.agent.doctor.host import (
     check_settings,
     check_state,
 )
-from railscope.agent.doctor.libraries import PATIENCE_SECONDS, QUESTIONS, TENANTS_PATIENCE_SECONDS, check_libraries
+from railscope.agent.doctor.libraries import (
+    PATIENCE_SECONDS,
+    QUESTIONS,
+    TENANTS_PATIENCE_SECONDS,
+    check_libraries,
+    find_processes,
+)
 from railscope.agent.doctor.nvlink import check_nvlink
 from railscope.agent.doctor.probes import check_probes
 from railscope.agent.doctor.processes import check_processes
@@ -119,21 +125,32 @@ def run_topology(file: Path | None, config: Config, *, as_json: bool, out: TextI
 
 
 def _run_topology_of_host(config: Config, *, as_json: bool, out: TextIO) -> int:
-    """As `run_topology`, of this host; NCCL processes are not looked for, so that no job's settings count."""
+    """As `run_topology`, of this host: jobs' settings count, so that rails have the numbers that `examine` gives."""
     rails: list[RailReport] = []
     topologies: list[TopologyReport] = []
+    jobs: set[int] = set()
+
+    def examine_processes() -> list[Finding]:
+        if _jobs_use(config):
+            with closing(_inspection()) as inspection:
+                jobs.update(one.pid for one in find_processes(config, inspection))
+        return []
 
     def examine_rails() -> list[Finding]:
-        found, reports = check_rails(config, (), SystemClock())
+        found, reports = check_rails(config, jobs, SystemClock())
         rails.extend(reports)
         return found
 
     def examine_topology() -> list[Finding]:
-        found, report = check_topology(config, (), rails)
+        found, report = check_topology(config, jobs, rails)
         topologies.extend([report] if report else [])
         return found
 
-    findings = [*run_guarded("rail", examine_rails), *run_guarded("topology", examine_topology)]
+    findings = [
+        *run_guarded("process", examine_processes),
+        *run_guarded("rail", examine_rails),
+        *run_guarded("topology", examine_topology),
+    ]
     topology = next(iter(topologies), None)
     if as_json:
         document = {"findings": [asdict(one) for one in findings], "topology": asdict(topology) if topology else None}
@@ -142,6 +159,11 @@ def _run_topology_of_host(config: Config, *, as_json: bool, out: TextIO) -> int:
         out.write(_finding_lines(findings))
         out.write(render_picture(topology) if topology else "")
     return PROBLEM if any(finding.status == "problem" for finding in findings) else FINE
+
+
+def _jobs_use(config: Config) -> bool:
+    """Whether the processes of `procfs` run on the machine of `sysfs`: this host's do not on a recorded one."""
+    return str(config.sysfs) == "/sys" or str(config.procfs) != "/proc"
 
 
 def _inspection() -> Inspection:
@@ -178,13 +200,16 @@ def examine(config: Config, clock: Clock, *, command_lines: bool = False) -> Exa
         processes.extend(reports)
         return found
 
+    def jobs() -> set[int]:
+        return {one.pid for one in identities} if _jobs_use(config) else set()
+
     def examine_rails() -> list[Finding]:
-        found, reports = check_rails(config, {one.pid for one in identities}, clock)
+        found, reports = check_rails(config, jobs(), clock)
         rails.extend(reports)
         return found
 
     def examine_topology() -> list[Finding]:
-        found, report = check_topology(config, {one.pid for one in identities}, rails)
+        found, report = check_topology(config, jobs(), rails)
         topologies.extend([report] if report else [])
         return found
 

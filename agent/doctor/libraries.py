@@ -125,6 +125,23 @@ def check_libraries(
     return findings, reports, processes
 
 
+def find_processes(config: Config, inspection: Inspection) -> frozenset[ProcessIdentity]:
+    """The processes that map NCCL, as `check_libraries` finds them; nothing is loaded or attached.
+
+    Raises:
+        LayoutTableError, OSError: processes cannot be looked at at all.
+    """
+    discovery = Libraries(
+        LeashedAttacher(None), config.procfs, inspection, SystemClock(), wanted=lambda _: True, found=lambda *_: None
+    )
+    try:
+        discovery.scan()
+        _late_answers(discovery, inspection)
+        return frozenset(identity for library in discovery.libraries for identity in library.mappers)
+    finally:
+        discovery.close()
+
+
 def _late_answers(discovery: Libraries, inspection: Inspection) -> set[str]:
     """Wait for what processes map that are slow to read; returns errors, one line each."""
     errors: set[str] = set()

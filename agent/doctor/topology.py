@@ -129,7 +129,8 @@ def rdma_of_host(config: Config, processes: Iterable[int]) -> RdmaPorts:
     if not ports:
         return NO_RDMA
     believed = _nccl_settings(config, processes, [])  # what is refused is a finding about the topology
-    nics, gpus = nics_of_rdma(config.sysfs, ports), gpus_of_pci(pci_devices(config.sysfs))
+    devices = pci_devices(config.sysfs)
+    nics, gpus = nics_of_rdma(config.sysfs, ports, devices), gpus_of_pci(devices)
     mapped = _mapped(config, nics, gpus, believed)
     return rdma_ports(ports, mapped)
 
@@ -145,8 +146,8 @@ def check_topology(
     Raises:
         OSError: sysfs cannot be listed.
     """
-    gpus = gpus_of_pci(pci_devices(config.sysfs))
-    nics = nics_of_rdma(config.sysfs, read_ports(config.sysfs))
+    devices = pci_devices(config.sysfs)
+    gpus, nics = gpus_of_pci(devices), nics_of_rdma(config.sysfs, read_ports(config.sysfs), devices)
     findings: list[Finding] = []
     if nics:
         mapped = _mapped(config, nics, gpus, _nccl_settings(config, processes, findings))

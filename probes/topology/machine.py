@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from railscope.probes.netdev.inventory import UNKNOWN
 from railscope.probes.rdma.inventory import RdmaPort
+from railscope.probes.topology.data_direct import data_direct_places
 from railscope.probes.topology.nccl_xml import XmlTopology
 from railscope.probes.topology.paths import Place
 from railscope.probes.topology.pci import PciDevice, pci_device, pci_order, place_in_path
@@ -72,6 +73,8 @@ class Nic:
     """PCI address of the function that it is a virtual or scalable part of; empty: it is none."""
     manages_switches: bool = False
     """It leads to NVSwitches, and to no network."""
+    data_direct: str = ""
+    """PCI address of the function by which it reaches GPUs, where `place` is; empty: its own."""
 
 
 def gpus_of_pci(devices: Iterable[PciDevice]) -> tuple[Gpu, ...]:
@@ -132,12 +135,20 @@ def find_described_place(place: Place, described: Mapping[str, Place]) -> Place 
     return None
 
 
-def nics_of_rdma(sysfs: Path, ports: Iterable[RdmaPort]) -> tuple[Nic, ...]:
-    """RDMA ports with their places in the PCI tree, of which `sysfs` is the root."""
+def nics_of_rdma(sysfs: Path, ports: Iterable[RdmaPort], devices: Iterable[PciDevice]) -> tuple[Nic, ...]:
+    """RDMA ports with their places in the PCI tree, of which `sysfs` is the root.
+
+    `devices`: the machine's functions.  A card that has one for data direct is where that is, as for NCCL.
+    """
+    found = tuple(ports)
+    data_direct = data_direct_places(sysfs, devices, (port.pci for port in found if port.pci))
     nics = []
-    for port in ports:
+    for port in found:
         function = pci_device(sysfs, port.pci)
         place = function.place if function else Place(port.pci, (), port.numa_node)
+        reached = data_direct.get(port.pci)
+        if reached is not None:
+            place = replace(reached, address=place.address)
         nics.append(
             Nic(
                 port.device,
@@ -151,6 +162,7 @@ def nics_of_rdma(sysfs: Path, ports: Iterable[RdmaPort]) -> tuple[Nic, ...]:
                 function.link if function else "",
                 port.physical_function or (port.pci if port.scalable else ""),
                 port.manages_switches,
+                reached.address if reached is not None else "",
             )
         )
     return tuple(nics)

@@ -115,7 +115,7 @@ class SimulatedMachine:
         return gpus_of_pci(pci_devices(self.sysfs))
 
     def nics(self) -> tuple[Nic, ...]:
-        return nics_of_rdma(self.sysfs, read_ports(self.sysfs))
+        return nics_of_rdma(self.sysfs, read_ports(self.sysfs), pci_devices(self.sysfs))
 
 
 def behind_switch(bus: int, slot: int, address: str) -> str:

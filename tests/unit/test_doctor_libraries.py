@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from railscope.agent.cli.main import main
 from railscope.agent.config.options import Config
 from railscope.agent.doctor.findings import Finding
 from railscope.agent.doctor.libraries import check_libraries
@@ -13,6 +15,7 @@ from railscope.agent.node.inspection.inspection import InProcess
 from railscope.probes.loading.libbpf import LoadError
 from railscope.probes.nccl.programs.calls import NcclPrograms
 from railscope.probes.processes.processes import MappedFileError, Mapping, open_mapped_file
+from tests.trees.pci import dgx_h100
 from tests.unit.elf_writer import WantedElf, WantedSymbol, write_elf
 from tests.unit.test_processes import SimulatedProcfs
 
@@ -100,3 +103,27 @@ def test_files_that_cannot_be_opened_are_a_problem_for_they_may_hold_nccl(
     )
     assert unopened.remedy
     assert str(library) in found["NCCL library"].what
+
+
+def test_rails_have_the_same_numbers_with_and_without_the_other_checks(
+    procfs: SimulatedProcfs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job numbers its rails: what names none of its settings would show other numbers than the agent."""
+    machine = dgx_h100(tmp_path / "sys")
+    library = tmp_path / "libnccl.so.2"
+    library.write_bytes(write_elf(WantedElf([WantedSymbol("ncclAllReduce")], constants=CONSTANTS)).data)
+    procfs.add(7, maps=maps(library))
+    (procfs.root / "self").mkdir()
+    (procfs.root / "self/status").write_text("Name:\tdoctor\n")
+    (procfs.root / "7/environ").write_bytes(b"NCCL_IB_HCA==mlx5_0:1:5,mlx5_3:1:4\0")
+    roots = ["--path.sysfs", str(machine.sysfs), "--path.procfs", str(procfs.root)]
+    numbers = []
+    for arguments in (["doctor", "--json"], ["doctor", "--json", "--topology"]):
+        main([*arguments, *roots])
+        told = capsys.readouterr()
+        assert told.err == ""
+        topology = json.loads(told.out)["topology"]
+        numbers.append({port["device"]: port["rail"] for port in topology["rails"]})
+    whole, alone = numbers
+    assert (whole["mlx5_0"], whole["mlx5_3"]) == ("5", "4")
+    assert alone == whole

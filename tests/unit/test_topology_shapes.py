@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from railscope.agent.node.inspection.answers import decode, encode
 from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.rails.gpu_affinity import MappedNic, map_rails
 from railscope.agent.node.rails.job_settings import JobSettings, TopologyFiles, believe
 from railscope.agent.node.targets.processes import Describe, Description
+from railscope.probes.topology.data_direct import parse_product_data
 from railscope.probes.topology.machine import gpus_of_topology, nics_of_topology
 from railscope.probes.topology.nccl_xml import parse_topology
 from railscope.probes.topology.paths import PathType
@@ -470,6 +473,76 @@ def test_a_card_is_where_its_data_direct_function_is(tmp_path: Path) -> None:
         "fab2": (3,),
     }
     assert {entry.path for entry in found} == {PathType.PXB}
+
+
+def product_data(serial: str, function: int) -> bytes:
+    """Vital product data as a ConnectX has them: a name, then keywords."""
+    name, keywords = b"NVIDIA ConnectX-8", b""
+    values = {"PN": "C8180", "SN": serial, "V0": "PCIeGen6 x16", "VU": f"{serial}MLNXS0D0F{function}", "RV": "\0"}
+    for keyword, value in values.items():
+        keywords += keyword.encode() + bytes([len(value)]) + value.encode()
+    name = b"\x82" + len(name).to_bytes(2, "little") + name
+    return name + b"\x90" + len(keywords).to_bytes(2, "little") + keywords + b"\x78"
+
+
+def cards_at_the_processor(tmp_path: Path, functions: int = 1) -> SimulatedMachine:
+    """GPUs with a data direct function each, whose cards' own functions are elsewhere, crossed in each node."""
+    machine = SimulatedMachine(tmp_path)
+    for node in (0, 1):
+        for at in (0, 1):
+            domain = f"00{node}{8 + at}"
+            bridge = f"pci{domain}:00/{domain}:00:00.0/{domain}:01:00.0"
+            machine.gpu(f"{bridge}/{domain}:02:03.0/{domain}:04:00.0/{domain}:05:00.0/{domain}:06:00.0", node)
+            for function in range(functions):
+                direct = machine.function(f"{bridge}/{domain}:02:00.0/{domain}:03:00.{function}", DMA, "0x15b3", node)
+                (direct / "vpd").write_bytes(product_data(f"MT2500X{node}{1 - at}", function))
+                own = f"00{node}{2 * at}"
+                machine.rdma(
+                    f"fab{2 * node + at}{f'_{function}' if functions > 1 else ''}",
+                    f"pci{own}:00/{own}:00:00.0/{own}:03:00.{function}",
+                    node,
+                    product_data=product_data(f"MT2500X{node}{at}", function),
+                )
+    return machine
+
+
+def test_a_card_is_where_its_data_direct_function_is_without_a_file(tmp_path: Path) -> None:
+    machine = cards_at_the_processor(tmp_path)
+    found = map_rails(machine.nics(), machine.gpus())
+    gpus = {"fab1": (0,), "fab0": (1,), "fab3": (2,), "fab2": (3,)}
+    assert {entry.nic.device: entry.gpus for entry in found} == gpus
+    assert {entry.path for entry in found} == {PathType.PXB}
+    (first,) = [entry for entry in found if entry.nic.device == "fab1"]
+    assert first.nic.place.address == "0002:03:00.0"
+    assert first.reason.endswith("(data direct function 0008:03:00.0)")
+    (shape,) = [shape for shape in SHAPES if shape.name == "data direct functions, crossed"]
+    assert {entry.nic.device: entry.gpus for entry in described(machine, shape.data)} == gpus, "as with a file"
+
+
+def test_of_a_card_with_two_functions_each_has_a_data_direct_one(tmp_path: Path) -> None:
+    machine = cards_at_the_processor(tmp_path, functions=2)
+    assert {nic.device: nic.data_direct for nic in machine.nics() if nic.device.startswith("fab0")} == {
+        "fab0_0": "0009:03:00.0",
+        "fab0_1": "0009:03:00.1",
+    }
+
+
+def test_a_card_whose_product_data_cannot_be_read_stays_where_it_is(tmp_path: Path) -> None:
+    machine = cards_at_the_processor(tmp_path)
+    for file in tmp_path.glob("devices/**/vpd"):
+        file.write_bytes(b"\x90\xff\xff")
+    assert {nic.data_direct for nic in machine.nics()} == {""}
+    assert {nic.place.root for nic in machine.nics()} == {"pci0000:00", "pci0002:00", "pci0010:00", "pci0012:00"}
+
+
+@given(st.binary(max_size=300))
+def test_any_product_data_are_keywords_or_none(data: bytes) -> None:
+    assert all(len(keyword) == 2 for keyword in parse_product_data(data))
+
+
+def test_keywords_are_those_of_the_read_only_part() -> None:
+    found = parse_product_data(product_data("MT2421600CDE", 0))
+    assert (found["SN"], found["VU"]) == (b"MT2421600CDE", b"MT2421600CDEMLNXS0D0F0")
 
 
 def test_a_file_of_several_machines_reaches_the_agent_and_the_right_one_is_believed(tmp_path: Path) -> None:

@@ -125,6 +125,8 @@ def map_rails(
         choice = choices[owner]
         source = given[nic][1] if nic in given and choice.is_rail else ""
         by_file = " (NCCL topology file)" if by_place[owner] and choice.path is not None else ""
+        if owner.data_direct and choice.path is not None:
+            by_file = f" (data direct function {owner.data_direct}){by_file}"
         part = "" if owner is nic else f"a part of {label_of(owner)}"
         mapped.append(
             MappedNic(

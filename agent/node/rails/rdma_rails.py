@@ -229,8 +229,8 @@ class RdmaRails:
             return
         known = [key for key, entry in self._mapped.items() if entry.rail is not None and not entry.requested]
         try:
-            gpus = gpus_of_pci(pci_devices(self._sysfs))
-            nics = nics_of_rdma(self._sysfs, ports)
+            devices = pci_devices(self._sysfs)
+            gpus, nics = gpus_of_pci(devices), nics_of_rdma(self._sysfs, ports, devices)
             mapped = map_rails(
                 nics,
                 gpus,
