@@ -88,14 +88,14 @@ def link_panels() -> list[AnyPanel]:
     return [
         table(
             "Hardware events",
-            "Lines about ill hardware in the kernel's log since boot: XIDs, PCIe errors, network drivers.",
+            "XIDs, PCIe errors and complaints of network drivers in the kernel's log since boot, and what NVML told.",
             "instance kind code pci severity",
             catalogue.HARDWARE_EVENTS.where(HOST),
-            value="lines",
+            value="events",
         ),
         timeseries(
             "Age of hardware events",
-            "How long ago the kernel's log last had such a line.",
+            "How long ago there was such an event last.",
             "s",
             query(
                 f"time() - {catalogue.HARDWARE_EVENT_TIMESTAMP.where(HOST)}",

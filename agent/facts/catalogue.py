@@ -781,14 +781,16 @@ RAIL_FEC_CORRECTED: Final = _counter(
 HARDWARE_EVENTS: Final = _counter(
     "hardware_events",
     "kind code pci severity",
-    "Lines about ill hardware in the kernel's log since boot. kind: xid (GPU), sxid (NVSwitch), pcie, nic, "
-    "machine_check; code: number of an XID, else fatal, non_fatal, correctable, firmware, module, reset, "
-    "transmit_timeout. Absent until there is one.",
+    "Events of ill hardware: lines in the kernel's log since boot, and what NVML told since the agent began. kind: xid "
+    "(GPU; of NVML only where the log is not read), sxid (NVSwitch), gpu (NVML), pcie, nic, machine_check; code: the "
+    "number of an XID, else fatal, non_fatal, correctable, firmware, module, reset, transmit_timeout, double_bit_ecc, "
+    "single_bit_ecc_storm, memory_retirement, memory_retirement_failed, poison, fatal_poison, unavailable, "
+    "recovery_action. Absent until there is one.",
 )
 HARDWARE_EVENT_TIMESTAMP: Final = _gauge(
     "hardware_event_timestamp_seconds",
     "kind code pci severity",
-    "When the kernel's log last had such a line, in seconds since the Unix epoch.",
+    "When there was such an event last, in seconds since the Unix epoch.",
 )
 PROBE_ATTACHED: Final = _gauge(
     "probe_attached",

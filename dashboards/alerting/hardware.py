@@ -18,12 +18,15 @@ from railscope.dashboards.alerting.thresholds import Thresholds
 
 _OF_RAIL: Final = "rail {{ $labels.rail }} ({{ $labels.device }}) of {{ $labels.instance }}"
 _GPU: Final = "GPU {{ $labels.gpu }} of {{ $labels.instance }}"
-_SAID_FOR: Final = "None: the line in the log is the event, and is told of for an hour."
+_SAID_FOR: Final = "None: it has happened, and is told of for an hour."
 _LINK_LOST: Final = 'counter=~"carrier_changes|link_downed|link_down_events(_phy)?"'
 _PAUSED: Final = 'counter=~"rx_.*(pause|pfc|xoff).*|.*_rx_(pause_phy|transitions)|port_xmit_wait"'
 _UNCORRECTABLE: Final = 'result="uncorrectable"'
 _SLOWED_BY: Final = 'reason=~"hardware|hardware_thermal|software_thermal|power_brake"'
-_BROKEN_GPU: Final = 'kind=~"xid|sxid",severity="page"'
+_BY_DRIVER: Final = "xid|sxid|gpu"
+_BROKEN_GPU: Final = f'kind=~"{_BY_DRIVER}",severity="page"'
+_ILL_GPU: Final = f'kind=~"{_BY_DRIVER}",severity="warn"'
+_ILL_ELSEWHERE: Final = f'kind!~"{_BY_DRIVER}",severity=~"page|warn"'
 _EVENT: Final = "{{ $labels.kind }} {{ $labels.code }}"
 _RECOVERIES: Final = catalogue.GPU_NVLINK_ERRORS.where('kind=~"recovery|recovery_successful|recovery_events"')
 _RECOVERING_LINKS: Final = (
@@ -269,11 +272,12 @@ def _log() -> Iterator[Alert]:
         "RailscopeXid",
         Severity.CRITICAL,
         f"(time() - {last.where(_BROKEN_GPU)}) < 3600",
-        about="Of NVIDIA's XIDs those that mean a broken GPU, NVLink or NVSwitch; not those that a program causes.",
+        about="Of NVIDIA's XIDs, and of what NVML tells besides, what means a broken GPU, NVLink or NVSwitch; not what "
+        "a program causes.",
         holds_for="0s",
         because=_SAID_FOR,
         summary=f"{_EVENT} of {{{{ $labels.pci }}}} of {{{{ $labels.instance }}}}",
-        description="The kernel's log has {{ $labels.kind }} {{ $labels.code }} of {{ $labels.pci }}, "
+        description="NVIDIA's driver told of {{ $labels.kind }} {{ $labels.code }} of {{ $labels.pci }}, "
         "{{ $value | humanizeDuration }} ago: hardware failed there, and jobs on it with it.",
         page="HardwareEvents",
     )
@@ -283,16 +287,17 @@ def _log() -> Iterator[Alert]:
         Severity.WARNING,
         promql(
             f"""
-            (time() - {last.where('kind!~"xid|sxid",severity=~"page|warn"')}) < 3600
+            (time() - {last.where(_ILL_ELSEWHERE)}) < 3600
             or
-            (time() - {last.where('kind=~"xid|sxid",severity="warn"')}) < 3600
+            (time() - {last.where(_ILL_GPU)}) < 3600
             """
         ),
-        about="What the kernel's log says of PCIe, network cards and the machine, and XIDs that need not be the end.",
+        about="What the kernel's log says of PCIe, network cards and the machine, and what NVIDIA's driver tells that "
+        "need not be the end.",
         holds_for="0s",
         because=_SAID_FOR,
         summary=f"{_EVENT} of {{{{ with $labels.pci }}}}{{{{ . }}}} of {{{{ end }}}}{{{{ $labels.instance }}}}",
-        description="The kernel's log has {{ $labels.kind }} {{ $labels.code }}"
+        description="The kernel's log, or NVIDIA's driver, told of {{ $labels.kind }} {{ $labels.code }}"
         "{{ with $labels.pci }} of {{ . }}{{ end }}, {{ $value | humanizeDuration }} ago.",
         page="HardwareEvents",
     )

@@ -9,6 +9,7 @@ thread-safe.  While a session is open the driver's modules cannot be unloaded, a
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ _NOT_SUPPORTED: Final = 3
 _NO_PERMISSION: Final = 4
 _NOT_FOUND: Final = 6
 _DRIVER_NOT_LOADED: Final = 9
+_TIMEOUT: Final = 10
 _FUNCTION_NOT_FOUND: Final = 13
 _GPU_IS_LOST: Final = 15
 _VERSION_MISMATCH: Final = 18
@@ -278,6 +280,32 @@ class NvmlSession:
             # Its name in drivers before 535.
             self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", gpu, ctypes.byref(reasons))
         return reasons.value
+
+    def create_event_set(self) -> Any:
+        return self._call("nvmlEventSetCreate")
+
+    def free_event_set(self, events: Any) -> None:
+        """Errors do not matter any more."""
+        with contextlib.suppress(NvmlError):
+            self._call("nvmlEventSetFree", events)
+
+    def supported_events(self, gpu: Handle) -> int:
+        """What the GPU can tell of: nvmlEventType*, as a mask."""
+        return int(self._call("nvmlDeviceGetSupportedEventTypes", gpu))
+
+    def register_events(self, gpu: Handle, types: int, events: Any) -> None:
+        """Let an event set hold events of these types from now on."""
+        self._call("nvmlDeviceRegisterEvents", gpu, types, events)
+
+    def next_event(self, events: Any) -> tuple[str, int, int] | None:
+        """PCI address of the GPU as sysfs writes it, types and data of the oldest event; None: there is none."""
+        try:
+            told = self._call("nvmlEventSetWait_v2", events, 0)
+        except NvmlError as error:
+            if error.code == _TIMEOUT:
+                return None
+            raise
+        return self.pci_address(told.device), int(told.eventType), int(told.eventData)
 
     def field_values(self, gpu: Handle, wanted: Sequence[tuple[int, int]]) -> FieldValues:
         """Values of (field, scope) pairs; the scope of an NVLink field is the link.

@@ -13,6 +13,8 @@
  *   fabric GPU STATE HEALTH                  state and health mask of the fabric; STATE -1: not supported
  *   joined GPU STATUS CLIQUE BYTE            how it joined the fabric; BYTE stands in all places of the cluster's UUID
  *   clocks GPU REASONS                       what holds its clocks down, a mask; -1: not supported
+ *   events GPU TYPES                         which events it can tell, a mask; 0: none, not supported
+ *   event GPU TYPES DATA                     it happens: who registered for one of these types is told
  *   init CODE                                nvmlInitWithFlags returns CODE
  *   hang GPU                                 functions of this GPU do not return, GPU -1: nvmlInitWithFlags does not
  *   release                                  whatever hangs goes on
@@ -25,8 +27,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3 };
-enum { GPUS = 16, LINKS = 36, FIELDS = 4096 };
+enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, TIMEOUT = 10 };
+enum { GPUS = 16, LINKS = 36, FIELDS = 8192, SETS = 8, EVENTS = 1024 };
 
 struct link {
     int present, state, type;
@@ -37,10 +39,11 @@ struct gpu {
     unsigned fabric_health, fabric_clique;
     unsigned char fabric_cluster;
     long long clocks;
+    unsigned long long events;
     struct link links[LINKS];
 };
 struct field {
-    int gpu;
+    int used, gpu;
     unsigned field, scope;
     int code, kind;
     unsigned long long value, step;
@@ -49,6 +52,16 @@ struct pci_info {
     char legacy[16];
     unsigned domain, bus, device, device_id, subsystem_id;
     char bus_id[32];
+};
+struct event {
+    void *device;
+    unsigned long long types, data;
+    unsigned gpu_instance, compute_instance;
+};
+struct event_set {
+    int used, first, last;
+    unsigned long long registered[GPUS];
+    struct event waiting[EVENTS];
 };
 struct field_value {
     unsigned field, scope;
@@ -75,15 +88,23 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t released = PTHREAD_COND_INITIALIZER;
 static struct gpu gpus[GPUS];
 static struct field fields[FIELDS];
-static unsigned count, field_count, refused_from;
+static struct event_set sets[SETS];
+static unsigned count, refused_from;
 static int initialised, init_code, init_hangs;
 static struct timespec script_time;
 
-static struct field *find(int gpu, unsigned field, unsigned scope) {
-    for (unsigned i = 0; i < field_count; i++)
-        if (fields[i].gpu == gpu && fields[i].field == field && fields[i].scope == scope)
-            return &fields[i];
+/* Where a field's value is, or would be: a host's GPUs have thousands.  NULL: there is no room. */
+static struct field *slot_of(int gpu, unsigned field, unsigned scope) {
+    unsigned at = ((unsigned)gpu * 8191 + field * 127 + scope) % FIELDS;
+    for (unsigned tries = 0; tries < FIELDS; tries++, at = (at + 1) % FIELDS)
+        if (!fields[at].used || (fields[at].gpu == gpu && fields[at].field == field && fields[at].scope == scope))
+            return &fields[at];
     return NULL;
+}
+
+static struct field *find(int gpu, unsigned field, unsigned scope) {
+    struct field *slot = slot_of(gpu, field, scope);
+    return slot && slot->used ? slot : NULL;
 }
 
 static void release(void) {
@@ -91,6 +112,14 @@ static void release(void) {
     for (int i = 0; i < GPUS; i++)
         gpus[i].hangs = 0;
     pthread_cond_broadcast(&released);
+}
+
+static void happen(int gpu, unsigned types, unsigned long long data) {
+    for (int i = 0; i < SETS; i++) {
+        struct event_set *set = &sets[i];
+        if (set->used && set->registered[gpu] & types && set->last < EVENTS)
+            set->waiting[set->last++] = (struct event){&gpus[gpu], types & set->registered[gpu], data, ~0u, ~0u};
+    }
 }
 
 /* Returns 0, or -1 for a line that is not understood. */
@@ -103,7 +132,9 @@ static int obey(const char *line) {
     if (!strncmp(line, "reset", 5)) {
         release();
         memset(gpus, 0, sizeof gpus);
-        count = field_count = refused_from = 0;
+        memset(sets, 0, sizeof sets);
+        memset(fields, 0, sizeof fields);
+        count = refused_from = 0;
         init_code = 0;
         return 0;
     }
@@ -144,6 +175,14 @@ static int obey(const char *line) {
         gpus[gpu].fabric_cluster = (unsigned char)scope;
         return 0;
     }
+    if (sscanf(line, "events %*d %llu", &value) == 1) {
+        gpus[gpu].events = value;
+        return 0;
+    }
+    if (sscanf(line, "event %*d %u %llu", &field, &value) == 2) {
+        happen(gpu, field, value);
+        return 0;
+    }
     if (sscanf(line, "clocks %*d %lld", (long long *)&value) == 1) {
         gpus[gpu].clocks = (long long)value;
         return 0;
@@ -153,13 +192,10 @@ static int obey(const char *line) {
         return 0;
     }
     if (sscanf(line, "field %*d %u %u %d %d %llu", &field, &scope, &a, &b, &value) == 5) {
-        struct field *slot = find(gpu, field, scope);
-        if (!slot) {
-            if (field_count == FIELDS)
-                return -1;
-            slot = &fields[field_count++];
-        }
-        *slot = (struct field){gpu, field, scope, a, b, value, 0};
+        struct field *slot = slot_of(gpu, field, scope);
+        if (!slot)
+            return -1;
+        *slot = (struct field){1, gpu, field, scope, a, b, value, 0};
         return 0;
     }
     if (sscanf(line, "grow %*d %u %u %llu", &field, &scope, &value) == 3) {
@@ -388,4 +424,59 @@ int nvmlDeviceGetCurrentClocksEventReasons(void *device, unsigned long long *rea
         return leave(NOT_SUPPORTED);
     *reasons = (unsigned long long)gpu->clocks;
     return leave(SUCCESS);
+}
+
+int nvmlDeviceGetSupportedEventTypes(void *device, unsigned long long *types) {
+    struct gpu *gpu;
+    int code = enter(device, &gpu);
+    if (code)
+        return code;
+    *types = gpu->events;
+    return leave(gpu->events ? SUCCESS : NOT_SUPPORTED);
+}
+
+int nvmlEventSetCreate(struct event_set **made) {
+    pthread_mutex_lock(&lock);
+    for (int i = 0; initialised && i < SETS; i++)
+        if (!sets[i].used) {
+            memset(&sets[i], 0, sizeof sets[i]);
+            sets[i].used = 1;
+            *made = &sets[i];
+            return leave(SUCCESS);
+        }
+    return leave(initialised ? INVALID_ARGUMENT : UNINITIALIZED);
+}
+
+int nvmlDeviceRegisterEvents(void *device, unsigned long long types, struct event_set *set) {
+    struct gpu *gpu;
+    int code = enter(device, &gpu);
+    if (code)
+        return code;
+    if (types & ~gpu->events)
+        return leave(NOT_SUPPORTED);
+    set->registered[gpu - gpus] |= types;
+    return leave(SUCCESS);
+}
+
+int nvmlEventSetWait_v2(struct event_set *set, struct event *told, unsigned timeout_ms) {
+    (void)timeout_ms; /* nobody waits here */
+    pthread_mutex_lock(&lock);
+    read_script(0);
+    if (!initialised)
+        return leave(UNINITIALIZED);
+    for (unsigned i = 0; i < count; i++)
+        if (set->registered[i] && gpus[i].failure)
+            return leave(gpus[i].failure);
+    if (set->first == set->last)
+        return leave(TIMEOUT);
+    *told = set->waiting[set->first++];
+    if (set->first == set->last)
+        set->first = set->last = 0;
+    return leave(SUCCESS);
+}
+
+int nvmlEventSetFree(struct event_set *set) {
+    pthread_mutex_lock(&lock);
+    set->used = 0;
+    return leave(initialised ? SUCCESS : UNINITIALIZED);
 }

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from railscope.agent.facts.snapshot import CollectorResult, NodeCondition, PcieFacts
+from railscope.agent.node.condition.gpu_events import GpuEventCounts
 from railscope.agent.node.condition.kernel_events import KernelEvents
 from railscope.agent.node.condition.modules import Modules
 from railscope.probes.clock import Clock
+from railscope.probes.nvlink.gpu_events import GpuEvent
 from railscope.probes.topology.pci_condition import PciCondition, read_condition
 
 _log = logging.getLogger("railscope.condition")
@@ -55,6 +57,7 @@ class ConditionWatch:
         self._pcie = pcie
         self._events = KernelEvents(clock, log_device) if log_device is not None else None
         self._modules = modules
+        self._gpu_events = GpuEventCounts(clock)
         self._wanted = Hardware()
         self._pcie_ns: int | None = None
         self._pcie_facts: tuple[PcieFacts, ...] = ()
@@ -87,12 +90,19 @@ class ConditionWatch:
         if self._events is not None and not any(thread.is_alive() for thread in self._threads):
             self._events.close()
 
+    def add_gpu_events(self, events: Collection[GpuEvent]) -> None:
+        """Count what NVML told; for the thread that calls `set_hardware`."""
+        if events:
+            self._gpu_events.add(events)
+
     def facts(self) -> NodeCondition:
         """Everything, as it was last read."""
+        log = self._events
+        told = self._gpu_events.facts(xids=log is None or log.result is None)
         return NodeCondition(
             self._pcie_facts,
             self._modules.facts if self._modules is not None else (),
-            self._events.facts if self._events is not None else (),
+            (*(log.facts if log is not None else ()), *told),
         )
 
     def collectors(self) -> tuple[CollectorResult, ...]:

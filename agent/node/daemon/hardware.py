@@ -91,7 +91,7 @@ class Hardware:
             )
         self._condition: condition.ConditionWatch | None = None
         wanted = {name: name in config.collectors for name in ("pcie", "kmsg", "module")}
-        if any(wanted.values()) and (wanted["pcie"] or not self.simulated):
+        if self._nvlink is not None or (any(wanted.values()) and (wanted["pcie"] or not self.simulated)):
             self._condition = condition.ConditionWatch(
                 clock,
                 sysfs=config.sysfs,
@@ -181,6 +181,8 @@ class Hardware:
             self.rails.set_rdma_ports(self._rdma.names)
         if self._condition is not None:
             self._condition.set_hardware(self._watched_hardware())
+            if self._nvlink is not None:
+                self._condition.add_gpu_events(self._nvlink.take_events())
 
     def _watched_hardware(self) -> condition.Hardware:
         """Whose condition matters: devices of rails, and GPUs; ports in the agent's own network namespace."""

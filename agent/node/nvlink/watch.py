@@ -6,12 +6,15 @@ come back is said to hang, the others go on, and it goes on too when the call co
 
 Without the driver's library or its Python bindings nothing is shown and nothing is wrong: it is logged once, and
 looked for again every minute, since a driver may be installed later.
+
+What NVML tells by itself, XIDs among it, is taken by a thread of its own each second and kept until somebody takes it.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -20,6 +23,7 @@ from railscope.agent.facts.remarks import Remark
 from railscope.agent.facts.snapshot import CollectorResult, GpuFacts, NodeGpus, NvlinkFacts
 from railscope.agent.node.nvlink.gpu import WINDOW_NS, Gpu, GpuHistories, without_states
 from railscope.probes.clock import Clock
+from railscope.probes.nvlink.gpu_events import GpuEvent, GpuEvents
 from railscope.probes.nvlink.nvml import LIBRARY, NvmlError, NvmlMissing, NvmlSession
 
 _log = logging.getLogger("railscope.nvlink")
@@ -31,6 +35,9 @@ _SHARE: Final = 3
 """A GPU is read at most once in this many times the duration of a read."""
 _LONGEST_PAUSE_NS: Final = 60_000_000_000
 _CLOSE_NS: Final = 1_000_000_000
+_EVENT_PERIOD_NS: Final = 1_000_000_000
+_MOST_EVENTS: Final = 1024
+"""That nobody took yet: a GPU that fails may tell of hundreds."""
 
 
 class _Repeated:
@@ -139,6 +146,63 @@ class _GpuThread:
         self.repeated.stop()
 
 
+class _EventThread:
+    """Takes what NVML tells of GPUs; registers again where a GPU was lost, less often while that fails."""
+
+    def __init__(
+        self,
+        session: NvmlSession,
+        gpus: range,
+        clock: Clock,
+        period_ns: int,
+        told: Callable[[tuple[GpuEvent, ...]], None],
+    ) -> None:
+        self._session = session
+        self._numbers = gpus
+        self._clock = clock
+        self._period_ns = period_ns
+        self._told = told
+        self._events: GpuEvents | None = None
+        self._registered_ns = 0
+        self._failures = 0
+        self._remark = Remark(_log, "events of NVML", "are read again")
+        self.repeated = _Repeated("nvlink events", clock, self._read)
+
+    def _read(self) -> int:
+        try:
+            if self._events is None:
+                self._registered_ns = self._clock.monotonic_ns()
+                self._events = GpuEvents(self._session, self._numbers, self._clock)
+            told = self._events.read()
+        except NvmlError as error:
+            self._give_back()
+            self._failures += 1
+            # Of a GPU that cannot tell nothing is missed: it is no failure.
+            self._remark.say("" if error.absent else str(error))
+            return min(self._period_ns << min(self._failures, 20), _LONGEST_PAUSE_NS)
+        self._failures = 0
+        self._remark.say("")
+        if told:
+            self._told(told)
+        if not self._events.gpus:
+            self._give_back()
+            return _LONGEST_PAUSE_NS
+        whole = len(self._events.gpus) == len(self._numbers)
+        if not whole and self._clock.monotonic_ns() - self._registered_ns > _LONGEST_PAUSE_NS:
+            self._give_back()  # one that was lost may be back
+        return self._period_ns
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        events = self._events
+        return events.gpus if events is not None else ()
+
+    def _give_back(self) -> None:
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+
+
 class NvlinkWatch:
     """GPUs and NVLinks of this host; `facts` and `collectors` are safe from any thread and never wait for NVML."""
 
@@ -159,6 +223,8 @@ class NvlinkWatch:
         self._histories = GpuHistories(window_ns)
         self._session: NvmlSession | None = None
         self._threads: tuple[_GpuThread, ...] = ()
+        self._event_thread: _EventThread | None = None
+        self._told: deque[GpuEvent] = deque(maxlen=_MOST_EVENTS)
         self._session_lost = False
         self._closed = False
         self._missing = ""
@@ -200,6 +266,18 @@ class NvlinkWatch:
         facts = [thread.facts() for thread in self._threads]
         return NodeGpus(tuple(gpu for gpu, _ in facts), tuple(link for _, links in facts for link in links))
 
+    @property
+    def hears(self) -> tuple[int, ...]:
+        """GPUs that tell of events at this moment."""
+        return self._event_thread.gpus if self._event_thread is not None else ()
+
+    def take_events(self) -> tuple[GpuEvent, ...]:
+        """What NVML told since the last call; nothing is told twice."""
+        told = []
+        while self._told:
+            told.append(self._told.popleft())
+        return tuple(told)
+
     def collectors(self) -> tuple[CollectorResult, ...]:
         """`nvlink`, and `nvlink gpuN` for each GPU; none where there is no NVML."""
         threads = tuple(thread.result() for thread in self._threads)
@@ -240,6 +318,9 @@ class NvlinkWatch:
         self._threads = tuple(self._thread(index, session) for index in range(count))
         for thread in self._threads:
             thread.repeated.start()
+        events = _EventThread(session, range(count), self._clock, _EVENT_PERIOD_NS, self._told.extend)
+        self._event_thread = events
+        events.repeated.start()
         self._result = CollectorResult("nvlink", True, (self._clock.monotonic_ns() - started_ns) / 1e9)
         self._remark.say("")
         return self._period_ns
@@ -263,8 +344,13 @@ class NvlinkWatch:
         session, self._session = self._session, None
         for thread in threads:
             thread.stop()
+        repeated = [thread.repeated for thread in threads]
+        if self._event_thread is not None:
+            self._event_thread.repeated.stop()
+            repeated.append(self._event_thread.repeated)
+            self._event_thread = None
         last_ns = self._clock.monotonic_ns() + _CLOSE_NS
-        ended = [thread.repeated.join(max(0, last_ns - self._clock.monotonic_ns()) / 1e9) for thread in threads]
+        ended = [one.join(max(0, last_ns - self._clock.monotonic_ns()) / 1e9) for one in repeated]
         if session is not None and all(ended):
             session.close()
 
