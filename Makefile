@@ -21,7 +21,10 @@ PACKAGES_VM := $(PACKAGES_ROOT) qemu-system-x86 xz-utils zstd
 
 include build.mk
 
-.PHONY: docs setup build bytecode demo stack check test test-search test-faults lint bench bench-fleet packages packages-test packages-bench packages-panels packages-spark packages-vm packages-deb deb test-panels test-spark test-vm gpu-kit clean wheel lock service-env fuzz soak soak-harm test-controls
+.PHONY: help docs setup build bytecode demo stack check test test-search test-faults lint bench bench-fleet packages packages-test packages-bench packages-panels packages-spark packages-vm packages-deb deb test-panels test-spark test-vm gpu-kit clean wheel lock service-env fuzz soak soak-harm test-controls
+
+help:  ## what there is to make
+	@sed -n 's/^\([a-z-]*\):[^#]*##/\1:/p' $(MAKEFILE_LIST) | sort | awk -F ':  *' '{ printf "%-16s%s\n", $$1, substr($$0, length($$1) + 3) }'
 
 setup: packages $(STAMPS)/venv build bytecode  ## install what is needed, make .venv, the BPF objects and bytecode
 
@@ -56,7 +59,7 @@ $(STAMPS)/venv: pyproject.toml setup.py
 
 build: $(BUILT)  ## compile the BPF objects and the demo's workload
 
-bytecode: $(STAMPS)/venv  ## a service's user may write none here, and would compile everything at each start
+bytecode: $(STAMPS)/venv  ## compile the modules: a service's user may write no bytecode, and would compile them at each start
 	@$(BIN)/python -m compileall -q agent exporters probes
 
 demo: setup  ## two hosts, two rails, a real NCCL job on a stand-in for CUDA, the agent beside it; DEMO="--fault stall"

@@ -39,7 +39,6 @@ def add_dashboards_arguments(parser: ArgumentParser) -> None:
         "reads them, into a folder.",
         epilog=f"thresholds, with their defaults:\n{describe_thresholds()}\n\nexample: railscope dashboards build "
         "--output /tmp/railscope --runbooks https://wiki.example/railscope --threshold plane_hosts=16",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     build.add_argument("--output", type=Path, metavar="FOLDER", help="where to (default: beside the code)")
     build.add_argument(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -67,6 +67,12 @@ def add_config_arguments(parser: CommandParser) -> None:
     show.add_argument("--json", action="store_true", help="one JSON object instead of a configuration file")
 
 
+def take_service_file(parsed: Any, environment: Mapping[str, str]) -> None:
+    """Let a command read the service's configuration file, unless its command line or environment names another."""
+    if "config_file" not in parsed and _FILE_VARIABLE not in environment and SERVICE_FILE.exists():
+        parsed.config_file = SERVICE_FILE
+
+
 def run_config(parsed: Any, out: TextIO) -> int:
     """Run `railscope config`; returns the exit status.
 
@@ -77,8 +83,8 @@ def run_config(parsed: Any, out: TextIO) -> int:
         raise ConfigError("FILE and --config.file name the file twice: leave one out")
     if parsed.file is not None:
         parsed.config_file = parsed.file
-    elif "config_file" not in parsed and _FILE_VARIABLE not in os.environ and SERVICE_FILE.exists():
-        parsed.config_file = SERVICE_FILE
+    else:
+        take_service_file(parsed, os.environ)
     status: int = parsed.act(parsed, out)
     return status
 
@@ -91,10 +97,10 @@ def _check(parsed: Any, out: TextIO) -> int:
     for setting in effective.settings:
         if setting.source in sources and setting.field != "config_file":
             sources[setting.source] += 1
-    told = ", ".join(f"{count} from the {source.value}" for source, count in sources.items() if count)
+    told = ", ".join(f"{count} set by the {source.value}" for source, count in sources.items() if count)
     file = effective.config.config_file
     name = printable(str(file)) if file is not None else "no file"
-    print(f"{name}: no error; {told or 'no setting'}, defaults for the rest", file=out)
+    print(f"{name}: no error; {told or 'nothing is set'}; every other setting has its default", file=out)
     return 0
 
 

@@ -147,8 +147,8 @@ def make_parser() -> CommandParser:
         _doctor,
         help="check what works on this host, and how to fix the rest",
         description="Try everything that the agent needs, and report what is missing and how to fix it.",
-        epilog="It accepts every option of 'railscope agent', so that the agent's command line can be tested.  "
-        "example: railscope doctor --json",
+        epilog="It takes every option of 'railscope agent', and reads /etc/railscope/railscope.yml if no --config.file "
+        "names another file.\nexample: railscope doctor --json",
     )
     add(
         "top",
@@ -191,7 +191,7 @@ def make_parser() -> CommandParser:
         _estimate,
         help="model the traffic and the time of a training job of a given shape",
         description="Messages, bytes, pairs of ranks, bytes between nodes and times of one iteration of "
-        "a\nGPT-shaped job, computed from a model: nothing is measured, no privileges are needed.",
+        "a GPT-shaped job, computed from a model: nothing is measured, no privileges are needed.",
     )
     add(
         "diagnose",
@@ -346,6 +346,10 @@ def _verdicts(parsed: Any) -> int:
 
 
 def _doctor(parsed: Any) -> int:
+    from railscope.agent.cli.config import take_service_file
+
+    # The doctor answers for the service, whose file says which devices and processes it observes.
+    take_service_file(parsed, os.environ)
     config = config_from(parsed, os.environ)
     set_up_logging("error", config.log_format)
     from railscope.agent.doctor.command import run_doctor, run_topology

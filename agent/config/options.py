@@ -342,6 +342,17 @@ RELOADABLE: Final = frozenset(
 """Keys that take effect while the agent runs, on SIGHUP; all others take a restart."""
 
 
+class HelpFormatter(argparse.HelpFormatter):
+    """Wraps each line of a description or an epilog by itself; examples are not wrapped, so that they can be copied."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        filled = []
+        for line in text.splitlines():
+            as_it_is = not line.strip() or line.startswith((" ", "example"))
+            filled.append(indent + line if as_it_is else super()._fill_text(line, width, indent))
+        return "\n".join(filled)
+
+
 class CommandParser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, with the nearest word that is right; exit status 2.
 
@@ -351,6 +362,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         settings.setdefault("allow_abbrev", False)
+        settings.setdefault("formatter_class", HelpFormatter)
         super().__init__(*args, **settings)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

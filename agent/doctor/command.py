@@ -259,9 +259,7 @@ def as_text(examination: Examination) -> str:
     lines.append("")
     if examination.topology and (drawn := render_picture(examination.topology)):
         lines.append(drawn)
-    lines.append(
-        f"railscope {examination.version} on Linux {examination.kernel}: {counted} found, as user {os.geteuid()}"
-    )
+    lines.append(f"railscope {examination.version} on Linux {examination.kernel}, run as {_user()}: {counted} found")
     return "\n".join(lines) + "\n"
 
 
@@ -279,6 +277,11 @@ def _finding_lines(findings: Sequence[Finding]) -> str:
 def as_json_text(examination: Examination) -> str:
     """The doctor's findings as one JSON object."""
     return json.dumps(printable_document(asdict(examination)) | {"ok": examination.ok}, indent=2) + "\n"
+
+
+def _user() -> str:
+    """Whose rights the findings hold for."""
+    return "root" if os.geteuid() == 0 else f"user {os.geteuid()}"
 
 
 def _version() -> str:

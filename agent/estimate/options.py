@@ -39,7 +39,7 @@ example, a 3B GPT on four nodes of eight GPUs:
   railscope estimate --layers 54 --hidden 2000 --seq 1024 --vocab 50257 --global-batch 1024 --micro-batch 32 \\
       --pp 4 --tp 2 --dp 4 --c-tp 6e9 --c-pp 5e9 --c-dp 1.25e9 --peak-flops 71e12 --mu 0.3
 
-FILE is TOML with the options' names as keys (layers = 54, global_batch = 1024, recompute = false, mapping =
+FILE is TOML with the options' names as keys (layers = 54, global_batch = 1024, recompute = false, mapping = \
 "ranks.csv"); options go before it.  A mapping's file is CSV, one line a rank:
   rank,pipeline,tensor,data
   0,0,0,0
@@ -154,7 +154,6 @@ _SHAPE_FIELDS: Final = {
 
 def add_estimate_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `railscope estimate`; what is not given leaves no trace, so that the file can speak."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
     parser.add_argument("file", nargs="?", type=Path, metavar="FILE", help="a TOML file with these options as keys")
     add_shape_arguments(parser)

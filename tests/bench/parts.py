@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -40,8 +40,16 @@ class Measured:
         return 1 if self.failed else 0
 
 
-def measure_parts(parts: Mapping[str, Part], built: Built, rounds: int | None = None) -> Measured:
-    """Measure each part in turn, also after one that failed; `rounds` None: as many as is usual for each."""
+def measure_parts(
+    parts: Mapping[str, Part],
+    built: Built,
+    rounds: int | None = None,
+    keep: Callable[[Sequence[Line]], None] = lambda _lines: None,
+) -> Measured:
+    """Measure each part in turn, also after one that failed; `rounds` None: as many as is usual for each.
+
+    `keep` is given all lines so far after each part.
+    """
     lines: list[Line] = []
     failed: dict[str, str] = {}
     for name, part in parts.items():
@@ -52,4 +60,5 @@ def measure_parts(parts: Mapping[str, Part], built: Built, rounds: int | None = 
             failed[name] = str(error)
             lines.append(Omission(name, "all of it", str(error)))
             print(f"{name}: {error}", file=sys.stderr, flush=True)
+        keep(lines)
     return Measured(tuple(lines), failed)

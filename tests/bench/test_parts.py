@@ -46,6 +46,13 @@ def test_a_part_whose_library_was_not_fetched_fails() -> None:
     assert errors.getvalue() == "nccl failed, and has no figures in the results: fetch it\n"
 
 
+def test_all_lines_so_far_are_kept_after_each_part() -> None:
+    kept: list[int] = []
+    parts = {"first": Part(measured, 3), "late": Part(fails, 1)}
+    measure_parts(parts, BUILT, keep=lambda lines: kept.append(len(lines)))
+    assert kept == [1, 2]
+
+
 def test_given_rounds_are_those_of_every_part_and_without_a_failure_all_is_well() -> None:
     found = measure_parts({"first": Part(measured, 3), "last": Part(measured, 5)}, BUILT, 2)
     assert [line.median for line in found.lines if isinstance(line, Figure)] == [2.0, 2.0]

@@ -163,6 +163,16 @@ def test_every_command_has_options_of_its_own_and_is_known_by_its_help(capsys: p
         assert usage.split() != ["usage:", "railscope", command, "[-h]"], "it has options of its own"
 
 
+def test_examples_in_help_stand_on_lines_of_their_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    _, text = said(capsys, "doctor", "--help")
+    assert text.endswith("\nexample: railscope doctor --json\n")
+    _, text = said(capsys, "record", "--help")
+    assert any(line.startswith("example: ") and len(line) > 60 for line in text.splitlines())
+
+
 def test_an_error_that_is_of_no_named_file_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_parsed: object) -> int:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))

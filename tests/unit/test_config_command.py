@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from railscope.agent.cli import config as config_command
 from railscope.agent.cli.main import main
 from railscope.agent.config.effective import Source, config_from, effective_settings
 from railscope.agent.config.keys import ConfigError
@@ -181,7 +182,8 @@ def test_a_right_file_is_one_line_and_status_0(file: Path, capsys: pytest.Captur
     file.write_text("rails: {window: 10s}\n")
     assert main(["config", "check", str(file), "--stall.after", "1m"]) == 0
     told = capsys.readouterr().out
-    assert told == f"{file}: no error; 1 from the file, 1 from the command line, defaults for the rest\n"
+    counted = "1 set by the file, 1 set by the command line"
+    assert told == f"{file}: no error; {counted}; every other setting has its default\n"
 
 
 def test_a_file_that_is_named_twice_is_an_error(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -290,3 +292,18 @@ def test_a_variable_made_of_any_flag_is_taken_or_told_of() -> None:
 @pytest.mark.parametrize("variable", ["RAILSCOPE_EVENT", "RAILSCOPE_CAUSE", "RAILSCOPE_VERSION", "RAILSCOPE_IMAGE_TAG"])
 def test_variables_of_others_that_begin_with_our_name_are_left_alone(variable: str) -> None:
     config({variable: "1"})
+
+
+def test_the_doctor_reads_the_services_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = tmp_path / "railscope.yml"
+    served.write_text("rails: {devices: ['mlx5_*']}\n")
+    monkeypatch.setattr(config_command, "SERVICE_FILE", served)
+    named = parsed()
+    config_command.take_service_file(named, {})
+    assert config({}, "--config.file", str(named.config_file)).rails == (RailPattern("mlx5_*", ""),)
+    other = parsed("--config.file", str(tmp_path / "mine.yml"))
+    config_command.take_service_file(other, {})
+    assert other.config_file == tmp_path / "mine.yml"
+    by_variable = parsed()
+    config_command.take_service_file(by_variable, {"RAILSCOPE_CONFIG_FILE": str(tmp_path / "mine.yml")})
+    assert "config_file" not in by_variable

@@ -215,7 +215,7 @@ def level_after(
 def test_levels_follow_the_budget_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
     level, said = level_after(caplog, 3000)
     assert level is Level.COUNTS
-    assert [line.partition(":")[0] for line in said] == ["rails to completion", "completion to counts"]
+    assert [line.split(": ")[1] for line in said] == ["rails to completion", "completion to counts"]
     assert all(line.endswith("budget 1.00%") for line in said)
     assert level_after(caplog, 3000, budget_ratio=1.0)[0] >= Level.RAILS
     assert level_after(caplog, 3000, level="completion") == (Level.COMPLETION, [])

@@ -31,7 +31,6 @@ example, two jobs that were recorded at the same time:
 
 def add_bursts_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `railscope bursts`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
     parser.add_argument(
         "paths", nargs="+", type=Path, metavar="DIR|FILE", help="recorded datasets or recording files; read as one"

@@ -31,7 +31,6 @@ job.toml has the options of 'railscope estimate' as keys.
 
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `railscope compare`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
     parser.add_argument("a", type=Path, metavar="A", help="a recorded dataset, or a file to import")
     parser.add_argument("b", type=Path, metavar="B", help="another one, or a TOML file of 'estimate'")

@@ -27,7 +27,6 @@ A leaf map is CSV: 'server,leaf' or 'server,rail,leaf' in its first line, then a
 
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `railscope report`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
     parser.add_argument(
         "paths", nargs="+", type=Path, metavar="DIR|FILE", help="a recorded dataset, or a file that can be imported"

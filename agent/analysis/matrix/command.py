@@ -41,7 +41,6 @@ FILE of --estimate is TOML with the options of 'railscope estimate' as keys; the
 
 def add_matrix_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `railscope matrix`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
     parser.add_argument(
         "paths", nargs="*", type=Path, metavar="DIR|FILE", help="recorded datasets, or files to import; read as one"

@@ -15,7 +15,7 @@ examples:
   railscope place recording/ --epsilon 0.02 --network-share 0.2
                                                    links to spare, if the network takes a fifth of an iteration
 
-Mappings are ranked by the bytes over their busiest NIC; with --c-nvlink, and --c-nic where no rail's speed was
+Mappings are ranked by the bytes over their busiest NIC; with --c-nvlink, and --c-nic where no rail's speed was \
 recorded, they have a time, too.
 """
 _RATE: Final = option_type(real(1, 1e24, "number from 1 to 1e+24"))
@@ -24,7 +24,6 @@ _RATE: Final = option_type(real(1, 1e24, "number from 1 to 1e+24"))
 
 def add_place_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `railscope place`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EXAMPLE
     parser.add_argument(
         "folders", nargs="+", type=Path, metavar="DIR", help="a recorded dataset; several are one job's"

@@ -120,7 +120,7 @@ class LevelControl:
         level = self._governor.decide(Measured(interval, processes, available, busy))
         if self._governor.reason != self._reason:
             self._reason = self._governor.reason
-            _log.info("%s", self._reason)
+            _log.info("probe level: %s", self._reason)
         if level == self._completion.levels.target_level:
             return [*errors, *self._completion.levels.finish_detaching()]
         return [*errors, *self._completion.set_level(level)]
