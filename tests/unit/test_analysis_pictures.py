@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from railscope.agent.analysis.facts.fact_columns import Sizes, SizeUse
-from railscope.agent.analysis.facts.report import Iteration, LatencyRow
+from railscope.agent.analysis.facts.report import Iteration, LatencyRow, ReceiveUse
 from railscope.agent.analysis.pictures import pictures
 from railscope.agent.analysis.pictures.axes import Scale, enclosing_powers, linear_ticks, log_ticks, time_ticks
 from railscope.agent.analysis.pictures.heat import draw_heat_map, heat_levels, heat_map, heat_map_of
@@ -265,6 +265,29 @@ def test_nothing_recorded_has_no_picture() -> None:
     assert pictures.non_uniformity_lines([]) is None
     assert pictures.receive_bars([]) is None
     assert words(draw_heat_map(heat_map(0, *(np.empty(0, dtype=np.int64),) * 3), "Nobody"))[0] == "Nobody"
+
+
+def test_servers_that_sent_alike_are_one_bar_and_the_odd_one_stands_alone() -> None:
+    sent = tuple((f"host{at:03d}", 1_000_000_000 + at) for at in range(64))
+    odd = ("host064", 400_000_000)
+    picture = pictures.server_bars(replace(REPORT.matrix, server_transmit_wire_bytes=(*sent, odd)))
+    assert picture is not None
+    assert [box.title for box in boxes(picture, "series0")] == [
+        "954 MiB: " + ", ".join(name for name, _ in sent[:16]) + " and others",
+        "381 MiB",
+    ]
+    assert {"64 servers alike", "954 MiB each", "host064"} <= set(words(picture))
+    few = pictures.server_bars(replace(REPORT.matrix, server_transmit_wire_bytes=sent[:4]))
+    assert few is not None
+    assert len(boxes(few, "series0")) == 4
+
+
+def test_gpus_that_waited_alike_are_one_bar() -> None:
+    alike = [ReceiveUse(gpu, 6.0 + gpu / 1e6, 3.0, 0.3) for gpu in range(512) if gpu != 7]
+    picture = pictures.receive_bars([ReceiveUse(7, 6.0, 0.5, 0.1), *alike])
+    assert picture is not None
+    assert len(boxes(picture, "series2")) == 2 + 1, "with the legend's"
+    assert {"511 GPUs alike", "9 s each", "GPU 7", "6.5 s"} <= set(words(picture))
 
 
 def test_an_svg_file_stands_alone_and_its_text_is_text() -> None:

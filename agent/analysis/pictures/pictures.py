@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,14 @@ from railscope.agent.analysis.traffic.sizes import cumulative_shares
 _MOST_POINTS: Final = 360
 """Columns of a picture over time; more iterations are put together."""
 _MOST_BARS: Final = 32
+_MANY_ALIKE: Final = 5
+"""So many bars that look equal are one."""
+_SEEN_APART: Final = 100
+"""Parts of the longest bar of which one can be seen."""
+_MOST_NAMES: Final = 16
 _MOST_LATENCIES: Final = 24
+T = TypeVar("T")
+N = TypeVar("N", int, float)
 ROLE_NAMES: Final = {
     "tp": "tensor parallel",
     "pp": "pipeline parallel",
@@ -143,13 +150,18 @@ def server_bars(traffic: Traffic) -> Picture | None:
     servers = traffic.server_transmit_wire_bytes
     if len(servers) < 2:
         return None
-    shown = sorted(servers, key=lambda row: -row[1])[:_MOST_BARS] if len(servers) > _MOST_BARS else servers
-    bars = [
-        Bar(name, (Piece("series0", float(count), "", quantities.format_bytes(count)),), quantities.format_bytes(count))
-        for name, count in shown
-    ]
+    most = max(count for _, count in servers) or 1
+    folded = _folded(servers, lambda row: (row[1] / most,))
+    shown = sorted(folded, key=lambda rows: -rows[0][1])[:_MOST_BARS] if len(folded) > _MOST_BARS else folded
+    bars = []
+    for rows in shown:
+        label, each = _label([name for name, _ in rows], "servers")
+        counts = [count for _, count in rows]
+        words = quantities.format_bytes(sum(counts) // len(rows)) + each
+        told = _range(min(counts), max(counts), quantities.format_bytes, [name for name, _ in rows])
+        bars.append(Bar(label, (Piece("series0", sum(counts) / len(rows), "", told),), words))
     title = "Wire bytes that left each server"
-    return stacked_bars(title if len(shown) == len(servers) else f"{title}: the {_MOST_BARS} busiest", bars, ())
+    return stacked_bars(title if len(shown) == len(folded) else f"{title}: the {_MOST_BARS} busiest", bars, ())
 
 
 def latency_ranges(rows: Sequence[LatencyRow]) -> Picture | None:
@@ -309,26 +321,69 @@ def receive_bars(receives: Sequence[ReceiveUse]) -> Picture | None:
     """Picture: what receives did, by GPU (receives)."""
     if not receives:
         return None
-    busy = sorted(receives, key=lambda use: (-(use.active_seconds + use.idle_seconds), use.gpu))[:_MOST_BARS]
-    bars = [
-        Bar(
-            f"GPU {use.gpu}",
-            (
-                Piece("series2", use.active_seconds, "", f"transfers: {quantities.format_seconds(use.active_seconds)}"),
-                Piece("series1", use.idle_seconds, "", f"waits: {quantities.format_seconds(use.idle_seconds)}"),
-            ),
-            quantities.format_seconds(use.active_seconds + use.idle_seconds),
+    longest = max(use.active_seconds + use.idle_seconds for use in receives) or 1.0
+    in_order = sorted(receives, key=lambda use: use.gpu)
+    folded = _folded(in_order, lambda use: (use.active_seconds / longest, use.idle_seconds / longest))
+    shown = folded
+    if len(folded) > _MOST_BARS:
+        shown = sorted(folded, key=lambda uses: -(uses[0].active_seconds + uses[0].idle_seconds))[:_MOST_BARS]
+        shown.sort(key=lambda uses: uses[0].gpu)
+    bars = []
+    for uses in shown:
+        names = [f"GPU {use.gpu}" for use in uses]
+        label, each = _label(names, "GPUs")
+        active, idle = [use.active_seconds for use in uses], [use.idle_seconds for use in uses]
+        pieces = tuple(
+            Piece(
+                paint,
+                sum(seconds) / len(uses),
+                "",
+                f"{what}: {_range(min(seconds), max(seconds), quantities.format_seconds, names)}",
+            )
+            for paint, what, seconds in (("series2", "transfers", active), ("series1", "waits", idle))
         )
-        for use in sorted(busy, key=lambda use: use.gpu)
-    ]
+        bars.append(Bar(label, pieces, quantities.format_seconds(sum(active + idle) / len(uses)) + each))
     title = "Receives: transfer and waiting"
-    if len(busy) < len(receives):
+    if len(shown) < len(folded):
         title += f", of the {_MOST_BARS} GPUs that receive longest"
     return stacked_bars(title, bars, [("series2", "transfers"), ("series1", "waits for the sender")])
 
 
 def _format_whole_bytes(count: float) -> str:
     return quantities.format_bytes(round(count))
+
+
+def _folded(rows: Sequence[T], shape: Callable[[T], tuple[float, ...]]) -> list[list[T]]:
+    """Rows whose bars look equal, together, where they are many; the others alone.
+
+    Args:
+        rows: in their order, which is kept; those that look equal stand where the first of them did.
+        shape: lengths of a row's pieces, as shares of the longest bar.
+    """
+    alike: defaultdict[tuple[int, ...], list[T]] = defaultdict(list)
+    for row in rows:
+        alike[tuple(round(_SEEN_APART * part) for part in shape(row))].append(row)
+    folded: list[list[T]] = []
+    for row in rows:
+        equal = alike[tuple(round(_SEEN_APART * part) for part in shape(row))]
+        if len(equal) < _MANY_ALIKE:
+            folded.append([row])
+        elif equal[0] is row:
+            folded.append(equal)
+    return folded
+
+
+def _label(names: Sequence[str], of: str) -> tuple[str, str]:
+    """What a bar is called, and what follows its value."""
+    return (names[0], "") if len(names) == 1 else (f"{len(names)} {of} alike", " each")
+
+
+def _range(least: N, most: N, shown: Callable[[N], str], names: Sequence[str]) -> str:
+    """What is told of a bar: the value, or the range of values of those that it stands for, and their names."""
+    if len(names) == 1:
+        return shown(most)
+    values = shown(most) if shown(least) == shown(most) else f"{shown(least)} to {shown(most)}"
+    return f"{values}: {', '.join(names[:_MOST_NAMES])}" + (" and others" if len(names) > _MOST_NAMES else "")
 
 
 def _short(name: str) -> str:
