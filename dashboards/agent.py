@@ -23,7 +23,7 @@ from railscope.dashboards.panels import (
 from railscope.dashboards.variables import HOST
 
 _COST = ((None, GOOD), (0.005, WATCH), (0.02, BAD))
-_AGENTS = f"and on (job, instance) last_over_time({catalogue.BUILD_INFO.where(HOST)}[1h])"
+_AGENTS = f"and on (cluster, job, instance) last_over_time({catalogue.BUILD_INFO.where(HOST)}[1h])"
 
 
 def dashboard() -> Dashboard:
@@ -115,7 +115,7 @@ def _cost() -> list[AnyPanel]:
             "Cost to jobs",
             "Calibrated CPU time that the eBPF programs take from observed processes, as a share of one CPU, by host.",
             "percentunit",
-            query(f"sum by (instance) (rate({overhead}{{{HOST}}}[$__rate_interval]))", "{{instance}}"),
+            query(f"sum by (cluster, instance) (rate({overhead}{{{HOST}}}[$__rate_interval]))", "{{instance}}"),
             thresholds=_COST,
         ),
         timeseries(
@@ -130,8 +130,8 @@ def _cost() -> list[AnyPanel]:
             "CPU time of the eBPF programs / observed NCCL calls.",
             "s",
             query(
-                f"sum by (instance) (rate({overhead}{{{HOST}}}[$__rate_interval])) "
-                f"/ (sum by (instance) (rate({calls}{{{HOST}}}[$__rate_interval])) > 0)",
+                f"sum by (cluster, instance) (rate({overhead}{{{HOST}}}[$__rate_interval])) "
+                f"/ (sum by (cluster, instance) (rate({calls}{{{HOST}}}[$__rate_interval])) > 0)",
                 "{{instance}}",
             ),
         ),
@@ -191,7 +191,8 @@ def _losses() -> list[AnyPanel]:
             "Events that railscope itself lost, by reason: the hundred with the most; counts and bytes stay exact.",
             "cps",
             query(
-                f"topk(100, sum by (instance, reason) (rate({catalogue.EVENTS_LOST.where(HOST)}[$__rate_interval])))",
+                f"topk(100, sum by (cluster, instance, reason) "
+                f"(rate({catalogue.EVENTS_LOST.where(HOST)}[$__rate_interval])))",
                 "{{instance}} {{reason}}",
             ),
         ),
@@ -201,7 +202,7 @@ def _losses() -> list[AnyPanel]:
             "missing.",
             "cps",
             query(
-                f"sum by (instance, reason) (rate({catalogue.SERIES_DROPPED.where(HOST)}[$__rate_interval]))",
+                f"sum by (cluster, instance, reason) (rate({catalogue.SERIES_DROPPED.where(HOST)}[$__rate_interval]))",
                 "{{instance}} {{reason}}",
             ),
         ),
@@ -210,7 +211,8 @@ def _losses() -> list[AnyPanel]:
             "What users lost at limits of their own: detail of their jobs, never of others'.",
             "cps",
             query(
-                f"sum by (instance, limit, uid) (rate({catalogue.LIMIT_REACHED.where(HOST)}[$__rate_interval]))",
+                f"sum by (cluster, instance, limit, uid) "
+                f"(rate({catalogue.LIMIT_REACHED.where(HOST)}[$__rate_interval]))",
                 "{{instance}} {{limit}} uid {{uid}}",
             ),
         ),
@@ -219,7 +221,7 @@ def _losses() -> list[AnyPanel]:
             "Scheduled reads of collectors that were skipped because the reader was late: the twenty with the most.",
             "cps",
             query(
-                f"topk(20, sum by (instance, collector) (rate({catalogue.COLLECTOR_READS_MISSED.where(HOST)}"
+                f"topk(20, sum by (cluster, instance, collector) (rate({catalogue.COLLECTOR_READS_MISSED.where(HOST)}"
                 "[$__rate_interval])))",
                 "{{instance}} {{collector}}",
             ),
@@ -239,7 +241,7 @@ def _losses() -> list[AnyPanel]:
             "made room for new connections.",
             "cps",
             query(
-                f"sum by (instance, reason) (rate({catalogue.HTTP_REFUSED.where(HOST)}[$__rate_interval]))",
+                f"sum by (cluster, instance, reason) (rate({catalogue.HTTP_REFUSED.where(HOST)}[$__rate_interval]))",
                 "{{instance}} {{reason}}",
             ),
         ),

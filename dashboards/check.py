@@ -23,7 +23,8 @@ from railscope.exporters.series import native
 COLUMNS: Final = 24
 _OF_PROMETHEUS: Final = frozenset({"up", "ALERTS", "scrape_samples_scraped", "scrape_duration_seconds"})
 """Series that Prometheus makes itself."""
-_OF_SCRAPE: Final = frozenset({"job", "instance"})
+_OF_SCRAPE: Final = frozenset({"cluster", "job", "instance"})
+"""And the label that a Prometheus has given to all it scrapes."""
 _JOB_FACTS: Final = frozenset({"job", *(field.name for field in fields(JobFacts))})
 _LINK: Final = re.compile(r"/d/([\w-]+)")
 

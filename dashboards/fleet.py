@@ -20,7 +20,7 @@ from railscope.dashboards.panels import (
     table,
     timeseries,
 )
-from railscope.dashboards.variables import HOST, ranks_of_job
+from railscope.dashboards.variables import CLUSTER, COMM, HOST, JOB, ranks_of_job
 
 _RAIL = "{{instance}} {{device}} {{netns}}"
 
@@ -46,7 +46,7 @@ def _now() -> list[AnyPanel]:
             "Stalled communicators",
             "Communicators with at least one stalled rank.",
             "short",
-            f"count(count by (comm) ({catalogue.COMM_STALLED.where(HOST)} == 1)) or vector(0)",
+            f"count(count by (cluster, comm) ({catalogue.COMM_STALLED.where(HOST)} == 1)) or vector(0)",
             thresholds=NEVER_FINE,
         ),
         stat(
@@ -60,7 +60,8 @@ def _now() -> list[AnyPanel]:
             "Silent hosts",
             "Hosts whose agent was scraped within the last hour and does not answer now.",
             "short",
-            f"count(up{{{HOST}}} == 0 and on (job, instance) last_over_time({catalogue.BUILD_INFO}[1h])) or vector(0)",
+            f"count(up{{{HOST}}} == 0 and on (cluster, job, instance) "
+            f"last_over_time({catalogue.BUILD_INFO.where(CLUSTER)}[1h])) or vector(0)",
             thresholds=NEVER_FINE,
         ),
         stat("Hosts", "Hosts whose agent answers.", "short", f"count({catalogue.BUILD_INFO.where(HOST)})"),
@@ -68,7 +69,7 @@ def _now() -> list[AnyPanel]:
             "Communicators",
             "Communicators of the chosen jobs, each counted once however many ranks it has.",
             "short",
-            f'count(count by (comm) ({recorded.RANKS_OF_JOB}{{exported_job=~"$job",comm=~"$comm"}}))',
+            f'count(count by (cluster, comm) ({recorded.RANKS_OF_JOB}{{{JOB},comm=~"$comm"}}))',
         ),
         stat(
             "Processes",
@@ -112,7 +113,7 @@ def _stalls() -> list[AnyPanel]:
             "Causes with the strongest evidence",
             "Causes of each communicator's stall as given by any host. A larger number means stronger evidence.",
             "comm cause",
-            f'{recorded.STALL_EVIDENCE}{{comm=~"$comm"}}',
+            recorded.STALL_EVIDENCE.where(COMM),
             value="evidence",
             links={"comm": page.TO_COMMUNICATOR},
         ),

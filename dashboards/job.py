@@ -57,13 +57,13 @@ def dashboard() -> Dashboard:
 
 def _job() -> list[AnyPanel]:
     return [
-        stat("Communicators", "Communicators of the job.", "short", f"count(count by (comm) ({_INFO}))"),
-        stat("Processes", "Processes of the job.", "short", f"count(count by (instance, pid) ({_INFO}))"),
+        stat("Communicators", "Communicators of the job.", "short", f"count(count by (cluster, comm) ({_INFO}))"),
+        stat("Processes", "Processes of the job.", "short", f"count(count by (cluster, instance, pid) ({_INFO}))"),
         stat(
             "Hosts",
             "Hosts on which the job runs.",
             "short",
-            f'count(count by (instance) ({recorded.PROCESSES_OF_JOB}{{exported_job=~"$job",{HOST}}}))',
+            f'count(count by (cluster, instance) ({recorded.PROCESSES_OF_JOB}{{exported_job=~"$job",{HOST}}}))',
         ),
         stat(
             "Stalled ranks",
@@ -112,7 +112,7 @@ def _operations() -> list[AnyPanel]:
             "calls do not repeat, as with requests at random.",
             "s",
             query(
-                f"max by (instance) (({_of_ranks(f'{steps}_sum')}) / ({_of_ranks(f'{steps}_count')}))",
+                f"max by (cluster, instance) (({_of_ranks(f'{steps}_sum')}) / ({_of_ranks(f'{steps}_count')}))",
                 "{{instance}}",
             ),
         ),
@@ -120,14 +120,16 @@ def _operations() -> list[AnyPanel]:
             "Steps",
             "Steps (iterations) per second, as the job's lowest rank on each host makes them.",
             "cps",
-            query(f"max by (instance) ({_of_ranks(catalogue.JOB_STEPS.name)})", "{{instance}}"),
+            query(f"max by (cluster, instance) ({_of_ranks(catalogue.JOB_STEPS.name)})", "{{instance}}"),
         ),
         timeseries(
             "Steps without a call",
             "Share of the steps' time between a step's last call and the next one's first: computation, input or a "
             "checkpoint, in the job's lowest rank on each host.",
             "percentunit",
-            query(f"max by (instance) (({_of_ranks(silent)}) / ({_of_ranks(f'{steps}_sum')}))", "{{instance}}"),
+            query(
+                f"max by (cluster, instance) (({_of_ranks(silent)}) / ({_of_ranks(f'{steps}_sum')}))", "{{instance}}"
+            ),
         ),
         timeseries(
             "Calls",
@@ -189,8 +191,8 @@ def _operations() -> list[AnyPanel]:
             "CUDA graphs",
             "Collectives that replays of CUDA graphs ran, for which no call is made, and those that were captured.",
             "cps",
-            query(f"sum by (comm) ({_of_ranks(catalogue.COMM_REPLAYED.name)})", "{{comm}} replayed"),
-            query(f"sum by (comm) ({_of_ranks(catalogue.COMM_CAPTURED.name)})", "{{comm}} captured"),
+            query(f"sum by (cluster, comm) ({_of_ranks(catalogue.COMM_REPLAYED.name)})", "{{comm}} replayed"),
+            query(f"sum by (cluster, comm) ({_of_ranks(catalogue.COMM_CAPTURED.name)})", "{{comm}} captured"),
         ),
     ]
 
@@ -267,7 +269,7 @@ def _traffic() -> list[AnyPanel]:
             "Ring or named peers",
             "The same bytes by basis: sent around rings (ring) or to peers that the calls name (call)." + only,
             "Bps",
-            query(f"sum by (comm, basis) ({_of_ranks(peers)})", "{{comm}} {{basis}}"),
+            query(f"sum by (cluster, comm, basis) ({_of_ranks(peers)})", "{{comm}} {{basis}}"),
             stacked=True,
             width=24,
         ),
@@ -321,7 +323,7 @@ def _stragglers() -> list[AnyPanel]:
             "Operations that ranks of a communicator enqueued, on average; ranks of one communicator advance together. "
             "The twenty communicators with the most.",
             "ops",
-            query(f"topk(20, avg by (comm) ({_of_ranks(catalogue.COMM_ENQUEUED.name)}))", "{{comm}}"),
+            query(f"topk(20, avg by (cluster, comm) ({_of_ranks(catalogue.COMM_ENQUEUED.name)}))", "{{comm}}"),
         ),
         timeseries(
             "Age of the oldest operation in flight",

@@ -177,7 +177,7 @@ def _bursts() -> list[AnyPanel]:
 
     def peak(direction: str) -> str:
         chosen = _rate(buckets, f'direction="{direction}",{RAIL}')
-        return f"histogram_quantile(0.99, sum by (le, instance, device, netns) ({chosen}))"
+        return f"histogram_quantile(0.99, sum by (le, cluster, instance, device, netns) ({chosen}))"
 
     return [
         heatmap(
@@ -440,7 +440,7 @@ def _processes() -> list[AnyPanel]:
             "Payload (count x dtype size) that processes passed to NCCL, by GPU and operation.",
             "Bps",
             query(
-                f"sum by (instance, gpu, op) ({_rate(catalogue.COLLECTIVE_PAYLOAD_BYTES.name, HOST)})",
+                f"sum by (cluster, instance, gpu, op) ({_rate(catalogue.COLLECTIVE_PAYLOAD_BYTES.name, HOST)})",
                 _GPU + " {{op}}",
             ),
             stacked=True,

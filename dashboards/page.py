@@ -27,9 +27,10 @@ FLEET, JOB, NODE, STALL, AGENT = (f"railscope-{name}" for name in ("fleet", "job
 TITLES: Final = {FLEET: "Fleet", JOB: "Job", NODE: "Node", STALL: "Stall", AGENT: "Agent"}
 _TAG: Final = "railscope"
 
-TO_COMMUNICATOR: Final = f"/d/{STALL}?var-datasource=${{datasource}}&var-comm=${{__value.text}}&${{__url_time_range}}"
-TO_HOST: Final = f"/d/{NODE}?var-datasource=${{datasource}}&var-host=${{__value.text}}&${{__url_time_range}}"
-TO_JOB: Final = f"/d/{JOB}?var-datasource=${{datasource}}&var-job=${{__value.text}}&${{__url_time_range}}"
+_CHOICES: Final = "var-datasource=${datasource}&${cluster:queryparam}"
+TO_COMMUNICATOR: Final = f"/d/{STALL}?{_CHOICES}&var-comm=${{__value.text}}&${{__url_time_range}}"
+TO_HOST: Final = f"/d/{NODE}?{_CHOICES}&var-host=${{__value.text}}&${{__url_time_range}}"
+TO_JOB: Final = f"/d/{JOB}?{_CHOICES}&var-job=${{__value.text}}&${{__url_time_range}}"
 """Where a cell of a table leads."""
 
 
@@ -42,7 +43,7 @@ class Section:
 
 
 def page(identifier: str, description: str, choices: Sequence[QueryVariable], sections: Sequence[Section]) -> Dashboard:
-    """One dashboard; `choices` are its variables, after the data source."""
+    """One dashboard; `choices` are its variables, after the data source and the cluster."""
     made = (
         Dashboard(f"railscope / {TITLES[identifier]}")
         .uid(identifier)
@@ -57,7 +58,7 @@ def page(identifier: str, description: str, choices: Sequence[QueryVariable], se
         .with_variable(variables.datasource())
         .annotation(_stalls())
     )
-    for choice in choices:
+    for choice in (variables.cluster(), *choices):
         made.with_variable(choice)
     for other, title in TITLES.items():
         if other != identifier:
@@ -91,5 +92,5 @@ def _stalls() -> AnnotationQuery:
         .datasource(DATASOURCE)
         .enable(True)
         .icon_color("red")
-        .expr(f"max by (comm, cause) ({catalogue.COMM_STALLED} == 1)")
+        .expr(f"max by (cluster, comm, cause) ({catalogue.COMM_STALLED.where(variables.CLUSTER)} == 1)")
     )

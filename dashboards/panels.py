@@ -155,9 +155,10 @@ def table(
 ) -> TablePanel:
     """A panel of the series of this moment, a row each: these labels in order, and their value where `value` heads it.
 
-    Other labels, such as the scrape's own, are aggregated away.  `links` gives a column's cells an address.
+    Other labels, such as the scrape's own, are aggregated away.  The cluster comes last, where series have one.
+    `links` gives a column's cells an address.
     """
-    labels = columns.split()
+    labels = [*columns.split(), "cluster"]
     rename = {"exported_job": "job"} | ({"Value": value} if value else {})
     panel = (
         TablePanel()

@@ -19,23 +19,22 @@ from railscope.dashboards.panels import (
     table,
     timeseries,
 )
-from railscope.dashboards.variables import COMM, hosts_of_communicator
+from railscope.dashboards.variables import CLUSTER, COMM, RAIL, hosts_of_communicator
 
 _RANK = "rank {{rank}}"
 """A rank is on one host; a longer legend would be cut off."""
 _RAIL = "{{device}} {{instance}} {{netns}}"
 _MEAN = 'stat="mean"'
-_CHOSEN = 'instance=~"$host",rail=~"$rail"'
 
 
 def _of_rails(metric: str) -> str:
     """The metric on the rails of hosts with a rank of the communicator."""
-    return hosts_of_communicator(f"{metric}{{{_CHOSEN}}}")
+    return hosts_of_communicator(f"{metric}{{{RAIL}}}")
 
 
 def _of_rails_with(metric: str, matchers: str) -> str:
     """Those of its series that the matchers select."""
-    return hosts_of_communicator(f"{metric}{{{matchers},{_CHOSEN}}}")
+    return hosts_of_communicator(f"{metric}{{{matchers},{RAIL}}}")
 
 
 def dashboard() -> Dashboard:
@@ -59,7 +58,7 @@ def _summary() -> list[AnyPanel]:
             "Ranks stalled",
             "Stalled ranks: they wait or keep others waiting.",
             "short",
-            f"count(count by (comm, rank) ({catalogue.COMM_STALLED.where(COMM)} == 1)) or vector(0)",
+            f"count(count by (cluster, comm, rank) ({catalogue.COMM_STALLED.where(COMM)} == 1)) or vector(0)",
             thresholds=NEVER_FINE,
             whole=True,
         ),
@@ -67,7 +66,7 @@ def _summary() -> list[AnyPanel]:
             "Ranks seen",
             "Ranks of the communicator that any agent observes.",
             "short",
-            f"count(count by (comm, rank) ({catalogue.COMM_INFO.where(COMM)}))",
+            f"count(count by (cluster, comm, rank) ({catalogue.COMM_INFO.where(COMM)}))",
             whole=True,
         ),
         stat(
@@ -93,7 +92,7 @@ def _summary() -> list[AnyPanel]:
             "Rails down",
             "Rails without a link on the hosts of this communicator.",
             "short",
-            f"count({hosts_of_communicator(f'{catalogue.RAIL_UP}{{{_CHOSEN}}} == 0')}) or vector(0)",
+            f"count({hosts_of_communicator(f'{catalogue.RAIL_UP}{{{RAIL}}} == 0')}) or vector(0)",
             thresholds=NEVER_FINE,
             whole=True,
         ),
@@ -164,7 +163,7 @@ def _summary() -> list[AnyPanel]:
             "that stands still while others go on is stuck, or waits outside the GPU.",
             "cps",
             query(
-                hosts_of_communicator(f"rate({catalogue.CUDA_GRAPH_LAUNCHES}[$__rate_interval])"),
+                hosts_of_communicator(f"rate({catalogue.CUDA_GRAPH_LAUNCHES.where(CLUSTER)}[$__rate_interval])"),
                 "{{instance}} {{pid}}",
             ),
             whole=True,
@@ -174,7 +173,7 @@ def _summary() -> list[AnyPanel]:
             "Age of the oldest call of a process that launches a CUDA graph or waits for the GPU; only with "
             "--collector.cuda. Long kernels make long waits.",
             "s",
-            query(hosts_of_communicator(str(catalogue.CUDA_INSIDE_SECONDS)), "{{instance}} {{pid}} {{call}}"),
+            query(hosts_of_communicator(catalogue.CUDA_INSIDE_SECONDS.where(CLUSTER)), "{{instance}} {{pid}} {{call}}"),
             whole=True,
         ),
         timeseries(
@@ -201,7 +200,7 @@ def _summary() -> list[AnyPanel]:
             "agent saw no call that names a living communicator of theirs. While others are inside an init, it is one "
             "of these that they wait for.",
             "exported_job world_rank world_size instance pid",
-            f"{catalogue.PROCESS_WITHOUT_COMM}",
+            catalogue.PROCESS_WITHOUT_COMM.where(CLUSTER),
             links={"instance": page.TO_HOST},
             width=24,
         ),
@@ -214,7 +213,7 @@ def _ranks() -> list[AnyPanel]:
             "Stalled",
             "Stalled ranks over time, with operation and cause.",
             query(
-                f"max by (rank, instance, op, cause) ({catalogue.COMM_STALLED.where(COMM)})",
+                f"max by (cluster, rank, instance, op, cause) ({catalogue.COMM_STALLED.where(COMM)})",
                 "{{rank}} {{op}} {{cause}}",
             ),
             words=STALLED,
@@ -308,8 +307,7 @@ def _rails() -> list[AnyPanel]:
             query(
                 "topk(20, "
                 + hosts_of_communicator(
-                    f'increase({catalogue.RAIL_COUNTER}{{severity="page",instance=~"$host",rail=~"$rail"}}'
-                    "[$__rate_interval])"
+                    f'increase({catalogue.RAIL_COUNTER}{{severity="page",{RAIL}}}[$__rate_interval])'
                 )
                 + ")",
                 _RAIL + " {{counter}}",

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from railscope.agent.cluster.fleet.facts import Fleet
+from railscope.agent.cluster.fleet.one_cluster import choose_cluster
 from railscope.agent.cluster.fleet.prometheus import (
     Endpoint,
     NoAnswerError,
@@ -77,6 +78,8 @@ class Question:
     """`http` or `https`: how agents are asked for stacks of blamed ranks; None: they are not."""
     stacks_auth: str = ""
     """`USER:FILE`; empty: none."""
+    cluster: str | None = None
+    """The label `cluster` of the hosts that are meant; None: all."""
 
 
 def question_from(parsed: Any) -> Question:
@@ -105,6 +108,7 @@ def question_from(parsed: Any) -> Question:
     return Question(
         url=parsed.prometheus,
         comm=comm,
+        cluster=parsed.cluster,
         at=at,
         window_seconds=max(window_seconds, _SHORTEST_WINDOW_SECONDS),
         bearer_token_file=parsed.bearer_token_file,
@@ -177,6 +181,8 @@ def diagnose(store: Store, question: Question) -> Verdict:
     Raises:
         PrometheusError: the store does not answer, knows nothing of railscope, or not one communicator that is meant.
     """
+    if question.cluster is not None:
+        store = choose_cluster(store, question.cluster, question.at)
     if question.comm is not None:
         question = replace(question, comm=find_communicator(store, question.comm, question.at))
     fleet = read_fleet(store, window_seconds=question.window_seconds, at=question.at, comm=question.comm)

@@ -20,6 +20,11 @@ def add_diagnose_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--comm", metavar="HASH", help="only this communicator (hash or prefix of it), and what it waits for"
     )
+    parser.add_argument(
+        "--cluster",
+        metavar="NAME",
+        help="only hosts whose series have this label cluster, where a store holds those of several Prometheus servers",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument(
         "--time", metavar="T", help="evaluate at this time, 2026-11-21T03:05:00Z or seconds since 1970 (default: now)"

@@ -543,3 +543,21 @@ def test_provisioning_files_and_dashboards_agree() -> None:
     assert f"{provider['options']['path']} dashboards/json/*.json" in manual
     for file in folder.rglob("*.yml"):
         assert f"/etc/grafana/provisioning/{file.parent.name} deploy/grafana/provisioning/{file.parent.name}" in manual
+
+
+def test_every_query_is_of_the_chosen_clusters_and_keeps_them_apart() -> None:
+    """Hosts of two clusters in one store may have the same name."""
+    seen = 0
+    for document in documents.read_documents(build.COMMITTED).values():
+        assert document.variables[1].name == "cluster", "after the data source"
+        asked = [query.expression for panel in document.panels for query in panel.queries]
+        chosen = [one.query for one in document.variables if one.kind == "query" and one.name != "cluster"]
+        asked += [expressions.parse_label_values(one)[0] for one in chosen]
+        for expression in (*asked, *document.annotations):
+            selectors = expressions.parse_selectors(expressions.substitute_variables(expression))
+            assert [one.metric for one in selectors if "cluster" not in one.labels] == [], expression
+            for labels in re.findall(r"\b(?:by|on) \(([^)]+)\)", expression):
+                names = set(labels.split(", "))
+                assert "cluster" in names or not names & {"instance", "comm", "job"}, expression
+            seen += len(selectors)
+    assert seen > 200

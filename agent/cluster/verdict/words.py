@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from railscope.agent.cluster.fleet.facts import Agent, Fleet, Rank, ReportedStall
+from railscope.agent.cluster.fleet.one_cluster import LABEL
 from railscope.agent.cluster.verdict.advice import Period, next_steps, past_steps
 from railscope.agent.cluster.verdict.culprits import (
     Culprit,
@@ -520,10 +521,12 @@ def _notes(fleet: Fleet) -> Iterable[str]:
             yield f"{len(silent) - _MOST_LINES} more hosts are silent"
     mixed = [agent for agent in fleet.agents if agent.mixed_by]
     if mixed:
-        labels = ", ".join(sorted({label for agent in mixed for label in agent.mixed_by}))
+        told_apart = sorted({label for agent in mixed for label in agent.mixed_by})
+        labels = ", ".join(told_apart)
+        choose = "name one with --cluster" if LABEL in told_apart else "ask a store that holds one of them"
         yield (
             f"{format_hosts(agent.host for agent in mixed)}: agents that only {labels} tells apart; "
-            "what different hosts say may be mixed here: ask a store that holds one of them"
+            f"what different hosts say may be mixed here: {choose}"
         )
     slack = _CLOCK_SECONDS + (fleet.scrape_seconds or 0.0)
     for agent in fleet.agents:
