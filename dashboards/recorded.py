@@ -40,12 +40,16 @@ COMM_ENQUEUED_MAX: Final = Recorded("comm:railscope_comm_enqueued:max", catalogu
 COMM_ENQUEUED_MIN: Final = Recorded("comm:railscope_comm_enqueued:min", catalogue.COMM_ENQUEUED)
 COMM_SEQUENCE_MAX: Final = Recorded("comm:railscope_comm_sequence:max", catalogue.COMM_ENQUEUED)
 COMM_SEQUENCE_MIN: Final = Recorded("comm:railscope_comm_sequence:min", catalogue.COMM_ENQUEUED)
+COUNTED_LATE: Final = Recorded("comm_rank:railscope_comm_counted_from_start:late")
+"""Ranks whose agent counts from its own start on."""
 COMPARED: Final = Recorded("comm:railscope_compared:bool")
 """1 of a communicator where a rank is stalled or writes, or where all stand still and not in the same place."""
 INFO_COMPARED: Final = Recorded("comm_rank:railscope_comm_info:compared")
 ENQUEUED_COMPARED: Final = Recorded("comm_rank:railscope_comm_enqueued:compared")
 COMPLETED_COMPARED: Final = Recorded("comm_rank:railscope_comm_completed:compared")
 SEQUENCE_COMPARED: Final = Recorded("comm_rank:railscope_comm_sequence:compared")
+INFLIGHT_COMPARED: Final = Recorded("comm_rank:railscope_comm_inflight_seconds:compared")
+"""Where it is above 0."""
 OPERATIONS_BEHIND: Final = Recorded("comm_rank:railscope_operations_behind:max")
 """Of the ranks of compared communicators."""
 SEQUENCE_SPREAD: Final = Recorded("comm:railscope_sequence_spread:max", catalogue.COMM_ENQUEUED)

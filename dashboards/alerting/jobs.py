@@ -174,7 +174,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
                 (
                     {recorded.WAITED_FOR} > {least.waited_for_ratio:g}
                   unless on (cluster, comm)
-                    max by (cluster, comm) (delta({catalogue.COMM_SEQUENCE}[5m])) == 0
+                    delta({recorded.COMM_SEQUENCE_MAX}[5m]) == 0
                 )
               or
                 (
