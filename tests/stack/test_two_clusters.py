@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -33,7 +34,8 @@ class Clusters:
 
 @pytest.fixture(scope="module")
 def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clusters]:
-    east, west = SimulatedFleet("east", HOSTS), SimulatedFleet("west", HOSTS)
+    # Agents that started at the same moment would be one that two servers scrape.
+    east, west = SimulatedFleet("east", HOSTS), SimulatedFleet("west", HOSTS, began=time.time() - 60)
     with served([east, west]) as scrapes:
         for fleet in (east, west):
             for host in range(HOSTS):
