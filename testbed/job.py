@@ -482,6 +482,8 @@ class Job:
         if self._nccl is not None:
             of_nccl = {**ENVIRONMENT, "RAILSCOPE_WORKLOAD_AGREEMENT": str(directory / "agreement")}
             of_nccl["CUDA_VISIBLE_DEVICES"] = str(local_rank)
+            # Threads of NCCL that wait sleep (double/patience.c): the processors are for those that watch, too.
+            of_nccl["NCCL_DOUBLE_PATIENT"] = "1"
         environment = {
             **os.environ,
             **of_nccl,

@@ -84,6 +84,8 @@ _VERDICT_SECONDS: Final = 60.0
 _WAIT_NS: Final = 4_000_000_000
 """--stall.after of a demo with a fault: so soon a rank that only waits is told of, too."""
 _OTHERS_SECONDS: Final = 8.0
+_BURSTS_NS: Final = 10_000_000
+"""A recording reads rails so often: the bursts of the demo's jobs are shorter than the usual distance of readings."""
 _FAULT_BATCH: Final = 1 << 20
 """Iterations between two agreements about the end: a rank that is stopped in one would leave nothing in flight."""
 _INTERRUPTED: Final = 130
@@ -166,7 +168,9 @@ def _run(settings: DemoSettings, out: TextIO, version: str) -> int:
     stalls = OwnStalls()
     with (
         Fabric(hosts=settings.hosts, rails=2) as fabric,
-        _agent(_config(fabric.hosts, watchful=alone), version, settings.record, stalls, serve=settings.keep) as daemon,
+        _agent(
+            _config(fabric.hosts, settings, watchful=alone), version, settings.record, stalls, serve=settings.keep
+        ) as daemon,
     ):
         loop = threading.Thread(target=daemon.run, name="agent")
         loop.start()
@@ -201,17 +205,19 @@ def find_library(wanted: str) -> JobLibrary:
     try:
         nccl = build()
     except (LibraryMissing, BuildError) as error:
-        why = str(error).splitlines()[0]
         if wanted == "nccl":
-            raise TestbedError(why) from None
-        return JobLibrary(None, f"{own} (the real NCCL is not here: `make demo` in a checkout fetches it; {why})")
+            raise TestbedError(" ".join(str(error).split())) from None
+        why = (
+            "`make demo` in a checkout fetches it" if isinstance(error, LibraryMissing) else str(error).splitlines()[0]
+        )
+        return JobLibrary(None, f"{own} (the real NCCL is not here: {why})")
     words = (
         f"the job calls the real NCCL {NCCL_VERSION} on a stand-in for CUDA: its GPU kernels run on this machine's CPUs"
     )
     return JobLibrary(nccl, words)
 
 
-def _config(hosts: Sequence[Host], *, watchful: bool) -> Config:
+def _config(hosts: Sequence[Host], settings: DemoSettings, *, watchful: bool) -> Config:
     """An agent that observes the processes of these hosts: other jobs of this machine are none of the demo's.
 
     `watchful`: it reads what tells a sick rail, too.
@@ -223,6 +229,7 @@ def _config(hosts: Sequence[Host], *, watchful: bool) -> Config:
         collectors=frozenset({"collective", *rails}),
         correlation_window_ns=_WINDOW_NS,
         level="all",
+        sample_interval_ns=Config().sample_interval_ns if settings.record is None else _BURSTS_NS,
         stall_after_ns=_WAIT_NS if watchful else Config().stall_after_ns,
         recordings_directory=None,
         state_directory=None,

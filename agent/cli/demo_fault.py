@@ -58,7 +58,9 @@ class PlannedFault:
         found = stall.diagnosis
         if found.cause != self.cause:
             return False
-        return stall.pid == self.pid if self.pid is not None else found.device == self.device
+        if self.pid is not None:
+            return stall.pid == self.pid
+        return (found.device, found.netns) == (self.device, self.netns)
 
 
 def plan_fault(kind: FaultKind, fabric: Fabric, job: Job, rank: int) -> PlannedFault:

@@ -7,6 +7,7 @@ megabytes and half a second to every report, and SVG without either.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
@@ -292,7 +293,7 @@ def all_to_all_bytes(iterations: Sequence[Iteration]) -> Picture | None:
             for place, (name, values) in enumerate(lines)
         ],
         Axis(Scale(0.0, last, 0, 0), _whole_ticks(last), quantities.format_integer, "iteration"),
-        Axis(Scale(0.0, most, 0, 0), linear_ticks(0.0, most), _format_whole_bytes, "wire bytes"),
+        Axis(Scale(0.0, most, 0, 0), _byte_ticks(most), _format_whole_bytes, "wire bytes"),
         180.0,
     )
 
@@ -347,6 +348,12 @@ def receive_bars(receives: Sequence[ReceiveUse]) -> Picture | None:
     if len(shown) < len(folded):
         title += f", of the {_MOST_BARS} GPUs that receive longest"
     return stacked_bars(title, bars, [("series2", "transfers"), ("series1", "waits for the sender")])
+
+
+def _byte_ticks(most: float) -> tuple[float, ...]:
+    """Round numbers of the unit in which the largest is shown."""
+    unit = 1024.0 ** max(0, int(math.log2(max(most, 1.0)) // 10))
+    return tuple(tick * unit for tick in linear_ticks(0.0, most / unit))
 
 
 def _format_whole_bytes(count: float) -> str:
