@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 from railscope.agent.analysis.bursts.bursts import BurstCalendar, find_bursts
 from railscope.agent.analysis.bursts.command import add_bursts_arguments, as_text, run_bursts
-from railscope.agent.analysis.bursts.rail_bursts import Rhythm, chance_probability, find_rhythm
+from railscope.agent.analysis.bursts.rail_bursts import Aperiodic, Rhythm, chance_probability, find_rhythm
 from railscope.agent.dataset.reader import open_dataset
 from tests.unit.datasets import BEGAN_NS, JobDataset
 from tests.unit.timed_jobs import MS, SECOND, ddp, inference
@@ -72,8 +73,10 @@ def test_bursts_at_random_have_no_rhythm(seed: int) -> None:
         begin += chance.expovariate(2)
         bursts.append((begin, chance.expovariate(20)))
     found = find_rhythm(*counter(bursts, 30))
-    assert isinstance(found, str)
-    assert "irregular intervals" in found
+    assert isinstance(found, Aperiodic)
+    assert "irregular intervals" in found.reason
+    # An exponential time of 50 ms at a time, one each half second.
+    assert found.duty_cycle == pytest.approx(sum(took for _, took in bursts) / 30, abs=0.1)
 
 
 def test_smoothed_noise_has_no_rhythm() -> None:
@@ -83,7 +86,7 @@ def test_smoothed_noise_has_no_rhythm() -> None:
         chance = np.random.default_rng(seed)
         rate = np.exp(np.convolve(chance.normal(0, 1, 3000), np.ones(8), "same")) * 1e5
         moments = BEGAN_NS + np.arange(3000) * 100 * MS
-        given += not isinstance(find_rhythm(moments, np.cumsum(rate).astype(np.int64)), str)
+        given += isinstance(find_rhythm(moments, np.cumsum(rate).astype(np.int64)), Rhythm)
     assert given == 0
 
 
@@ -107,8 +110,8 @@ def test_chance_is_that_of_bursts_without_a_rhythm() -> None:
 )
 def test_what_has_no_rhythm_says_why(bursts: Bursts, seconds: float, reason: str) -> None:
     found = find_rhythm(*counter(bursts, seconds))
-    assert isinstance(found, str)
-    assert reason in found
+    assert not isinstance(found, Rhythm)
+    assert reason in (found if isinstance(found, str) else found.reason)
 
 
 def test_a_silent_link_says_so() -> None:
@@ -296,6 +299,30 @@ def test_aperiodic_traffic_has_no_calendar(tmp_path: Path) -> None:
     assert calendar.jobs == ()
     assert [one.subject for one in calendar.declined] == ["job (GPUs 0–1)"]
     assert "there is no period" in calendar.declined[0].reason
+    assert calendar.declined[0].duty_cycle is None
+
+
+def test_without_a_period_it_is_told_how_much_of_the_time_a_rail_and_a_job_send(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, (2,))
+    job.communicator("aa", (0, 1))
+    chance = random.Random(4)
+    begins = sorted(chance.randrange(20 * SECOND) for _ in range(40))
+    for begin in begins:
+        job.call("aa", 0, chance.choice(("AllReduce", "Reduce")), chance.randrange(1 << 20), time_ns=BEGAN_NS + begin)
+        job.operation("aa", 0, "AllReduce", 1 << 20, begin, 50 * MS, source="proxy")
+    moments, total = counter([(begin / SECOND, 0.05) for begin in begins], 20)
+    job.row(0, "rails", rail_id=0, rail="0", device="rail0")
+    for moment, count in zip(moments.tolist(), total.tolist(), strict=True):
+        job.row(0, "rail_samples", rail_id=0, time_ns=moment, transmit_bytes=count, receive_bytes=0)
+    calendar = find_bursts(job.open())
+    rail, declined = calendar.declined
+    assert (rail.subject, declined.subject) == ("node-0 rail0 (rail 0) transmit", "job (GPUs 0–1)")
+    busy = sum(min(50 * MS, after - begin) for begin, after in zip(begins, [*begins[1:], 1 << 62], strict=True))
+    assert declined.duty_cycle == pytest.approx(busy / (begins[-1] + 50 * MS - begins[0]), rel=0.01)
+    assert rail.duty_cycle == pytest.approx(busy / (20 * SECOND), rel=0.2)
+    assert rail.bursts is not None
+    assert 30 <= rail.bursts <= 40
+    assert re.search(r"it sends \d+% of the time, in \d+ bursts of .* \(median\)", as_text(calendar))
 
 
 def test_times_that_only_tell_the_order_make_no_calendar(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ Training communicates in bursts at regular distances (paper B: on-off regularity
 - of a job, from its calls (`iterations`): payload of the GPU that makes most calls.  A job is what hangs together by
   communicators; it has its launcher's name where there is one.
 
-What has no regular rhythm has no calendar, and the reason stands in its place.
+What has no regular rhythm has no calendar: the reason stands in its place, and how much of the time it sends, in bursts
+of how many bytes, as far as that shows without a period.
 
 The forecast for two jobs takes their rhythms as they are: how much of the time both send at their present distance, how
 much if they had nothing to do with one another (the product of their duty cycles), and how long to hold the second
@@ -26,12 +27,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from railscope.agent.analysis.bursts.rail_bursts import LEAST_REGULARITY, NEAR, Rhythm, find_rhythm
+from railscope.agent.analysis.bursts.rail_bursts import LEAST_REGULARITY, NEAR, Aperiodic, Rhythm, find_rhythm
 from railscope.agent.analysis.facts.quantities import format_numbers
-from railscope.agent.analysis.tables.gpu_rows import read_series
+from railscope.agent.analysis.tables.gpu_rows import OPERATIONS, read_series, rows_by_gpu
 from railscope.agent.analysis.tables.gpus import Gpus, find_gpus
 from railscope.agent.analysis.tables.intervals import BURST_GAP, Intervals
-from railscope.agent.analysis.timing.iterations import communication_intervals, find_iterations
+from railscope.agent.analysis.timing.iterations import communication_intervals, find_iterations, operation_intervals
 from railscope.agent.dataset.reader import Dataset
 from railscope.agent.rhythm.series import Integers
 
@@ -78,6 +79,12 @@ class Declined:
 
     subject: str
     reason: str
+    duty_cycle: float | None = None
+    """Part of the time in which it sends; None: not known."""
+    bursts: int | None = None
+    """In the recording; None: not known."""
+    burst_bytes: int | None = None
+    """As of `Calendar`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +217,10 @@ def _rails(dataset: Dataset, untimed: frozenset[int]) -> list[Calendar | Decline
         if isinstance(rhythm, str):
             found.append(Declined(subject, rhythm))
             continue
+        if isinstance(rhythm, Aperiodic):
+            own_bursts = (rhythm.duty_cycle, rhythm.bursts, rhythm.burst_bytes)
+            found.append(Declined(f"{subject} {direction}", rhythm.reason, *own_bursts))
+            continue
         found.append(
             Calendar(
                 subject=f"{subject} {direction}",
@@ -246,12 +257,12 @@ def _between_gaps(rhythm: Rhythm) -> str:
 def _job(dataset: Dataset, gpus: Gpus, name: str) -> _JobRhythm | Declined:
     regularity, iterations, unknown = find_iterations(dataset, gpus)
     if regularity is None:
-        return Declined(name, unknown[0].reason)
+        return Declined(name, unknown[0].reason, _time_sending(dataset, gpus))
     lengths = np.array([one.period_seconds for one in iterations])
     regular = float((np.abs(lengths - regularity.period_seconds) <= NEAR * regularity.period_seconds).mean())
     if regular < LEAST_REGULARITY:
         reason = f"its {len(iterations)} iterations make the same calls, but at irregular intervals"
-        return Declined(name, reason)
+        return Declined(name, reason, regularity.duty_cycle)
     series = read_series(dataset, gpus, regularity.gpu, regularity.cut_by)
     period_ns = regularity.period_seconds * 1e9
     sending = communication_intervals(dataset, gpus, regularity.gpu, period_ns)
@@ -277,6 +288,16 @@ def _job(dataset: Dataset, gpus: Gpus, name: str) -> _JobRhythm | Declined:
         None if sending is None else _profile(sending, begins_ns, ends_ns),
         int(begins_ns[-1]),
     )
+
+
+def _time_sending(dataset: Dataset, gpus: Gpus) -> float | None:
+    """Part of the time in which operations of a job were under way, from the first to the end of the last, of the GPU
+    that has most; None: none has times."""
+    rows = rows_by_gpu(dataset, OPERATIONS, gpus)
+    if not rows:
+        return None
+    busy = operation_intervals(dataset, gpus, min(rows, key=lambda number: (-rows[number], number)))
+    return busy.length_ns / int(busy.end_ns[-1] - busy.begin_ns[0]) if len(busy.begin_ns) else None
 
 
 def _profile(sending: Intervals, begins_ns: Integers, ends_ns: Integers) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ from railscope.agent.analysis.tables.missing import not_installed
 from railscope.probes.printable import printable_lines
 
 if TYPE_CHECKING:
-    from railscope.agent.analysis.bursts.bursts import BurstCalendar, Calendar, Forecast
+    from railscope.agent.analysis.bursts.bursts import BurstCalendar, Calendar, Declined, Forecast
 
 FINE: Final = 0
 COULD_NOT_RUN: Final = 2
@@ -73,10 +73,18 @@ def as_text(calendar: BurstCalendar) -> str:
         lines += ["Meeting", *(_meeting(forecast) for forecast in calendar.forecasts)]
         lines += [f"  {subject}: {_UNTIMED}" for subject in untimed] + [""]
     if calendar.declined:
-        lines += ["No calendar", *(f"  {one.subject}: {one.reason}" for one in calendar.declined), ""]
+        lines += ["No calendar", *(f"  {one.subject}: {one.reason}{_sends(one)}" for one in calendar.declined), ""]
     if not lines:
         lines = ["The recording contains neither rails nor jobs: record while a job runs.", ""]
     return printable_lines("\n".join(lines[:-1]) + "\n")
+
+
+def _sends(one: Declined) -> str:
+    """What is known without a period."""
+    if one.duty_cycle is None:
+        return ""
+    bursts = "" if one.bursts is None else f", in {one.bursts:,} bursts of {_mib(one.burst_bytes or 0)} (median)"
+    return f"; it sends {one.duty_cycle:.0%} of the time{bursts}"
 
 
 def _line(entry: Calendar) -> str:

@@ -78,7 +78,20 @@ class Rhythm:
     """In the readings, which the piece lies between; 0: it is all of them."""
 
 
-def find_rhythm(time_ns: Integers, total_bytes: Integers) -> Rhythm | str:
+@dataclass(frozen=True, slots=True)
+class Aperiodic:
+    """A link's bursts that have no rhythm, or are too few to show one."""
+
+    reason: str
+    """Why there is no period, the end of a sentence."""
+    duty_cycle: float
+    """Part of the time in which it sends."""
+    bursts: int
+    burst_bytes: int
+    """Median of bursts."""
+
+
+def find_rhythm(time_ns: Integers, total_bytes: Integers) -> Rhythm | Aperiodic | str:
     """The rhythm of bursts in one direction of a link, from running totals in order of time; or why there is none."""
     piece, gaps = _longest_piece(time_ns)
     time_ns, total_bytes = time_ns[piece], total_bytes[piece]
@@ -142,12 +155,23 @@ def find_rhythm(time_ns: Integers, total_bytes: Integers) -> Rhythm | str:
                 span_ns=span_ns,
                 gaps=gaps,
             )
-    if len(raw.begin_ns) == 1:
+    at = np.interp(np.stack([raw.begin_ns, raw.end_ns]) - time_ns[0], time_ns - time_ns[0], sums)
+    sent_ns = _sent_slots(slot_bytes, on, raw, time_ns[0], slot_ns) * slot_ns
+    return Aperiodic(
+        reason=_why_aperiodic(len(raw.begin_ns), span_ns),
+        duty_cycle=float(sent_ns.sum()) / span_ns,
+        bursts=len(raw.begin_ns),
+        burst_bytes=round(float(np.median(at[1] - at[0]))),
+    )
+
+
+def _why_aperiodic(bursts: int, span_ns: int) -> str:
+    if bursts == 1:
         return f"all its traffic passed in one burst of the {span_ns / 1e9:.3g} s recorded, and a period needs several"
-    seen = f"its {len(raw.begin_ns)} bursts in {span_ns / 1e9:.3g} s come at irregular intervals"
-    if len(raw.begin_ns) >= _ENOUGH_BURSTS:
+    seen = f"its {bursts} bursts in {span_ns / 1e9:.3g} s come at irregular intervals"
+    if bursts >= _ENOUGH_BURSTS:
         return f"{seen}: its traffic is aperiodic"
-    needed_s = span_ns / 1e9 * _ENOUGH_BURSTS / len(raw.begin_ns)
+    needed_s = span_ns / 1e9 * _ENOUGH_BURSTS / bursts
     return f"{seen}, and are too few to tell a period: record about {needed_s:.3g} s"
 
 
