@@ -159,6 +159,8 @@ def _stalls_untold() -> Iterator[None]:
 def _run(settings: DemoSettings, out: TextIO, version: str) -> int:
     if settings.keep and settings.record is not None:
         raise TestbedError("a recording ends with its job: give one of --keep and --record")
+    if settings.keep and settings.as_json:
+        raise TestbedError("--keep is for people, who read text: leave out --json")
     alone = settings.fault is not None or settings.keep
     if settings.pattern == "all":
         patterns: tuple[str, ...] = _PATTERNS[:1] if alone else _PATTERNS
