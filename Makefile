@@ -62,10 +62,11 @@ build: $(BUILT)  ## compile the BPF objects and the demo's workload
 bytecode: $(STAMPS)/venv  ## compile the modules: a service's user may write no bytecode, and would compile them at each start
 	@$(BIN)/python -m compileall -q agent exporters probes
 
-demo: setup  ## two hosts, two rails, a real NCCL job on a stand-in for CUDA, the agent beside it; DEMO="--fault stall"
+demo: setup  ## two hosts, two rails, jobs of the real NCCL on a stand-in for CUDA, the agent beside them, and a stall; DEMO="--keep" alone
 # The first that is pinned is the one that the demo's job calls; without it the demo says so and takes its own library.
 	@testbed/nccl/fetch-wheels $(BIN)/python 1 || echo "the demo goes on without NCCL, and shows less" >&2
 	$(BIN)/railscope demo $(DEMO)
+	@[ -n '$(DEMO)' ] || $(BIN)/railscope demo --fault stall
 
 stack: setup packages-test  ## a job, agents, Prometheus and Alertmanager, to look at in a browser
 	$(BIN)/python -m tests.stack $(STACK)

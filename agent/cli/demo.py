@@ -488,6 +488,7 @@ class _Demo:
                 self._say(f"\n{planned.words}")
                 found, stalls = self._await_verdict(planned, job, broken)
                 now_ns = time.monotonic_ns()
+        stalls = tuple(sorted(stalls, key=lambda stall: not planned.is_named_by(stall)))
         if settings.as_json:
             result = {
                 "fault": kind.value,
