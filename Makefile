@@ -10,18 +10,20 @@ STAMPS := $(VENV)/.stamps
 PACKAGES_BUILD := clang llvm gcc libc6-dev libbpf-dev linux-libc-dev
 PACKAGES_RUN := python3 python3-venv libbpf1 iproute2 ca-certificates
 PACKAGES_ROOT := mmdebstrap debian-archive-keyring
-PACKAGES_TEST := $(PACKAGES_ROOT) prometheus prometheus-alertmanager victoria-metrics systemd systemd-container dbus nftables openssl binutils procps util-linux mount python3-bpfcc debhelper dh-python dwz lintian zsh fish groff
+PACKAGES_TEST := $(PACKAGES_ROOT) prometheus prometheus-alertmanager victoria-metrics systemd systemd-container dbus nftables openssl binutils procps util-linux mount python3-bpfcc debhelper dwz lintian zsh fish groff
 PACKAGES_BENCH := bpftrace python3-bpfcc
 # Node.js from elsewhere brings npm along, and does not go with Debian's.
 PACKAGES_PANELS := chromium $(shell command -v npm >/dev/null || echo nodejs npm)
 PACKAGES_SPARK := openjdk-17-jre-headless
 # Packages for both architectures: cross compilers, and what runs their programs here.
-PACKAGES_DEB := build-essential debhelper dh-python gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static
+PACKAGES_DEB := build-essential debhelper gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static
+# What the image is made of and with.
+PACKAGES_IMAGE := $(PACKAGES_ROOT) buildah crun
 PACKAGES_VM := $(PACKAGES_ROOT) qemu-system-x86 xz-utils zstd
 
 include build.mk
 
-.PHONY: help docs setup build bytecode demo stack check test test-search test-faults lint bench bench-fleet packages packages-test packages-bench packages-panels packages-spark packages-vm packages-deb deb test-panels test-spark test-vm gpu-kit clean wheel lock service-env fuzz soak soak-harm test-controls
+.PHONY: help docs setup build bytecode demo stack check test test-search test-faults lint bench bench-fleet packages packages-test packages-bench packages-panels packages-spark packages-vm packages-deb packages-image deb test-packages test-panels test-spark test-vm gpu-kit clean wheel lock service-env fuzz soak soak-harm test-controls
 
 help:  ## what there is to make
 	@sed -n 's/^\([a-z-]*\):[^#]*##/\1:/p' $(MAKEFILE_LIST) | sort | awk -F ':  *' '{ printf "%-16s%s\n", $$1, substr($$0, length($$1) + 3) }'
@@ -40,6 +42,8 @@ packages-spark:
 	@./install-packages $(PACKAGES_SPARK)
 packages-deb:
 	@./install-packages $(PACKAGES_DEB)
+packages-image:
+	@./install-packages $(PACKAGES_IMAGE)
 packages-vm:
 	@./install-packages $(PACKAGES_VM)
 
@@ -126,7 +130,11 @@ test-panels: setup packages-test packages-panels  ## every dashboard panel in a 
 	$(BIN)/python -m tests.panels --install
 	RAILSCOPE_TEST_PANELS=1 $(BIN)/python -m pytest tests/panels
 
-test-vm: setup packages-vm packages-deb deb $(STAMPS)/nccl  ## the probes, NCCL over RDMA and RDMA counters on Linux 6.1 and 6.12, in emulated machines (x86_64)
+test-packages: setup packages-test packages-deb packages-image  ## packages on bare roots of Debian 12 and 13, the Helm chart (500 MB)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement tests/packages/requirements.txt
+	RAILSCOPE_TEST_PACKAGES=1 $(BIN)/python -m pytest --durations 10 tests/packages
+
+test-vm: setup packages-vm packages-deb deb $(STAMPS)/nccl test-packages  ## the probes, NCCL over RDMA and RDMA counters on Linux 6.1 and 6.12, in emulated machines (x86_64)
 	tests/vm/make-image $(VENV)/vm
 	RAILSCOPE_TEST_VM=1 $(BIN)/python -m pytest tests/vm
 

@@ -23,6 +23,8 @@ _SYSTEMS_OWN: Final = Path("/usr/lib/railscope")
 """The Debian package's tree."""
 _DEBIAN: Final = {"top": "python3-rich"}
 """Extras that Debian 12 and newer have all packages of."""
+_SHIPPED: Final = frozenset({"nvlink"})
+"""Extras that the Debian package brings itself."""
 _WHEEL: Final = "railscope-*.whl"
 
 
@@ -54,6 +56,8 @@ def remedy_for_missing_file(root: Path = ROOT, *, compiled: bool = True) -> str:
 def remedy_for_missing_extra(extra: str, root: Path = ROOT) -> str:
     """How to install the packages of an extra of pyproject.toml, such as `analysis`."""
     if root.is_relative_to(_SYSTEMS_OWN):
+        if extra in _SHIPPED:
+            return remedy_for_missing_file(root)
         if package := _DEBIAN.get(extra):
             return f"run 'apt-get install {package}'"
         environment = f"python3 -m venv DIR && DIR/bin/pip install './{_WHEEL}[{extra}]'"

@@ -12,16 +12,21 @@ import ctypes
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 SEEN: Final = Path("/seen.json")
 LIBRARY: Final = "/job/libnccl.so.2"
 PACKAGED_LIBRARY: Final = "/usr/lib/railscope/railscope/testbed/bin/librailscope-workload.so"
+WORKLOAD: Final = Path(PACKAGED_LIBRARY).with_name("railscope-workload")
+SLURM: Final = Path("/usr/share/railscope/slurm")
+SLURM_JOB: Final = "4711"
 ELEMENTS: Final = 1024
 PAUSE_SECONDS: Final = 0.005
 NOBODY: Final = 65534
@@ -48,6 +53,10 @@ def main(old: str, new: str) -> None:
             with Path("/etc/railscope/railscope.yml").open("a") as file:
                 file.write("\n# an administrator's line\n")
             seen["uprobes_while_it_runs"] = probes_of(job.pid)
+            seen["slurm"] = slurm()
+            if Path("/usr/bin/ansible-playbook").exists():
+                seen["ansible"] = [ansible(), ansible()]
+                seen["after_ansible"] = look()
             seen["remove"] = run("dpkg", "--remove", "railscope")
             seen["after_remove"] = {
                 "active": run("systemctl", "is-active", "railscope")["output"].strip(),
@@ -78,6 +87,9 @@ def look() -> dict[str, Any]:
         "check": run("railscope", "config", "check"),
         "man": run("sh", "-c", "man --warnings railscope-agent | cat"),
         "doctor": run("railscope", "doctor", "--json"),
+        "bytecode": len(list(Path("/usr/lib/railscope").rglob("*.pyc"))),
+        "sources": len(list(Path("/usr/lib/railscope").rglob("*.py"))),
+        "nvml": run("python3", "-I", "-c", "import sys; sys.path[:0] = ['/usr/lib/railscope']; import pynvml"),
         "missing": [path for path in files if not os.path.lexists(path)],
     }
 
@@ -97,6 +109,52 @@ def start_job() -> subprocess.Popen[bytes]:
         f"    time.sleep({PAUSE_SECONDS})\n"
     )
     return subprocess.Popen([sys.executable, "-c", program], user=NOBODY, group=NOBODY, extra_groups=[])
+
+
+def slurm() -> dict[str, Any]:
+    """What the prolog does to a service that is down, and what the epilog says of a job with a stopped rank."""
+    for_job = {"SLURM_JOB_ID": SLURM_JOB}
+    run("systemctl", "stop", "railscope")
+    seen: dict[str, Any] = {"prolog": run(str(SLURM / "prolog"), **for_job)}
+    seen["ready"] = bool(fetch("/readyz"))
+    wait_until(lambda: bool(fetch("/readyz")))
+    seen["ready_later"] = bool(fetch("/readyz"))
+    arguments = "--pattern ddp --seconds 60 --pace-us 1000 --bytes 65536 --id-file /job/id"
+    ranks = [
+        subprocess.Popen(
+            [WORKLOAD, *arguments.split()],
+            env={"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "NCCL_SOCKET_IFNAME": "lo", **for_job},
+            stderr=subprocess.DEVNULL,
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        wait_until(lambda: calls_of_job(SLURM_JOB) > 10)
+        ranks[1].send_signal(signal.SIGSTOP)
+        wait_until(lambda: bool(json.loads(fetch("/stalls") or "{}").get("stalls")))
+        seen["stalls"] = fetch("/stalls")
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    for name, job in (("epilog", SLURM_JOB), ("epilog_of_another", "1")):
+        seen[name] = run(str(SLURM / "epilog"), SLURM_JOB_ID=job)
+    for name in ("prolog", "epilog"):
+        seen[f"journal_of_{name}"] = run("journalctl", "--quiet", "--output=cat", "-t", f"railscope-{name}")["output"]
+    return seen
+
+
+def ansible() -> dict[str, Any]:
+    """The role, on this machine itself: it installs the package that is there already, and writes a configuration."""
+    settings = json.dumps(
+        {
+            "railscope_hosts": "localhost",
+            "railscope_packages": "/packages",
+            "railscope_config": {"stalls": {"after": "20s"}},
+        }
+    )
+    playbook = ("ansible-playbook", "--connection=local", "--inventory=localhost,", "--extra-vars", settings)
+    return run(*playbook, "/deploy/ansible/railscope.yml", ANSIBLE_NOCOLOR="1", HOME="/root")
 
 
 def probes_of(pid: int) -> bool:
@@ -124,10 +182,22 @@ def totals() -> dict[str, float]:
 
 
 def calls_reach(least: float) -> float:
+    wait_until(lambda: _calls(metrics()) >= least)
+    return _calls(metrics())
+
+
+def calls_of_job(job: str) -> float:
+    """What the second rank of a job's communicator has enqueued."""
+    text = metrics()
+    found = re.search(rf'^railscope_comm_info{{comm="(\w+)",rank="1"[^}}]*exported_job="{job}"', text, re.MULTILINE)
+    return _value(text, rf'railscope_comm_enqueued_total{{comm="{found[1]}",rank="1"[^}}]*}}') if found else 0
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Return when something holds, or after a while in which it should: the tests look at what there is then."""
     deadline = time.monotonic() + MOST_SECONDS
-    while (now := _calls(metrics())) < least and time.monotonic() < deadline:
+    while not condition() and time.monotonic() < deadline:
         time.sleep(0.1)
-    return now
 
 
 def _calls(text: str) -> float:
@@ -140,8 +210,13 @@ def _value(text: str, series: str) -> float:
 
 
 def metrics() -> str:
+    return fetch("/metrics")
+
+
+def fetch(path: str) -> str:
+    """A page of the agent; empty where it does not answer, or with an error."""
     try:
-        with urllib.request.urlopen("http://127.0.0.1:9779/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:9779{path}", timeout=10) as answer:
             body: bytes = answer.read()
     except OSError:
         return ""
@@ -160,8 +235,8 @@ def paths() -> set[str]:
     return found
 
 
-def run(*command: str) -> dict[str, Any]:
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "TERM": "dumb", "MANWIDTH": "80"}
+def run(*command: str, **variables: str) -> dict[str, Any]:
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "TERM": "dumb", "MANWIDTH": "80", **variables}
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     return {"status": done.returncode, "output": done.stdout}
 

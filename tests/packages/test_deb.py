@@ -12,21 +12,20 @@ import os
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from tests.nccl.library import REPOSITORY
+from tests.packages.conftest import Packages
 from tests.root.container import boot, inside, throw_away_root
 
 pytestmark = [pytest.mark.root, pytest.mark.systemd, pytest.mark.slow, pytest.mark.timeout(900)]
 
 HERE: Final = Path(__file__).parent
-BUILD: Final = REPOSITORY / "deploy/debian/build"
 ROOTS: Final = REPOSITORY / ".venv/roots"
-NEWER: Final = "99.0"
+ANSIBLE: Final = REPOSITORY / "deploy/ansible"
 KERNEL: Final = tuple(map(int, os.uname().release.split("-")[0].split(".")[:2]))
 CHECK_UNIT: Final = """
 [Unit]
@@ -45,31 +44,7 @@ AllowIsolate=yes
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Packages:
-    old: Path
-    new: Path
-
-
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
-    """The package of this checkout, and the same as a later version."""
-    if shutil.which("dh") is None:
-        pytest.skip("debhelper is missing: run 'make packages-test' as root")
-    folder = tmp_path_factory.mktemp("packages")
-    machine = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
-    made = []
-    for version in ("", NEWER):
-        environment = {**os.environ, "RAILSCOPE_DEB_OUTPUT": str(folder)}
-        if version:
-            environment["RAILSCOPE_DEB_VERSION"] = version
-        done = subprocess.run([BUILD, machine], env=environment, capture_output=True, text=True, timeout=170)
-        assert done.returncode == 0, done.stdout + done.stderr
-        made.append(Path(done.stdout.split()[-1]))
-    return Packages(*made)
-
-
-@pytest.fixture(scope="module", params=["bookworm"])
+@pytest.fixture(scope="module", params=["bookworm", "trixie"])
 def seen(
     packages: Packages, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
@@ -85,6 +60,10 @@ def seen(
             (HERE / "deb_check.py", "/deb_check.py"),
         ):
             shutil.copy(source, inside(root, place))
+        # The role finds its files beside it, as in a checkout.
+        shutil.copytree(ANSIBLE, inside(root, "/deploy/ansible"))
+        inside(root, "/packages").mkdir()
+        shutil.copy(packages.new, inside(root, "/packages") / packages.new.name)
         for name, text in (("service", CHECK_UNIT), ("target", CHECK_TARGET)):
             inside(root, f"/etc/systemd/system/railscope-check.{name}").write_text(text)
         # The root was made without its first boot: neither has it a machine's number, nor may dpkg start nothing.
@@ -137,6 +116,40 @@ def test_an_upgrade_restarts_the_service_and_totals_go_on(seen: dict[str, Any]) 
     assert seen["upgraded"]["ActiveState"] == "active"
     assert seen["after_upgrade"]["calls"] >= seen["before_upgrade"]["calls"] > 0
     assert seen["counted_after_upgrade"] >= 50
+
+
+def test_all_is_compiled_for_the_python_that_is_there_and_nvidias_bindings_are_too(seen: dict[str, Any]) -> None:
+    for moment in ("installed", "upgraded"):
+        assert seen[moment]["bytecode"] == seen[moment]["sources"] > 300
+        assert seen[moment]["nvml"]["status"] == 0, seen[moment]["nvml"]
+
+
+def test_slurms_prolog_starts_the_service_and_waits_until_it_is_ready(seen: dict[str, Any]) -> None:
+    assert seen["slurm"]["prolog"] == {"status": 0, "output": ""}
+    assert seen["slurm"]["ready_later"]
+    # It waits 3 s at most, which are too few on a busy machine.
+    waited_in_vain = "job 4711: railscope is not ready, and may miss" in seen["slurm"]["journal_of_prolog"]
+    assert seen["slurm"]["ready"] != waited_in_vain
+
+
+def test_slurms_epilog_writes_the_jobs_stalls_into_the_journal_and_no_other_jobs(seen: dict[str, Any]) -> None:
+    assert seen["slurm"]["epilog"] == {"status": 0, "output": ""}
+    assert seen["slurm"]["epilog_of_another"] == {"status": 0, "output": ""}
+    lines = seen["slurm"]["journal_of_epilog"].splitlines()
+    assert lines, seen["slurm"]
+    for line in lines:
+        assert re.match(r"job 4711: AllReduce of rank [01] stalled for \d+ s, process_stopped, rank 1 is blamed", line)
+
+
+def test_ansibles_role_configures_it_and_changes_nothing_the_second_time(seen: dict[str, Any]) -> None:
+    if "ansible" not in seen:
+        pytest.skip("this root has no ansible-core")
+    first, second = seen["ansible"]
+    assert first["status"] == second["status"] == 0, first["output"] + second["output"]
+    assert re.search(r"localhost\s+: ok=\d+ +changed=[1-9]", first["output"])
+    assert re.search(r"localhost\s+: ok=\d+ +changed=0 ", second["output"]), second["output"]
+    assert seen["after_ansible"]["ActiveState"] == "active"
+    assert seen["after_ansible"]["check"]["status"] == 0
 
 
 def test_removal_ends_the_service_leaves_the_job_and_keeps_the_configuration(seen: dict[str, Any]) -> None:

@@ -38,7 +38,11 @@ def test_an_extra_that_holds_another_names_the_packages_of_both() -> None:
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_the_debian_package_never_sends_to_an_index_for_railscope(extra: str) -> None:
     remedy = remedy_for_missing_extra(extra, DEBIAN)
-    assert "apt-get install python3-" in remedy or f"./railscope-*.whl[{extra}]" in remedy
+    assert "apt-get install python3-" in remedy or f"./railscope-*.whl[{extra}]" in remedy or extra == "nvlink"
+
+
+def test_nvidias_bindings_come_with_the_debian_package() -> None:
+    assert remedy_for_missing_extra("nvlink", DEBIAN) == remedy_for_missing_file(DEBIAN)
 
 
 @pytest.mark.parametrize(
