@@ -1,0 +1,175 @@
+"""The Helm chart: what Helm's own engine makes of it, checked against Kubernetes' schemas, without a cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import yaml
+
+from tests.nccl.library import REPOSITORY
+
+helm = pytest.importorskip("helm_python", reason="Helm's library is missing: run 'make test-packages'")
+kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="schemas are missing: run 'make test-packages'")
+
+from tests.packages.manifests import CHART, MANIFEST, objects, plain, render  # noqa: E402
+
+ALL: Final[dict[str, Any]] = {
+    "image": {"repository": "registry.example/railscope", "digest": "sha256:" + "0" * 64},
+    "config": {"series": {"profile": "lean"}, "node": {"cluster": "a"}, "web": {"telemetry_path": "/m"}},
+    "webConfigSecret": "railscope-web",
+    "olderKernels": True,
+    "networkModules": True,
+    "extraCapabilities": ["CHECKPOINT_RESTORE"],
+    "seLinuxOptions": {"type": "spc_t"},
+    "nvidia": {"runtimeClassName": "nvidia"},
+    "hostPaths": {"state": "", "recordings": ""},
+    "imagePullSecrets": [{"name": "registry"}],
+    "priorityClassName": "system-node-critical",
+    "affinity": {"nodeAffinity": {}},
+    "podLabels": {"team": "fabric"},
+    "podAnnotations": {"note": "x"},
+    "commonLabels": {"part-of": "telemetry"},
+    "extraEnv": [{"name": "RAILSCOPE_LOGGING_LEVEL", "value": "debug"}],
+    "podMonitor": {"enabled": True, "profile": "lean", "labels": {"release": "p"}, "endpoint": {"scheme": "https"}},
+    "prometheusRule": {"enabled": True, "joins": True, "labels": {"release": "p"}},
+    "dashboards": {"enabled": True, "annotations": {"folder": "railscope"}},
+    "networkPolicy": {"enabled": True},
+}
+KUBERNETES: Final = ("1.25", "1.30", "1.37")
+"""The oldest that the chart takes, the first with a field for AppArmor, and the newest that schemas are there for."""
+OPERATORS: Final = ("PodMonitor", "PrometheusRule")
+"""Kinds that Kubernetes itself does not know."""
+
+
+def only(kind: str, values: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The chart's one object of a kind."""
+    (found,) = (one for one in objects(values) if one["kind"] == kind)
+    return found
+
+
+def agent(values: dict[str, Any] | None = None) -> dict[str, Any]:
+    (container,) = only("DaemonSet", values)["spec"]["template"]["spec"]["containers"]
+    return dict(container)
+
+
+def test_helm_has_nothing_to_say() -> None:
+    from helm_python.chart import lint
+
+    for values in ({}, ALL):
+        report = lint(CHART, values, strict=True)
+        assert [one for one in report["messages"] if one["severity"] > 1] == report["errors"] == []
+
+
+def test_versions_are_the_projects() -> None:
+    version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == version
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+@pytest.mark.parametrize("values", [{}, ALL], ids=["defaults", "everything"])
+def test_manifests_are_valid_by_kubernetes_schemas(values: dict[str, Any], version: str) -> None:
+    checked = [one for one in objects(values) if one["kind"] not in OPERATORS]
+    assert len(checked) >= 3
+    for one in checked:
+        if version < "1.30" and one["kind"] == "DaemonSet":  # rendered for the newest
+            for container in one["spec"]["template"]["spec"]["containers"]:
+                del container["securityContext"]["appArmorProfile"]
+        kubernetes_validate.validate(one, version, strict=True)
+
+
+def test_plain_manifests_are_fresh_and_kustomize_takes_them() -> None:
+    assert MANIFEST.read_text() == plain(), "run: .venv/bin/python -m tests.packages.manifests"
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is missing: kustomize was not run")
+    folder = REPOSITORY / "deploy/kustomize"
+    done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    made = list(yaml.safe_load_all(done.stdout))
+    assert {one["kind"] for one in made} == {"Namespace", "ServiceAccount", "ConfigMap", "DaemonSet"}
+    assert "image: registry.example/railscope:" in done.stdout
+
+
+def test_each_capability_is_one_of_the_services_and_has_its_reason_beside_it() -> None:
+    documented = (REPOSITORY / "deploy/README.md").read_text()
+    lines = [line.strip() for line in render(ALL | {"extraCapabilities": []})["daemonset"].splitlines()]
+    begin = lines.index("add:") + 1
+    end = lines.index("volumeMounts:")
+    reasons, names = lines[begin:end:2], lines[begin + 1 : end : 2]
+    assert names == ["- BPF", "- PERFMON", "- DAC_READ_SEARCH", "- SYS_PTRACE", "- SYS_ADMIN", "- NET_ADMIN"]
+    assert all(reason.startswith("# ") for reason in reasons)
+    assert all(f"CAP_{name.removeprefix('- ')}" in documented for name in names)
+    context = agent()["securityContext"]
+    assert context["capabilities"] == {"drop": ["ALL"], "add": ["BPF", "PERFMON", "DAC_READ_SEARCH", "SYS_PTRACE"]}
+    assert context["readOnlyRootFilesystem"]
+    assert not context["allowPrivilegeEscalation"]
+
+
+def test_the_agents_variables_and_configuration_are_those_it_takes(tmp_path: Path) -> None:
+    for values in ({}, ALL):
+        (tmp_path / "railscope.yml").write_text(only("ConfigMap", values | {"dashboards": {}})["data"]["railscope.yml"])
+        environment = {one["name"]: one.get("value", "node-1") for one in agent(values)["env"]}
+        environment = {name: value for name, value in environment.items() if name.startswith("RAILSCOPE_")}
+        command = [sys.executable, "-m", "railscope.agent.cli.main", "config", "show", str(tmp_path / "railscope.yml")]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+        for expected in ("node-1", "/run/railscope", ":9779"):
+            assert expected in done.stdout
+
+
+def test_gpus_are_the_runtimes_only_where_it_is_named() -> None:
+    assert "runtimeClassName" not in only("DaemonSet")["spec"]["template"]["spec"]
+    assert not [one for one in agent()["env"] if one["name"].startswith("NVIDIA_")]
+    assert only("DaemonSet", ALL)["spec"]["template"]["spec"]["runtimeClassName"] == "nvidia"
+    assert {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"} in agent(ALL)["env"]
+
+
+def test_the_pod_monitor_honours_the_ranks_labels_and_names_hosts_by_their_nodes() -> None:
+    monitor = only("PodMonitor", ALL)
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["honorLabels"] is True
+    assert endpoint["params"] == {"profile": ["lean"]}
+    assert endpoint["scheme"] == "https"
+    assert endpoint["relabelings"][0]["targetLabel"] == "instance"
+    assert endpoint["port"] in {port["name"] for port in agent(ALL)["ports"]}
+    assert monitor["spec"]["selector"]["matchLabels"] == only("DaemonSet", ALL)["spec"]["selector"]["matchLabels"]
+
+
+def test_rules_and_dashboards_are_what_the_project_ships() -> None:
+    rules = {one["metadata"]["name"]: one["spec"] for one in objects(ALL) if one["kind"] == "PrometheusRule"}
+    for name in ("recording", "alerts", "joins"):
+        shipped = yaml.safe_load((REPOSITORY / f"dashboards/rules/railscope-{name}.yml").read_text())
+        assert rules[f"railscope-{name}"] == shipped
+    boards = [one for one in objects(ALL) if one["kind"] == "ConfigMap" and "railscope.yml" not in one["data"]]
+    texts = {name: text for one in boards for name, text in one["data"].items()}
+    shipped_boards = {file.name: file.read_text() for file in (REPOSITORY / "dashboards/json").glob("*.json")}
+    assert {name: json.loads(text) for name, text in texts.items()} == {
+        name: json.loads(text) for name, text in shipped_boards.items()
+    }
+    assert all(one["metadata"]["labels"]["grafana_dashboard"] == "1" for one in boards)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"prot": 9780}, "prot"),
+        ({"port": 0}, "port"),
+        ({"extraCapabilities": ["CAP_SYSLOG"]}, "extraCapabilities"),
+        ({"config": {"web": {"listen_address": ":1"}}}, "config"),
+        ({"config": {"weB": {}}}, "weB"),
+        ({"hostPaths": {"state": "run"}}, "hostPaths"),
+        ({"podMonitor": {"profile": "thin"}}, "profile"),
+    ],
+)
+def test_wrong_values_are_refused_by_their_names(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(helm.HelmError) as refused:
+        render(values)
+    assert re.search(rf"\b{said}\b", str(refused.value))
