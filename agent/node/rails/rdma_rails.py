@@ -243,8 +243,11 @@ class RdmaRails:
         except (OSError, ValueError) as error:
             _log.warning("cannot determine which RDMA ports are rails: %s", error)
             return
-        self._mapped = {(entry.nic.device, entry.nic.port): entry for entry in mapped}
-        for entry in mapped:
+        before, self._mapped = self._mapped, {(entry.nic.device, entry.nic.port): entry for entry in mapped}
+        for key, entry in self._mapped.items():
+            known = before.get(key)
+            if known is not None and (known.rail, known.reason) == (entry.rail, entry.reason):
+                continue  # another port changed
             name = f"{entry.nic.device}:{entry.nic.port}"
             _log.info("%s is %s: %s", name, f"rail {entry.rail}" if entry.rail else "no rail", entry.reason)
 
