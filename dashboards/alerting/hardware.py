@@ -134,10 +134,10 @@ def _links(least: Thresholds) -> Iterator[Alert]:
         Group.HARDWARE,
         "RailscopeRailUncorrectable",
         Severity.WARNING,
-        f"rate({catalogue.RAIL_FEC_BLOCKS.where(_UNCORRECTABLE)}[15m]) > 0",
+        f"rate({catalogue.RAIL_FEC_BLOCKS.where(_UNCORRECTABLE)}[5m]) > 0",
         about="Each is a packet that was lost on the wire.",
         holds_for="10m",
-        because="A link that has just been trained counts some.",
+        because="A link that has just been trained counts some, and is out of the range by then.",
         summary=f"Error correction of {_OF_RAIL} fails",
         description="{{ $value | humanize }} blocks a second of {{ $labels.device }} arrive too damaged to be mended: "
         "packets are lost. Cable or module.",

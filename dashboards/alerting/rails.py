@@ -165,11 +165,19 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
             )
             unless on (cluster, rail)
             max_over_time({recorded.RAILS_DOWN}[5m]) >= {least.plane_hosts:g}
+            unless on ({HOST})
+            (
+              min_over_time(up[5m]) == 0
+              and on ({HOST})
+              changes({catalogue.AGENT_START_TIME}[10m]) > 0
+            )
             """
         ),
         about="Counters with severity page: a link that went down, retries exceeded, a fatal error of the card.  "
         "The increase is the event, and the five minutes of the range keep it visible.  What a switch did "
-        "to a whole plane is told by RailscopeRailPlaneDown.  A counter that appears has no 0 before it; the sum has.",
+        "to a whole plane is told by RailscopeRailPlaneDown.  A counter that appears has no 0 before it; the sum has.  "
+        "Where a host booted within the range its counters began anew, which is no event: it was silent, and its agent "
+        "is another one.",
         holds_for="30s",
         because="By then a rail or a plane that is down is told, and stands for its counters.",
         summary=f"{_COUNTER} of {_RAIL[0].lower()}{_RAIL[1:]} increased",

@@ -48,3 +48,22 @@ def test_a_device_whose_changes_are_not_counted_has_none() -> None:
     changes = CarrierChanges()
     changes.record(1, [device(None)], 0)
     assert changes.count(1, "eth0") is None
+
+
+def test_the_first_carrier_after_a_boot_is_no_change_and_every_later_one_is() -> None:
+    changes = CarrierChanges()
+    down = replace(device(1), carrier=False)
+    changes.record(1, [down], 0)
+    changes.record(1, [device(2)], SECOND_NS)
+    assert changes.count(1, "eth0") == 1
+    assert changes.changed_ns(1, "eth0") == SECOND_NS, "who waits for it is told"
+    changes.record(1, [replace(device(3), carrier=False)], 2 * SECOND_NS)
+    changes.record(1, [device(4)], 3 * SECOND_NS)
+    assert changes.count(1, "eth0") == 3
+
+
+def test_a_link_that_flaps_while_it_comes_up_counts_each_time() -> None:
+    changes = CarrierChanges()
+    changes.record(1, [replace(device(1), carrier=False)], 0)
+    changes.record(1, [device(4)], SECOND_NS)
+    assert changes.count(1, "eth0") == 4

@@ -1,7 +1,8 @@
 """How often devices gained or lost their carrier.
 
 A total begins with the kernel's own count, which is since the device was made, and never falls: a device that was made
-anew under the same name goes on where the one before ended.
+anew under the same name goes on where the one before ended.  The first carrier that a device gains is left out: where a
+machine boots, the agent may be there before its links are.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ class _Count:
     """The kernel's count at the last reading."""
     total: int
     seen_ns: int
+    had_carrier: bool
+    """It had one since it is watched, or this is not known."""
     changed_ns: int | None = None
     """When a change was noticed last; None: none was."""
 
@@ -42,13 +45,15 @@ class CarrierChanges:
             count = self._counts.get((netns, device.name))
             if count is None:
                 self._counts[netns, device.name] = _Count(
-                    device.index, device.carrier_changes, device.carrier_changes, now_ns
+                    device.index, device.carrier_changes, device.carrier_changes, now_ns, device.carrier is not False
                 )
                 continue
             more = max(0, device.carrier_changes - count.kernel) if device.index == count.index else 0
             if more:
-                count.total += more
+                came_up = more == 1 and bool(device.carrier) and not count.had_carrier
+                count.total += 0 if came_up else more
                 count.changed_ns = now_ns
+            count.had_carrier |= device.carrier is not False
             count.index, count.kernel, count.seen_ns = device.index, device.carrier_changes, now_ns
         for key, count in list(self._counts.items()):
             if key[0] == netns and now_ns - count.seen_ns > _FORGET_NS:
