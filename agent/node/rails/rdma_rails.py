@@ -245,8 +245,8 @@ class RdmaRails:
             return
         before, self._mapped = self._mapped, {(entry.nic.device, entry.nic.port): entry for entry in mapped}
         for key, entry in self._mapped.items():
-            known = before.get(key)
-            if known is not None and (known.rail, known.reason) == (entry.rail, entry.reason):
+            earlier = before.get(key)
+            if earlier is not None and (earlier.rail, earlier.reason) == (entry.rail, entry.reason):
                 continue  # another port changed
             name = f"{entry.nic.device}:{entry.nic.port}"
             _log.info("%s is %s: %s", name, f"rail {entry.rail}" if entry.rail else "no rail", entry.reason)
