@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 SCRAPES_PER_MINUTE: Final = 2
+RULES_MINUTES: Final = 4
+"""Between two evaluations.  Nothing that a life shows changes faster, and a sample counts for five minutes."""
 SOUND_MINUTES, FAULT_MINUTES, AFTER_MINUTES = 180, 48 * 60, 180
 
 
@@ -93,21 +95,22 @@ class Life:
     def test(self) -> dict[str, list[dict[str, object]]]:
         """A test of promtool's: the part of it that is about this life."""
         begun, end = SOUND_MINUTES + self.begins_minutes, SOUND_MINUTES + FAULT_MINUTES
+        assert begun % RULES_MINUTES == end % RULES_MINUTES == 0, self.name
         firing = f'ALERTS{{alertstate="firing",cluster="{self.name}"}}'
         samples = [
             {"labels": self._labels(alert, one), "value": 1} for alert, all_of in self.fires.items() for one in all_of
         ]
-        # Every minute from then on, without a gap.
+        # At every evaluation from then on, without a gap.
         minutes = end - begun
-        whole = [{**one, "value": minutes} for one in samples]
+        whole = [{**one, "value": minutes // RULES_MINUTES} for one in samples]
         return {
             "input_series": [one.written(self.name) for one in self.series],
             "promql_expr_test": [
-                {"expr": firing, "eval_time": f"{SOUND_MINUTES - 1}m"},
+                {"expr": firing, "eval_time": f"{SOUND_MINUTES - RULES_MINUTES}m"},
                 {"expr": firing, "eval_time": f"{begun}m", "exp_samples": [_named(one) for one in samples]},
                 {
-                    "expr": f"count_over_time({firing}[{minutes - 1}m30s])",
-                    "eval_time": f"{end - 1}m",
+                    "expr": f"count_over_time({firing}[{minutes - RULES_MINUTES}m30s])",
+                    "eval_time": f"{end - RULES_MINUTES}m",
                     "exp_samples": whole,
                 },
                 {"expr": firing, "eval_time": f"{end + self.ends_minutes}m"},
@@ -216,7 +219,7 @@ def _jobs() -> Iterator[Life]:
             _counter("railscope_collective_completed_seconds_total", size, 0.5, 0.5),
         ],
         {"RailscopeBusBandwidthFell": [{**size, **WARNING}]},
-        begins_minutes=30,
+        begins_minutes=32,
     )
 
 
@@ -293,7 +296,7 @@ def _rails() -> Iterator[Life]:
             for rank, connections in (("0", 8), ("1", 2))
         ],
         {"RailscopeCommFailedOver": [{**moved, **WARNING}]},
-        begins_minutes=1,
+        begins_minutes=4,
     )
     broken = {**PORT, "counter": "req_transport_retries_exceeded", "severity": "page"}
     yield Life(
@@ -314,7 +317,7 @@ def _rails() -> Iterator[Life]:
         "pinned",
         [_only_fault("railscope_rail_pinned", pinned, 1)],
         {"RailscopeRailCounterPinned": [{**pinned, **INFO}]},
-        begins_minutes=70,
+        begins_minutes=72,
     )
 
 
@@ -419,7 +422,7 @@ def _hardware() -> Iterator[Life]:
         "pcie errors",
         [_counter("railscope_pcie_errors_total", errors, 0, 1)],
         {"RailscopePcieErrors": [{**errors, **WARNING}]},
-        begins_minutes=30,
+        begins_minutes=32,
         ends_minutes=20,
     )
     gpu = {**HOST, "gpu": "3"}

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from railscope.dashboards import rules_files
-from tests.stack.lifetimes import LIVES, SCRAPES_PER_MINUTE, Life
+from tests.stack.lifetimes import LIVES, RULES_MINUTES, SCRAPES_PER_MINUTE, Life
 from tests.stack.prometheus import tool
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
@@ -21,7 +21,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     tests = [one.test() for one in LIVES]
     whole = {
         "rule_files": [str(rules_files.SHIPPED / name) for name in (rules_files.RECORDING, rules_files.ALERTS)],
-        "evaluation_interval": "1m",
+        "evaluation_interval": f"{RULES_MINUTES}m",
         "tests": [
             {
                 "interval": f"{60 // SCRAPES_PER_MINUTE}s",

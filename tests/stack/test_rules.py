@@ -14,6 +14,7 @@ import yaml
 from railscope.agent.facts.catalogue import METRICS
 from railscope.dashboards.alerting.alert import RUNBOOKS
 from tests.stack.fleet import SimulatedFleet, served
+from tests.stack.narrowed import Rules
 from tests.stack.prometheus import alert_annotations, prometheus, store_at, tool, until
 
 pytestmark = pytest.mark.stack
@@ -43,9 +44,16 @@ def test_promtool_accepts_every_rule() -> None:
     assert said.count("SUCCESS") == len(RULES) == 3
 
 
+@pytest.fixture(scope="module")
+def shipped() -> Rules:
+    return Rules.from_files(RULES)
+
+
 @pytest.mark.parametrize("file", TESTS, ids=lambda file: file.stem)
-def test_rules_give_what_their_tests_expect(file: Path) -> None:
-    assert "SUCCESS" in promtool("test", "rules", str(file))
+def test_rules_give_what_their_tests_expect(shipped: Rules, file: Path, tmp_path: Path) -> None:
+    """As `promtool test rules` of the file, which evaluates every rule at every step, at a small part of its cost."""
+    tests = shipped.narrowed(yaml.safe_load(file.read_text()), tmp_path)
+    assert promtool("test", "rules", *map(str, tests)).count("SUCCESS") == len(tests)
 
 
 def test_every_alert_is_tested_firing_and_not_firing() -> None:
