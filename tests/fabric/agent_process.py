@@ -20,6 +20,7 @@ from typing import Any, Self
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.faults.web import samples_of
+from tests.waiting import pause
 from tests.whole_host import observing_all
 
 RAILSCOPE = Path(sys.executable).with_name("railscope")
@@ -148,7 +149,7 @@ class AgentProcess:
 
     def comes_true(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait until something holds, for `seconds` at most; whether it does."""
-        deadline = time.monotonic() + seconds
-        while not (holds := condition()) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        began = time.monotonic()
+        while not (holds := condition()) and time.monotonic() < began + seconds:
+            pause(began)
         return holds

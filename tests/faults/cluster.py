@@ -22,13 +22,13 @@ from typing import Any, Final, Self
 
 from railscope.testbed.hosts import MANAGEMENT_SWITCH_ADDRESS, Fabric, Host
 from tests.faults.web import Sample, WebError, get, instant_query, samples_of
+from tests.waiting import pause
 
 RAILSCOPE: Final = Path(sys.executable).with_name("railscope")
 AGENT_PORT: Final = 9779
 PROMETHEUS_PORT: Final = 9090
 READY_SECONDS: Final = 60.0
 LEAVE_SECONDS: Final = 10.0
-_POLL_SECONDS: Final = 0.05
 
 
 class ClusterError(RuntimeError):
@@ -41,11 +41,11 @@ def until(condition: Callable[[], bool], what: str, seconds: float = READY_SECON
     Raises:
         ClusterError: it does not hold within `seconds`.
     """
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
     while not condition():
-        if time.monotonic() > deadline:
+        if time.monotonic() > began + seconds:
             raise ClusterError(f"{what}: not within {seconds:g} s")
-        time.sleep(_POLL_SECONDS)
+        pause(began)
 
 
 def program(name: str, package: str) -> str:
