@@ -416,16 +416,27 @@ class _Demo:
                 next_view += _VIEW_SECONDS
 
     def _await_attached(self, pids: Sequence[int]) -> Mapping[tuple[str, str], RailFacts]:
-        """Wait until the job is observed; returns its rails as they are before it begins."""
+        """Wait until the job is observed; returns its rails as they are before it begins.
+
+        What is below NCCL's calls is waited for half as long: not every kernel lets it be seen.
+        """
         deadline = time.monotonic() + _ATTACH_SECONDS
-        while time.monotonic() < deadline:
+        while (left := deadline - time.monotonic()) > 0:
             if self._observer.observes(pids):
-                rails = self._rails_of(self._observer.snapshot())
+                snapshot = self._observer.snapshot()
+                rails = self._rails_of(snapshot)
                 read = all(rail.transmit_bytes is not None for rail in rails.values())
-                if read and {netns for netns, _ in rails} == set(self._namespaces):
+                seen = self._is_all_probed(snapshot) or left < _ATTACH_SECONDS / 2
+                if read and seen and {netns for netns, _ in rails} == set(self._namespaces):
                     return rails
             time.sleep(0.02)
         raise TestbedError(f"the agent did not find the job's {len(pids)} processes within {_ATTACH_SECONDS:.0f} s")
+
+    def _is_all_probed(self, snapshot: Snapshot) -> bool:
+        """Whether NCCL is observed as far as it can be: what it does before that would be missing below its calls."""
+        levels = snapshot.health.probes.levels
+        reached = bool(levels) and all(one.level == one.highest for one in levels)
+        return self._library.nccl is None or reached
 
     def _rails_of(self, snapshot: Snapshot) -> Mapping[tuple[str, str], RailFacts]:
         return {(rail.netns, rail.device): rail for rail in snapshot.rails if rail.netns in self._namespaces}
