@@ -1,4 +1,4 @@
-"""Whether an agent harms the jobs that it observes: `python -m tests.soak.harm [--jobs N] [--seed N]`.
+"""Whether an agent harms the jobs that it observes: `python -m tests.soak.harm [--jobs N] [--seed N] …`, see --help.
 
 Short jobs of the real NCCL run in pairs of the same draw: one bare, one while agents come, go, are stopped and are
 killed at random moments.  Whatever can happen to a job happens to bare ones too, on a stand-in for CUDA and on a busy
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import random
 import signal
@@ -31,7 +32,12 @@ from tests.soak.__main__ import APART
 
 _HANG_SECONDS: Final = 60.0
 _PATTERNS: Final = (
-    *(("allreduce", 2000), ("mixed", 120), ("grouped", 300), ("sendrecv", 1000), ("everything", 4), ("graph", 200)),
+    ("allreduce", 2000),
+    ("mixed", 120),
+    ("grouped", 300),
+    ("sendrecv", 1000),
+    ("everything", 4),
+    ("graph", 200),
 )
 """Patterns of the driver, and iterations that take some seconds."""
 _RESTS: Final = (0.0, 1.5)
@@ -45,6 +51,11 @@ class Outcome(StrEnum):
     HUNG = "hung"
     FAILED = "failed"
     WRONG = "wrong result"
+    UNOBSERVED = "no agent in time"
+    """An agent was not ready within a minute, on a machine that gave it no time: nothing is said of the job."""
+
+
+_NO_FAULT: Final = frozenset({Outcome.FINE, Outcome.UNOBSERVED})
 
 
 class Life(StrEnum):
@@ -74,20 +85,12 @@ class Draw:
     rests_seconds: tuple[float, ...]
 
     @classmethod
-    def make(cls, chance: random.Random) -> Draw:
-        pattern, iterations = chance.choice(
-            (
-                ("allreduce", 2000),
-                ("mixed", 120),
-                ("grouped", 300),
-                ("sendrecv", 1000),
-                ("everything", 4),
-                ("graph", 200),
-            )
-        )
+    def make(cls, chance: random.Random, work: float = 1.0) -> Draw:
+        """`work`: so much of the usual iterations."""
+        pattern, iterations = chance.choice(_PATTERNS)
         return cls(
             pattern=pattern,
-            iterations=iterations,
+            iterations=max(1, round(iterations * work)),
             size_bytes=1 << chance.randint(8, 18),
             communicators=chance.randint(1, 3),
             ranks_per_host=chance.randint(1, 2),
@@ -110,11 +113,15 @@ class Result:
     said: str = ""
 
 
-def run_pairs(fabric: Fabric, double: Double, jobs: int, seed: int) -> Iterator[Result]:
-    """Run so many jobs bare and as many observed, in turn."""
-    chance = random.Random(seed)
+def run_pairs(
+    fabric: Fabric, double: Double, jobs: int, seed: int, seconds: float = math.inf, work: float = 1.0
+) -> Iterator[Result]:
+    """Run so many jobs bare and as many observed, in turn; no new pair once `seconds` are over."""
+    chance, end = random.Random(seed), time.monotonic() + seconds
     for number in range(jobs):
-        draw = Draw.make(chance)
+        if time.monotonic() >= end:
+            return
+        draw = Draw.make(chance, work)
         for observed in (False, True) if number % 2 else (True, False):
             with tempfile.TemporaryDirectory(prefix="railscope-harm-") as folder:
                 yield _run(fabric, double, draw, observed, Path(folder))
@@ -135,15 +142,17 @@ def _run(fabric: Fabric, double: Double, draw: Draw, observed: bool, folder: Pat
     )
     with contextlib.ExitStack() as stack:
         agents = stack.enter_context(_Agents()) if observed else None
-        if agents is not None and draw.life is not Life.COMES:
-            agents.begin()
         try:
+            if agents is not None and draw.life is not Life.COMES:
+                agents.begin()
             with job:
                 job.ready(_HANG_SECONDS)
                 job.start()
                 if agents is not None:
                     agents.live(draw, job)
                 reports = job.wait(_HANG_SECONDS)
+        except AssertionError as error:
+            return Result(draw, observed, Outcome.UNOBSERVED, float("nan"), str(error))
         except JobError as error:
             hung = "did not" in str(error).splitlines()[0]
             return Result(draw, observed, Outcome.HUNG if hung else Outcome.FAILED, float("nan"), str(error))
@@ -231,7 +240,7 @@ def table(results: Sequence[Result]) -> str:
         )
     for life in Life:
         of_life = [one for one in results if one.observed and one.draw.life is life]
-        bad = [one for one in of_life if one.outcome is not Outcome.FINE]
+        bad = [one for one in of_life if one.outcome not in _NO_FAULT]
         lines.append(f"  agents: {life:24}{len(of_life):>6} jobs, {len(bad)} not fine")
     return "\n".join(lines)
 
@@ -251,6 +260,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak.harm", description=__doc__)
     parser.add_argument("--jobs", metavar="N", type=int, default=500, help="jobs bare, and as many observed")
     parser.add_argument("--seed", metavar="N", type=int, default=1)
+    parser.add_argument("--seconds", metavar="N", type=float, default=math.inf, help="begin no pair after so long")
+    parser.add_argument(
+        "--work", metavar="RATIO", type=float, default=1.0, help="of the usual iterations, for a machine that is busy"
+    )
     parser.add_argument("--apart", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.apart:
@@ -258,15 +271,15 @@ def main() -> int:
         os.execvp(words[0], words)
     results: list[Result] = []
     with Fabric(hosts=2, rails=2) as fabric:
-        for result in run_pairs(fabric, build(), options.jobs, options.seed):
+        for result in run_pairs(fabric, build(), options.jobs, options.seed, options.seconds, options.work):
             results.append(result)
             if result.outcome is not Outcome.FINE:
                 half = "observed" if result.observed else "bare"
                 print(f"{half}, {result.outcome}: {result.draw}\n{result.said}", flush=True)
             if len(results) % 50 == 0:
-                print(f"{len(results)} of {2 * options.jobs} jobs", file=sys.stderr, flush=True)
+                print(f"{len(results)} of {2 * options.jobs} jobs\n{table(results)}", file=sys.stderr, flush=True)
     print(table(results))
-    bad = Counter(one.observed for one in results if one.outcome is not Outcome.FINE)
+    bad = Counter(one.observed for one in results if one.outcome not in _NO_FAULT)
     return int(bad[True] > bad[False])
 
 
