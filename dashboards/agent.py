@@ -264,10 +264,35 @@ def _observed() -> list[AnyPanel]:
         ),
         timeseries(
             "Level",
-            "Observation level of each NCCL library: 0 counts, 1 completion, 2 rails, 3 all.",
+            "Observation level of each NCCL library: -1 watch, 0 counts, 1 completion, 2 rails, 3 all.",
             "short",
             query(catalogue.PROBE_LEVEL.where(HOST), "{{instance}} {{nccl_version}} {{library}}"),
             largest=3,
+        ).min(-1),
+        timeseries(
+            "Calls without a probe",
+            "Collectives that met no probe, at level watch, by NCCL's own numbers; and the 20 ranks with the most.",
+            "cps",
+            query(
+                f"sum by (op) (rate({catalogue.COLLECTIVE_ESTIMATED_CALLS.where(HOST)}[$__rate_interval]))", "{{op}}"
+            ),
+            query(
+                f"topk(20, rate({catalogue.COMM_ESTIMATED.where(HOST)}[$__rate_interval]))", "{{comm}} rank {{rank}}"
+            ),
+        ),
+        timeseries(
+            "Payload without a probe",
+            "Estimated payload of these collectives, and its standard error.",
+            "Bps",
+            query(
+                f"sum by (op) (rate({catalogue.COLLECTIVE_ESTIMATED_PAYLOAD_BYTES.where(HOST)}[$__rate_interval]))",
+                "{{op}}",
+            ),
+            query(
+                f"sum by (op) ({catalogue.COLLECTIVE_ESTIMATED_PAYLOAD_ERROR.where(HOST)} "
+                f"* rate({catalogue.COLLECTIVE_ESTIMATED_PAYLOAD_BYTES.where(HOST)}[$__rate_interval]))",
+                "{{op}}: error",
+            ),
         ),
         table(
             "Programs that are not attached",

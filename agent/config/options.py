@@ -215,13 +215,14 @@ OPTIONS: Final = (
     _text("loader", "--loader", "probes.loader", one_of("auto", "libbpf", "bcc"), "auto|libbpf|bcc", "auto",
           "BPF loader: libbpf, bcc (compiles the programs on this host at the agent's start), or bcc only if libbpf "
           "cannot load them (auto)"),
-    _text("level", "--level", "probes.level", one_of("auto", "counts", "completion", "rails", "all"),
-          "auto|counts|completion|rails|all", "auto",
-          "observation level: calls only (counts), also completed operations (completion), also every message to a "
-          "network device (rails), also every kernel launch (all); auto: the highest level that the budget allows"),
+    _text("level", "--level", "probes.level", one_of("auto", "watch", "counts", "completion", "rails", "all"),
+          "auto|watch|counts|completion|rails|all", "auto",
+          "observation level: NCCL's own numbers of collectives, with no probe on calls (watch), every call (counts), "
+          "also completed operations (completion), also every message to a network device (rails), also every kernel "
+          "launch (all); auto: the highest level that the budget allows"),
     _text("budget_ratio", "--budget", "probes.budget", percentage(0.01, 100), "PERCENT", "1%",
-          "maximum share of the observed threads' CPU time that probes may cost; counting calls is included and "
-          "never switched off"),
+          "maximum share of the observed threads' CPU time that probes may cost; counting calls is included, and "
+          "given up last, at four times the budget, where NCCL numbers collectives itself (level watch)"),
     _text("probe_attach", "--probe.attach", "probes.attach", one_of("auto", "multi", "perf"), "auto|multi|perf", "auto",
           "how probes attach: uprobe_multi links (kernel 6.6 and newer), perf events, or whichever works (auto)"),
     _text("probe_enqueue_time", "--probe.enqueue-time", "probes.enqueue_time", one_of("auto", "session", "pair", "off"),

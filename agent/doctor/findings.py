@@ -66,6 +66,8 @@ class LibraryReport:
     attach_refusal: str
     highest_level: str
     """How much can be observed beyond calls: `counts` (nothing), `completion`, `rails`, `all`."""
+    watchable: bool
+    """Whether it can be observed without a probe on its calls (level `watch`)."""
     completion_unseen: str
     """Why nothing tells when operations are complete, whatever the level; empty where something does."""
     failover: str

@@ -34,6 +34,7 @@ from railscope.probes.loading.links import AttachKind, Links
 from railscope.probes.nccl.functions.internals import Level
 from railscope.probes.nccl.functions.probe_points import ProbePoints
 from railscope.probes.nccl.layouts.layout import CommLayout, Layouts
+from railscope.probes.nccl.memory.sequence_numbers import sequence_layout
 from railscope.probes.nccl.programs.calls import NcclPrograms
 from railscope.probes.nccl.programs.internals import Internals
 from railscope.probes.nccl.records.internals import layout_record
@@ -208,6 +209,7 @@ def _report(library: Library, attacher: LeashedAttacher, inspection: Inspection)
         attach="refused" if refusal else "accepted" if attacher.tries else "not tried",
         attach_refusal=refusal,
         highest_level=level_name(below.level),
+        watchable=below.watchable,
         completion_unseen=below.completion_unseen,
         failover=below.failover,
     )
@@ -218,6 +220,7 @@ class _BelowCalls:
     """What a library lets us see below its calls."""
 
     level: Level
+    watchable: bool
     completion_unseen: str
     """Why completion is not seen; empty where it is."""
     failover: str
@@ -229,13 +232,14 @@ def _below_calls(library: Library, inspection: Inspection) -> _BelowCalls:
     try:
         found = inspection.ask(library.tenant, question, (library.descriptor,)).answer
     except NotYet:
-        return _BelowCalls(Level.COUNTS, why := "it could not be read in time", f"not seen: {why}")
+        return _BelowCalls(Level.COUNTS, False, why := "it could not be read in time", f"not seen: {why}")
     except Refused as refused:
-        return _BelowCalls(Level.COUNTS, why := f"it cannot be read: {refused}", f"not seen: {why}")
+        return _BelowCalls(Level.COUNTS, False, why := f"it cannot be read: {refused}", f"not seen: {why}")
     structures = Layouts.load().structures(library.build_id)
     layout = layout_record(structures)
     return _BelowCalls(
         highest_level(found.internals, layout),
+        sequence_layout(structures, library.nccl_version) is not None,
         completion_unseen(found.internals, layout),
         failover_seen(found.failover, structures, library.nccl_version),
     )
@@ -259,10 +263,11 @@ def _layout_words(source: str) -> str:
 
 def _finding(report: LibraryReport) -> Finding:
     count = "1 process" if report.processes == 1 else f"{report.processes} processes"
+    lowest = level_name(Level.WATCH if report.watchable else Level.COUNTS)
     what = (
         f"{report.path}: NCCL {report.nccl_version}, in {count}, through {report.through}, "
-        f"{_layout_words(report.layout_source)}, attach {report.attach}, level up to {report.highest_level}, "
-        f"failover {report.failover}"
+        f"{_layout_words(report.layout_source)}, attach {report.attach}, level {lowest} to "
+        f"{report.highest_level}, failover {report.failover}"
     )
     if report.attach == "refused":
         return Finding("NCCL library", "problem", f"{what}: {report.attach_refusal}", privilege_remedy())

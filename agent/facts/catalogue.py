@@ -121,6 +121,24 @@ COLLECTIVE_PAYLOAD_BYTES: Final = _counter(
     "Payload in bytes (count x dtype size) passed to NCCL on this node, counted exactly in the kernel; includes "
     "processes that have ended.",
 )
+COLLECTIVE_ESTIMATED_CALLS: Final = _counter(
+    "collective_estimated_calls",
+    "op",
+    "Collectives on this node that met no probe, at probe_level -1 (watch), by NCCL's own numbers. They are in "
+    "comm_enqueued_total, and not in collective_calls_total. Absent until there are any.",
+)
+COLLECTIVE_ESTIMATED_PAYLOAD_BYTES: Final = _counter(
+    "collective_estimated_payload_bytes",
+    "op",
+    "Estimated payload in bytes of the collectives in collective_estimated_calls_total, by the mean of collectives "
+    "that are counted for a second now and then. Absent if none were yet.",
+)
+COLLECTIVE_ESTIMATED_PAYLOAD_ERROR: Final = _gauge(
+    "collective_estimated_payload_error_ratio",
+    "op",
+    "Standard error of collective_estimated_payload_bytes_total, as a share of it. Absent until collectives were "
+    "counted at two moments.",
+)
 COLLECTIVE_SIZE_BYTES: Final = _histogram(
     "collective_size_bytes",
     "op",
@@ -162,13 +180,19 @@ COMM_ENQUEUED: Final = _counter(
     "comm_enqueued",
     "comm rank",
     "Operations that this rank enqueued on this communicator since the agent attached. All ranks of a communicator "
-    "advance together.",
+    "advance together. At probe_level -1 (watch) it is estimated: see comm_estimated_total.",
+)
+COMM_ESTIMATED: Final = _counter(
+    "comm_estimated",
+    "comm rank",
+    "Operations in comm_enqueued_total that met no probe, at probe_level -1 (watch): they are estimated by NCCL's own "
+    "numbers. Absent where there are none.",
 )
 COMM_COUNTED_FROM_START: Final = _gauge(
     "comm_counted_from_start",
     "comm rank",
-    "0 if the agent attached after the first operation of the communicator, so comm_enqueued_total is not comparable "
-    "between its ranks; absent otherwise.",
+    "0 if the agent attached after the first operation of the communicator, or some met no probe, so "
+    "comm_enqueued_total is not comparable between its ranks; absent otherwise.",
 )
 COMM_ENDED: Final = _gauge(
     "comm_ended",
@@ -800,8 +824,9 @@ PROBE_ATTACHED: Final = _gauge(
 PROBE_LEVEL: Final = _gauge(
     "probe_level",
     "library nccl_version",
-    "Observation level of this NCCL library: 0 counts (calls), 1 completion (also completed operations), 2 rails "
-    "(also every message to a network device), 3 all (also every kernel launch).",
+    "Observation level of this NCCL library: -1 watch (NCCL's own numbers, no probe on calls), 0 counts (calls), "
+    "1 completion (also completed operations), 2 rails (also every message to a network device), 3 all (also every "
+    "kernel launch).",
 )
 PROBE_LAYOUT_INFO: Final = _gauge(
     "probe_layout_info",

@@ -76,6 +76,8 @@ class CommunicatorFacts:
     identity: RankIdentity
     enqueued: int
     """Operations given to NCCL on this communicator so far."""
+    estimated: int = field(default=0, kw_only=True)
+    """Of those, such as met no probe, by NCCL's own numbers (agent/node/collectives/watched.py)."""
     ops: tuple[OpTotal, ...]
     alive: bool
     """False once the communicator was destroyed or its process ended; it stays readable for a while."""
@@ -374,7 +376,7 @@ class AttachedProbe:
 
 @dataclass(frozen=True, slots=True)
 class ProbeLevel:
-    """How much is observed of one library: 0 counts, 1 completion, 2 rails, 3 all (probes/nccl's `Level`)."""
+    """How much is observed of one library: -1 watch, 0 counts, 1 completion, 2 rails, 3 all (probes/nccl's `Level`)."""
 
     library: str
     nccl_version: str
@@ -628,12 +630,26 @@ class JobSteps:
 
 
 @dataclass(frozen=True, slots=True)
+class EstimatedCalls:
+    """Calls of one operation that met no probe, as NCCL's own numbers tell them (agent/node/collectives/watched.py)."""
+
+    op: str
+    calls: int
+    payload_bytes: int | None
+    """From the mean payload of calls that were counted for a moment; None: none were yet."""
+    payload_error_ratio: float | None
+    """Standard error of the payload, as a share of it; None: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeCollectives:
     """The NCCL calls of this node's programs and their completion; built by agent/node/collectives."""
 
     totals: tuple[CollectiveTotal, ...] = ()
     sizes: tuple[OpHistogram, ...] = ()
     """Payload of a call, bytes."""
+    estimated: tuple[EstimatedCalls, ...] = ()
+    """Beside the totals."""
     enqueue_times: tuple[OpHistogram, ...] = ()
     """Host time of a call, seconds."""
     communicators: tuple[CommunicatorFacts, ...] = ()

@@ -67,6 +67,8 @@ class InFlight:
     """Another rank is seen to wait for this one in it."""
     missing: bool = False
     """All others wait in it for this rank, whose process sleeps and does not read what it is sent."""
+    estimated: bool = False
+    """No probe is on calls: when the last one was made, and how many were, is known by NCCL's own numbers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,6 +229,16 @@ def _collectives(collectives: NodeCollectives) -> Iterator[Draft]:
     yield Draft(
         catalogue.COLLECTIVE_PAYLOAD_BYTES, (((one.op, one.dtype, one.gpu), one.payload_bytes) for one in totals)
     )
+    estimated = collectives.estimated
+    yield Draft(catalogue.COLLECTIVE_ESTIMATED_CALLS, (((one.op,), one.calls) for one in estimated))
+    yield Draft(
+        catalogue.COLLECTIVE_ESTIMATED_PAYLOAD_BYTES,
+        (((one.op,), one.payload_bytes) for one in estimated if one.payload_bytes is not None),
+    )
+    yield Draft(
+        catalogue.COLLECTIVE_ESTIMATED_PAYLOAD_ERROR,
+        (((one.op,), one.payload_error_ratio) for one in estimated if one.payload_error_ratio is not None),
+    )
     yield Draft(catalogue.COLLECTIVE_SIZE_BYTES, histograms=(((one.op,), one.histogram) for one in collectives.sizes))
     yield Draft(
         catalogue.COLLECTIVE_ENQUEUE_SECONDS,
@@ -282,6 +292,7 @@ def _communicators(communicators: tuple[CommunicatorFacts, ...]) -> Iterator[Dra
     yield Draft(catalogue.COMM_INFO, ((info(one), 1) for one in identities), more_labels=job_labels)
     ranks = [(one.identity.key, one) for one in communicators]
     yield Draft(catalogue.COMM_ENQUEUED, ((rank, one.enqueued) for rank, one in ranks))
+    yield Draft(catalogue.COMM_ESTIMATED, ((rank, one.estimated) for rank, one in ranks if one.estimated))
     yield Draft(catalogue.COMM_COUNTED_FROM_START, ((rank, 0) for rank, one in ranks if not one.whole))
     living = {rank for rank, one in ranks if one.alive}
     # A name that is not known may be another communicator's, and where jobs fix NCCL's id the next one has the same.

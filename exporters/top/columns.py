@@ -108,6 +108,13 @@ _TRAFFIC: Final[tuple[Column[Any], ...]] = (
     ),
 )
 """Of whatever has a line rate: a rail, or the NVLinks of a GPU."""
+
+
+def _calls(rank: RankView) -> str:
+    """With a tilde where NCCL's own numbers tell of them, and no probe."""
+    return f"{'~' if rank.calls_estimated else ''}{format_amount(rank.calls_per_second)}"
+
+
 RANK_COLUMNS: Final[tuple[Column[RankView], ...]] = (
     Column(
         "COMM",
@@ -125,7 +132,7 @@ RANK_COLUMNS: Final[tuple[Column[RankView], ...]] = (
     ),
     Column("GPU", 3, lambda one: one.identity.gpu, lambda one: numeric_sort_key(one.identity.gpu), amount=False),
     Column("OP", 13, _op, lambda one: one.op or None, amount=False),
-    Column("CALLS/s", 7, lambda one: format_amount(one.calls_per_second), lambda one: one.calls_per_second),
+    Column("CALLS/s", 7, _calls, lambda one: one.calls_per_second),
     Column(
         "PAYLOAD/s",
         9,

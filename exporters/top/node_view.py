@@ -39,6 +39,8 @@ class RankView:
     cannot be known."""
     calls_per_second: float | None
     """Calls and what replayed graphs ran."""
+    calls_estimated: bool
+    """Some of these calls met no probe: NCCL's own numbers tell of them."""
     payload_bytes_per_second: float | None
     mean_seconds: float | None
     """How long the operations took that completed between the scrapes."""
@@ -174,6 +176,7 @@ def _ranks(before: NodeScrape | None, now: NodeScrape, span: float | None) -> tu
                 identity=rank.identity,
                 op=stall.op if stall is not None else called,
                 calls_per_second=_calls_per_second(old, rank, span),
+                calls_estimated=old is not None and bool(increase(old.estimated or 0.0, rank.estimated)),
                 payload_bytes_per_second=None if payload is None or span is None else payload / span,
                 mean_seconds=None
                 if old is None

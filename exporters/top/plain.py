@@ -91,6 +91,7 @@ def _of_rank(rank: RankView) -> dict[str, Value]:
         "threads": rank.process.threads,
         "op": rank.op,
         "calls_per_second": rank.calls_per_second,
+        "calls_estimated": 1 if rank.calls_estimated else None,
         "payload_bytes_per_second": rank.payload_bytes_per_second,
         "mean_seconds": rank.mean_seconds,
         "inflight_seconds": rank.inflight_seconds,

@@ -60,6 +60,8 @@ class ScrapedRank:
     enqueued: float | None
     late: bool
     """Whether the agent came after its first call, so that `enqueued` compares with no other rank's."""
+    estimated: float | None
+    """Of those that were enqueued, such as met no probe."""
     sequence: float | None
     """Collectives by NCCL's own numbers, which compare all the same."""
     completed: float | None
@@ -277,6 +279,7 @@ def _ranks(samples: _Samples) -> dict[RankKey, ScrapedRank]:
     of_rank = ("comm", "rank")
     enqueued = samples.sum_by(catalogue.COMM_ENQUEUED.name, *of_rank)
     from_start = samples.sum_by(catalogue.COMM_COUNTED_FROM_START.name, *of_rank)
+    estimated = samples.sum_by(catalogue.COMM_ESTIMATED.name, *of_rank)
     sequence = samples.sum_by(catalogue.COMM_SEQUENCE.name, *of_rank)
     completed = samples.sum_by(catalogue.COMM_COMPLETED.name, *of_rank)
     replayed = samples.sum_by(catalogue.COMM_REPLAYED.name, *of_rank)
@@ -297,6 +300,7 @@ def _ranks(samples: _Samples) -> dict[RankKey, ScrapedRank]:
             identity=rank_identity_from_labels(comm, rank, labels, job),
             enqueued=enqueued.get(key),
             late=from_start.get(key) == 0,
+            estimated=estimated.get(key),
             sequence=sequence.get(key),
             completed=completed.get(key),
             replayed=replayed.get(key),

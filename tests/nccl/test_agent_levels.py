@@ -28,7 +28,7 @@ def test_a_job_that_costs_more_than_the_budget_loses_levels_and_no_count(
     calls = 30_000
     with Job(two_hosts, tmp_path, double, iterations=calls, size_bytes=1_024, hold=True) as job:
         pids = job.ready()
-        with AgentProcess("--pid", *map(str, pids), "--budget", "0.05%") as agent:
+        with AgentProcess("--pid", *map(str, pids), "--budget", "0.5%") as agent:
             agent.until(lambda: level(agent) == 2)
             job.start()
             agent.until(lambda: level(agent) == 0)
@@ -53,12 +53,12 @@ def test_an_agent_that_comes_to_a_running_job_of_small_calls_counts_alone_unless
         job.start()
         # So small a budget that no level beyond counts is tried before ten seconds, however slow this machine is.
         log = tmp_path / "agent.log"
-        with AgentProcess("--pid", *map(str, pids), "--budget", "0.05%", log=log) as agent:
+        with AgentProcess("--pid", *map(str, pids), "--budget", "0.5%", log=log) as agent:
             assert level(agent) == 0
             agent.until(lambda: "counts: a job ran before the agent" in log.read_text())
             agent.until(lambda: min(by_rank(agent, "railscope_comm_enqueued_total").values(), default=0) > 100)
             assert level(agent) == 0
-        with AgentProcess("--pid", *map(str, pids), "--budget", "0.05%", "--level", "rails") as agent:
+        with AgentProcess("--pid", *map(str, pids), "--budget", "0.5%", "--level", "rails") as agent:
             assert level(agent) == 2
 
 

@@ -33,7 +33,7 @@ def has_begun(agent: AgentProcess) -> bool:
     return len(calls) == 2 and min(calls) > CALLS
 
 
-@pytest.mark.parametrize("level", ["all", "counts"])
+@pytest.mark.parametrize("level", ["all", "counts", "watch"])
 def test_a_stopped_rank_is_named_by_itself_and_by_the_one_that_waits(
     two_hosts: Fabric, double: Double, tmp_path: Path, level: str
 ) -> None:
@@ -42,6 +42,8 @@ def test_a_stopped_rank_is_named_by_itself_and_by_the_one_that_waits(
         with AgentProcess("--pid", *map(str, pids), "--level", level, *LIMITS) as agent:
             job.start()
             agent.until(lambda: has_begun(agent))
+            if level == "watch":
+                agent.until(lambda: len(agent.samples("railscope_comm_estimated_total")) == 2)
             assert stalls(agent) == {}
             os.kill(pids[1], signal.SIGSTOP)
             try:
@@ -57,6 +59,7 @@ def test_a_stopped_rank_is_named_by_itself_and_by_the_one_that_waits(
     assert (found[0]["cause"], found[0]["blamed_rank"]) == ("rank_behind", 1)
     assert {stall["op"] for stall in found.values()} == {"AllReduce"}
     assert found[0]["strength"] == ("strong" if level == "all" else "weak")
+    assert any("estimated" in sentence for sentence in found[0]["evidence"]) is (level == "watch"), found[0]["evidence"]
     assert {stall["rank"] for stall in ended} == {0, 1}
     assert all(stall["seconds"] >= 1 for stall in ended)
 

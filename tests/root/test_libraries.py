@@ -45,7 +45,9 @@ class RecordingAttacher:
 
     def attach(self, path: str, points: ProbePoints, library: int, layout: CommLayout | None, *, pid: int = 0) -> Links:
         del path, library, layout, pid
-        self.asked.append(points)
+        # A library's calls have links of their own.
+        if points.calls or points.calls_entry_only or self.refuses:
+            self.asked.append(points)
         if self.refuses:
             raise KernelRefusal(errno.EPERM, "the kernel does not allow probes")
         return Links()
@@ -396,6 +398,29 @@ def test_probes_linger_for_the_next_process_and_come_off_when_none_comes(tmp_pat
         clock.now_ns += 60 * 10**9
         found.expire()
         assert found.libraries == ()
+
+
+def test_the_probes_on_calls_come_off_and_go_back_while_the_others_stay(tmp_path: Path) -> None:
+    path, attacher = library(tmp_path / "libnccl.so.2"), RecordingAttacher()
+    with Caller(path) as job, discovering(job.pid, attacher=attacher) as found:
+        found.scan()
+        (one,) = found.libraries
+        assert [probe.program for probe in one.probes()] == ["calls", "init", "end"]
+        assert found.set_watched({one.number}) == []
+        assert one.calls is None
+        assert one.detaching is not None
+        one.detaching.result(60)
+        assert found.uncounted == {one.number}
+        assert [probe.program for probe in one.probes()] == ["init", "end"], "nothing is missing there"
+        found.scan()
+        assert found.uncounted == {one.number}
+        attacher.refuses = True
+        (error,) = found.set_watched(())
+        assert "its calls cannot be counted again" in error
+        attacher.refuses = False
+        assert found.set_watched(()) == []
+        assert found.uncounted == frozenset()
+        assert one.links is not None
 
 
 def test_a_tenant_has_a_share_of_the_places_and_what_lingers_makes_room(

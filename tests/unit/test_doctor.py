@@ -40,7 +40,7 @@ REPOSITORY: Final = Path(__file__).resolve().parents[2]
 BPF, PERFMON, SYS_ADMIN, SYS_PTRACE, DAC_READ_SEARCH, DAC_OVERRIDE = 39, 38, 21, 19, 2, 1
 
 LIBRARY = LibraryReport(
-    *("/usr/lib/libnccl.so.2", "2.27.7", "build-id", "ncclEnqueueCheck", 10, (), 8, "accepted", "", "rails", ""),
+    *("/usr/lib/libnccl.so.2", "2.27.7", "build-id", "ncclEnqueueCheck", 10, (), 8, "accepted", "", "rails", True, ""),
     failover="not in this version, but from 2.29.7 on",
 )
 RAIL = RailReport(4026531840, True, "eth2", "0", "configured: eth2", "physical", True, True, 25_000_000_000)

@@ -60,10 +60,14 @@ class Job:
     processes: int = 1
     available: Level = Level.ALL
     busy_factor: float = 1.0
+    lowest: Level = Level.COUNTS
 
     def tick(self) -> Level:
         interval = Interval(SECOND_NS, seen(self.rates, self.governor.allowed_level(self.available)))
-        return self.governor.decide(Measured(interval, self.processes, self.available, self.busy_factor))
+        unprobed = self.rates.calls - interval.hits.calls
+        return self.governor.decide(
+            Measured(interval, self.processes, self.available, self.busy_factor, self.lowest, unprobed)
+        )
 
     def ticks(self, number: int) -> list[Level]:
         return [self.tick() for _ in range(number)]
@@ -109,6 +113,53 @@ def test_what_is_far_over_the_budget_without_rails_too_is_given_up_together_with
     job.rates = LIGHT
     assert max(job.ticks(FIRST_WAIT_NS // SECOND_NS - 1)) is Level.COUNTS, "completion was taken back too, and waits"
     assert job.ticks(120)[-1] >= Level.RAILS
+
+
+FRANTIC = Hits(calls=100_000, proxy_post=100_000, proxy_stop=100_000)
+
+
+def test_exact_counts_are_given_up_last_and_only_where_nccl_numbers_calls() -> None:
+    assert load(FRANTIC, Level.COUNTS) > 0.04
+    assert Job(Governor(CALIBRATION), FRANTIC).ticks(60)[-1] is Level.COUNTS
+    job = Job(Governor(CALIBRATION), FRANTIC, lowest=Level.WATCH)
+    levels = job.ticks(10)
+    assert levels[-1] is Level.WATCH
+    assert levels.count(Level.COUNTS) >= 2, "one tick is not enough"
+    assert job.governor.reason.startswith("counts to watch: ")
+    assert set(job.ticks(500)) == {Level.WATCH}, "what all its calls would cost is known from those that NCCL numbers"
+
+
+def test_exact_counts_are_worth_more_than_the_budget() -> None:
+    busy = Hits(calls=20_000)
+    assert 0.01 < load(busy, Level.COUNTS) < 0.04
+    job = Job(Governor(CALIBRATION), busy, lowest=Level.WATCH)
+    assert job.ticks(60)[-1] is Level.COUNTS
+    assert job.governor.is_stable
+
+
+def test_exact_counts_come_back_once_the_job_calls_seldom_enough() -> None:
+    job = Job(Governor(CALIBRATION), FRANTIC, lowest=Level.WATCH)
+    job.ticks(20)
+    job.rates = LIGHT
+    back = job.ticks(FIRST_WAIT_NS // SECOND_NS + 2 * TICKS_UP)
+    assert back[0] is Level.WATCH
+    assert back[-1] >= Level.COUNTS
+
+
+def test_what_counting_costs_is_learnt_anew_each_time_that_calls_are_counted_for_a_moment() -> None:
+    job = Job(Governor(CALIBRATION), FRANTIC, lowest=Level.WATCH)
+    job.ticks(20)
+    for _ in range(20):
+        job.ticks(60)
+        measured = Measured(Interval(SECOND_NS, seen(FRANTIC, Level.COUNTS)), 1, Level.ALL, 1.0, Level.WATCH)
+        assert job.governor.decide(measured) is Level.WATCH
+
+
+def test_a_person_may_choose_to_watch_where_that_can_be_done() -> None:
+    job = Job(Governor(CALIBRATION, fixed=Level.WATCH), LIGHT)
+    assert job.tick() is Level.COUNTS
+    job.lowest = Level.WATCH
+    assert set(job.ticks(60)) == {Level.WATCH}
 
 
 def test_one_tick_slightly_over_the_budget_changes_nothing() -> None:
@@ -198,7 +249,7 @@ def test_waits_double_up_to_an_hour() -> None:
 
 def test_a_level_set_by_hand_stays_whatever_it_costs() -> None:
     for level in Level:
-        job = Job(Governor(CALIBRATION, fixed=level), HEAVY)
+        job = Job(Governor(CALIBRATION, fixed=level), HEAVY, lowest=Level.WATCH)
         assert set(job.ticks(50)) == {level}
         assert job.governor.load_ratio == pytest.approx(load(HEAVY, level))
         assert job.governor.reason == f"{level.name.lower()}: set by hand"
@@ -232,6 +283,7 @@ def test_the_next_job_starts_anew() -> None:
 def test_a_library_that_lacks_a_level_does_with_less() -> None:
     governor = Governor(CALIBRATION)
     assert [governor.allowed_level(level) for level in Level] == [
+        Level.WATCH,
         Level.COUNTS,
         Level.COMPLETION,
         Level.RAILS,
@@ -262,12 +314,14 @@ def test_a_budget_that_makes_no_sense_is_refused(budget: float) -> None:
 
 
 def test_levels_have_names() -> None:
-    assert list(LEVELS) == ["auto", "counts", "completion", "rails", "all"]
+    assert list(LEVELS) == ["auto", "watch", "counts", "completion", "rails", "all"]
     assert LEVELS["auto"] is None
 
 
 ticks_of_any_kind = st.lists(
-    st.tuples(rates(), st.integers(0, 16), st.sampled_from(Level), st.floats(1.0, 3.0), st.integers(0, 90 * SECOND_NS)),
+    st.tuples(
+        rates(), st.integers(0, 16), st.sampled_from([*Level][1:]), st.floats(1.0, 3.0), st.integers(0, 90 * SECOND_NS)
+    ),
     max_size=60,
 )
 
@@ -284,7 +338,7 @@ def test_the_level_is_never_below_counts_nor_above_what_is_available(
 
 
 @settings(max_examples=40, deadline=None)
-@given(rates(), budgets, st.integers(1, 16), st.sampled_from(Level))
+@given(rates(), budgets, st.integers(1, 16), st.sampled_from([*Level][1:]))
 def test_constant_rates_come_to_rest_within_the_budget(
     rate: Hits, budget: float, processes: int, available: Level
 ) -> None:

@@ -348,14 +348,18 @@ def test_with_collectives_only_it_is_known_after_two_looks_and_one_in_a_first_mo
 def test_the_sum_over_functions_is_read(rank: Rank) -> None:
     for function in range(FUNCTIONS):
         rank.launch(10**function, function)
+    each = (1, 10, 100, 1_000, 10_000)
     memory = os.open(rank.procfs / str(PID) / "mem", os.O_RDONLY)
     try:
-        assert read_launched(memory, ADDRESS, HASH, LAYOUT) == Launched(11111, settled=True)
+        assert read_launched(memory, ADDRESS, HASH, LAYOUT) == Launched(11111, True, each)
         assert read_launched(memory, ADDRESS, HASH + 1, LAYOUT) is None
         assert read_launched(memory, ADDRESS + 8, HASH, LAYOUT) is None
         assert read_launched(memory, 1 << 62, HASH, LAYOUT) is None
         rank.join()
-        assert read_launched(memory, ADDRESS, HASH, LAYOUT) == Launched(11111, settled=False)
+        assert read_launched(memory, ADDRESS, HASH, LAYOUT) == Launched(11111, False, each)
+        rank.leave()
+        rank.capture(1)
+        assert read_launched(memory, ADDRESS, HASH, LAYOUT) == Launched(11111, False, each, captured=True)
     finally:
         os.close(memory)
 

@@ -29,6 +29,7 @@ from railscope.agent.node.collectives.node_totals import NodeTotals
 from railscope.agent.node.collectives.peer_bytes import PeerBytes
 from railscope.agent.node.collectives.rank_gpus import RankGpus
 from railscope.agent.node.collectives.sequences import Sequences
+from railscope.agent.node.collectives.watched import Watched
 from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.targets.memory import ProcessMemory
 from railscope.agent.node.targets.processes import ObservedProcess
@@ -73,9 +74,22 @@ class Collectives:
         self._stored_errors: StoredErrors | None = None
         self._sequences: Sequences | None = None
         self._failovers: Failovers | None = None
+        self.watched: Watched | None = None
+        """Calls that no probe meets; None: nothing is read of what communicators hold in their processes."""
         if completion is not None and memory is not None:
             self._stored_errors = StoredErrors(memory, completion.levels.error_layout_of)
-            self._sequences = Sequences(programs.communicators, memory, completion.levels.sequence_layout_of)
+            layout_of = completion.levels.sequence_layout_of
+            self.watched = watched = Watched(
+                memory,
+                layout_of,
+                lambda instance: self._communicators.is_whole(instance),
+                lambda instance, calls: self._communicators.add_uncounted(instance, calls),
+            )
+            self._sequences = Sequences(
+                programs.communicators,
+                memory,
+                lambda library: None if watched.watches(library) else layout_of(library),
+            )
             self._failovers = Failovers(completion, memory, self.communicator)
         self._programs = programs
         self._processes = processes
@@ -178,6 +192,26 @@ class Collectives:
         except KernelRefusal as refusal:
             _log.error("the kernel's table of communicators cannot be read: %s", refusal.strerror)
 
+    def watch_libraries(self, watching: Collection[int], uncounted: Collection[int]) -> None:
+        """See `Watched.set_libraries`."""
+        if self.watched is not None:
+            self.watched.set_libraries(watching, uncounted)
+
+    @property
+    def awaits_counts(self) -> bool:
+        """See `Watched.awaits_counts`."""
+        return self.watched is not None and self.watched.awaits_counts
+
+    @property
+    def share_numbered(self) -> float:
+        """The share of counted calls that NCCL numbers itself."""
+        return self.watched.share_numbered(self._readings.accounting.last) if self.watched is not None else 0.0
+
+    def read_watched(self, now_ns: int) -> None:
+        """Read how far communicators are whose calls meet no probe; call it right after `read`."""
+        if self.watched is not None:
+            self.watched.update(self._communicators.rows, self._readings.accounting.last, now_ns)
+
     def compare_ranks(self, now_ns: int) -> None:
         """Compare what the ranks of each communicator called; call it right after `read`."""
         if not self.processes_with_communicators:
@@ -211,7 +245,10 @@ class Collectives:
 
     def position(self, instance: int, enqueued: int) -> int | None:
         """Collectives that a rank entered since its communicator was made; None: that cannot be known."""
-        return self._sequences.position(instance, enqueued) if self._sequences is not None else None
+        watched = self.watched.position(instance) if self.watched is not None else None
+        if watched is not None or self._sequences is None:
+            return watched
+        return self._sequences.position(instance, enqueued)
 
     def pop_unknown_pids(self) -> set[int]:
         """Pids of processes that showed up in the kernel's tables and are not known; told once."""
@@ -392,6 +429,7 @@ class Collectives:
         return NodeCollectives(
             totals=totals,
             sizes=sizes,
+            estimated=self.watched.facts() if self.watched is not None else (),
             enqueue_times=self._readings.enqueue_times(),
             communicators=communicators,
             peers=self._peers.totals(counts) if self._peers is not None else (),
@@ -422,6 +460,9 @@ class Collectives:
             found = self._sequences.missed(instance) if self._sequences is not None else None
             unchecked += found is None
             known = self._communicators.get(instance)
+            if found:
+                # These are told as estimated ones.
+                found -= self._communicators.uncounted(instance)
             if found and known is not None:
                 missed += max(0, found - self._entered_before((known.name, format_label(known.rank)), known.tgid))
         return missed, unchecked

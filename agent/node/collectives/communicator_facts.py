@@ -164,7 +164,8 @@ class CommunicatorHistory:
             known = before.get(tgid)
             self._owners[tgid] = known if known is not None and known == owner else owner
         self._count(counts)
-        found = [(one.communicator.first_ns, _of_ended(one, progress_of)) for one in self._ended.values()]
+        uncounted_of = communicators.uncounted
+        found = [(one.communicator.first_ns, _of_ended(one, progress_of, uncounted_of)) for one in self._ended.values()]
         for end in ends:
             communicator = end.communicator
             instance, alive = communicator.instance, communicator.ended_ns is None
@@ -173,6 +174,7 @@ class CommunicatorHistory:
                 progress_of(instance),
                 position_of(instance, end.enqueued) if alive else None,
                 signature_of(instance) if alive else None,
+                uncounted_of(instance),
                 now_ns,
             )
             found.append((communicator.first_ns, facts))
@@ -245,7 +247,11 @@ class CommunicatorHistory:
                 )
 
 
-def _of_ended(ended: _Ended, progress_of: Callable[[int], CommunicatorProgress | None]) -> CommunicatorFacts:
+def _of_ended(
+    ended: _Ended,
+    progress_of: Callable[[int], CommunicatorProgress | None],
+    uncounted_of: Callable[[int], int],
+) -> CommunicatorFacts:
     if ended.facts is None:
         communicator = ended.communicator
         ended.facts = _facts(
@@ -256,6 +262,7 @@ def _of_ended(ended: _Ended, progress_of: Callable[[int], CommunicatorProgress |
             progress_of(communicator.instance),
             None,
             last=ended.last if ended.told else None,
+            uncounted=uncounted_of(communicator.instance),
         )
     return ended.facts
 
@@ -306,7 +313,7 @@ class _End:
         self._ops: tuple[OpTotal, ...] = ()
         self._owner: _Owner | None = None
         self._identity: RankIdentity | None = None
-        self._known: tuple[CommunicatorProgress | None, int | None, int | None] = (None, None, None)
+        self._known: tuple[CommunicatorProgress | None, int | None, int | None, int] = (None, None, None, 0)
         self._facts: CommunicatorFacts | None = None
 
     def count(self, ops: tuple[OpTotal, ...], enqueued: int) -> None:
@@ -319,18 +326,27 @@ class _End:
         progress: CommunicatorProgress | None,
         position: int | None,
         signature: int | None,
+        uncounted: int,
         now_ns: int,
     ) -> CommunicatorFacts:
         """What it has done; the same object while nothing of it changes."""
         if self._identity is None or owner is not self._owner:
             self._owner, self._facts = owner, None
             self._identity = _identity(self.communicator, owner)
-        known = progress, position, signature
+        known = progress, position, signature, uncounted
         in_flight = progress is not None and progress.oldest_posted_ns is not None
         if self._facts is None or in_flight or known != self._known:
             self._known = known
             self._facts = _facts(
-                self.communicator, self._identity, owner.tenant, self._ops, progress, now_ns, position, signature
+                self.communicator,
+                self._identity,
+                owner.tenant,
+                self._ops,
+                progress,
+                now_ns,
+                position,
+                signature,
+                uncounted=uncounted,
             )
         return self._facts
 
@@ -367,9 +383,10 @@ def _facts(
     position: int | None = None,
     signature: int | None = None,
     last: LastCollectives[str] | None = None,
+    uncounted: int = 0,
 ) -> CommunicatorFacts:
-    """`now_ns` None: it has ended, and nothing of it is in flight."""
-    enqueued = sum(one.calls for one in ops)
+    """`now_ns` None: it has ended, and nothing of it is in flight.  `uncounted`: calls that met no probe."""
+    enqueued = sum(one.calls for one in ops) + uncounted
     inflight_ns = 0
     if progress is not None and progress.oldest_posted_ns is not None and now_ns is not None:
         inflight_ns = max(0, now_ns - progress.oldest_posted_ns)
@@ -378,11 +395,12 @@ def _facts(
         enqueued=enqueued,
         ops=ops,
         alive=communicator.ended_ns is None,
-        completed=min(progress.completed, enqueued) if progress is not None else None,
+        completed=min(progress.completed + uncounted, enqueued) if progress is not None else None,
         inflight_seconds=inflight_ns / 1e9 if progress is not None and progress.age_known else None,
         captured=progress.captured if progress is not None else 0,
         replayed=progress.replayed if progress is not None else 0,
         instance=max(communicator.instance, 0),
+        estimated=uncounted,
         whole=communicator.whole,
         position=position,
         tenant=tenant,

@@ -126,6 +126,10 @@ class Communicators:
         """Instances that are not settled, by process."""
         self._of_hash: defaultdict[int, set[int]] = defaultdict(set)
         """Instances, settled ones too, by NCCL's hash."""
+        self._uncounted: defaultdict[int, int] = defaultdict(int)
+        """Calls that met no probe, by instance."""
+        self._were_whole: set[int] = set()
+        """Those of these instances that were seen from their first call on."""
         """Those that ended and are no longer in the kernel's table: nothing about them changes any more."""
 
     def find_gpus_again(self) -> None:
@@ -139,7 +143,29 @@ class Communicators:
 
     def seen_late(self) -> Iterator[int]:
         """Instances, archived ones too, that were not seen from their first call on."""
-        return (one.instance for known in (self._known, self._settled) for one in known.values() if not one.whole)
+        return (
+            one.instance
+            for known in (self._known, self._settled)
+            for one in known.values()
+            if not one.whole and one.instance not in self._were_whole
+        )
+
+    def add_uncounted(self, instance: int, calls: int) -> None:
+        """Calls of a communicator met no probe: those that do are no longer numbered as other ranks' are."""
+        self._uncounted[instance] += calls
+        known = self._known.get(instance)
+        if known is not None and known.whole:
+            self._were_whole.add(instance)
+            self._keep(replace(known, whole=False))
+
+    def uncounted(self, instance: int) -> int:
+        """Calls of a communicator that met no probe, as far as that is known."""
+        return self._uncounted.get(instance, 0)
+
+    def is_whole(self, instance: int) -> bool:
+        """Whether it was seen from its first call on, and every call since."""
+        known = self._known.get(instance)
+        return known is not None and known.whole
 
     def first_of(self, tgid: int) -> Communicator | None:
         """The first communicator of a process that is not settled; None: it has none."""
@@ -205,7 +231,7 @@ class Communicators:
                 )
             if kind is LifecycleKind.INIT and event["has_unique_id"] and known.comm_hash is None:
                 self._unnamed[instance] = event["unique_id"].tobytes()
-            if kind in _BIRTHS:
+            if kind in _BIRTHS and instance not in self._were_whole:
                 known = replace(known, whole=True)
             if kind in _ENDS:
                 known = replace(known, ended_ns=known.ended_ns or time_ns)
@@ -324,6 +350,8 @@ class Communicators:
     def forget(self, instances: Iterable[int]) -> None:
         """Drop archived communicators that no snapshot shows any more."""
         for instance in instances:
+            self._were_whole.discard(instance)
+            self._uncounted.pop(instance, None)
             settled = self._settled.pop(instance, None)
             if settled is not None:
                 self._changed()

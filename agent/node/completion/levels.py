@@ -1,9 +1,9 @@
 """The level of observation of each library, and the probes that it needs.
 
-Counting calls (agent/node/targets/libraries.py) is always on.  What lies below NCCL's entry points is attached level by
-level, where the library has the functions and its struct layouts are known; lowering a level detaches what it added and
-forgets what could no longer be kept up to date.  Detaching waits for the kernel, seconds where all cores are busy, so
-it is done aside; a level is not raised again before it is through.
+Counting calls (agent/node/targets/libraries.py) is on at every level but *watch*.  What lies below NCCL's entry points
+is attached level by level, where the library has the functions and its struct layouts are known; lowering a level
+detaches what it added and forgets what could no longer be kept up to date.  Detaching waits for the kernel, seconds
+where all cores are busy, so it is done aside; a level is not raised again before it is through.
 """
 
 from __future__ import annotations
@@ -156,6 +156,20 @@ class Levels:
             self._lower(observed, level)
         return self.finish_detaching()
 
+    @property
+    def numbered(self) -> frozenset[int]:
+        """Libraries, by number, that number the collectives of their communicators: no probe need be on their calls."""
+        return frozenset(number for number, observed in self._observed.items() if observed.sequence is not None)
+
+    @property
+    def unnumbered(self) -> tuple[tuple[str, str], ...]:
+        """Path and version of the others."""
+        return tuple(
+            (observed.library.path, observed.library.nccl_version)
+            for observed in self._observed.values()
+            if observed.sequence is None
+        )
+
     def finish_detaching(self, *, wait: bool = False) -> list[str]:
         """Finish detachments that have completed, and attach what waited for them; returns errors.
 
@@ -185,9 +199,15 @@ class Levels:
     def probe_levels(self) -> tuple[ProbeLevel, ...]:
         """The level of each library."""
         return tuple(
-            ProbeLevel(observed.library.path, observed.library.nccl_version, int(observed.level), int(observed.highest))
+            ProbeLevel(
+                observed.library.path, observed.library.nccl_version, self._level_of(observed), int(observed.highest)
+            )
             for observed in self._observed.values()
         )
+
+    def _level_of(self, observed: _Observed) -> int:
+        watched = self._wanted is Level.WATCH and observed.sequence is not None
+        return int(Level.WATCH if watched else observed.level)
 
     def programs_of(self, library: int) -> tuple[str, ...]:
         """Names of the programs that are attached to a library by its number."""

@@ -25,16 +25,19 @@ from railscope.agent.facts.snapshot import AttachedProbe, CollectorResult, NodeC
 from railscope.agent.facts.stall import Stall
 from railscope.agent.node.attribution.evidence import NOT_OBSERVED, HandedBytes
 from railscope.agent.node.collectives.collectives import Collectives
+from railscope.agent.node.collectives.watched import WatchedTable
 from railscope.agent.node.completion.completion import Completion, InternalPrograms
 from railscope.agent.node.completion.cuda import CudaCompletion
 from railscope.agent.node.completion.driver_calls import DriverCallWatch
 from railscope.agent.node.completion.handed_over import RailBytes
 from railscope.agent.node.daemon.hardware import Hardware
 from railscope.agent.node.daemon.limits import LimitsReached
+from railscope.agent.node.daemon.watching import Watching
 from railscope.agent.node.inspection.inspection import Inspection
 from railscope.agent.node.inspection.questions import NotYet, Refused
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant, tenant_of
 from railscope.agent.node.overhead.control import LevelControl
+from railscope.agent.node.overhead.governor import level_name
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
 from railscope.agent.node.stalls.detector import StallLimits
 from railscope.agent.node.stalls.holds import Holds, StopEvents
@@ -227,7 +230,11 @@ class NcclObserver:
             entered_before=entered_before,
         )
         self.stalls = Watchdog(
-            self._programs.communicators,
+            (
+                self._programs.communicators
+                if (watched := self._collectives.watched) is None
+                else WatchedTable(self._programs.communicators, watched, clock)
+            ),
             sources.in_flight,
             _KnownToStalls(self._processes, self._collectives, self._completion, rail_bytes, self.rank_processes),
             clock,
@@ -243,6 +250,11 @@ class NcclObserver:
         )
         """What watches for stalls."""
         completion = self._completion
+        self._watching = (
+            Watching(self._libraries, self._collectives, self._completion.levels, clock)
+            if self._completion is not None
+            else None
+        )
         self._computations = ThreadPoolExecutor(1, "steps")
         self._steps = Steps(
             self._processes,
@@ -280,6 +292,8 @@ class NcclObserver:
             return "a rank became suspect, or stopped calling"
         if self._control is not None and not self._control.is_stable:
             return "the probes may exceed their budget"
+        if self._watching is not None and self._watching.counts_for_a_moment:
+            return "calls are counted for a moment"
         return None
 
     @property
@@ -431,12 +445,15 @@ class NcclObserver:
         # Without a communicator nothing is handed over, and to read that takes as long as all else here.
         if relate and self._completion is not None and self.in_use:
             self._completion.read_handed_over()
+        if self._watching is not None:
+            self._watching.begin_update()
         counts = self._collectives.read()
         expected = self._collectives.expected(counts) if relate else None
         closed = self._hardware.update(expected, self._handed_over)
         self._add_processes()
         self._collectives.read_stored_errors(now_ns)
         self._collectives.read_failovers()
+        self._collectives.read_watched(now_ns)
         self._collectives.read_positions(now_ns)
         self._collectives.compare_ranks(now_ns)
         self._collectives.archive_ended(now_ns)
@@ -456,9 +473,19 @@ class NcclObserver:
             self._describe(pid)
         # After what ended was put away: with the last process goes the level at which it was observed.
         if self._control is not None:
-            errors = self._control.update(self._collectives.processes_with_communicators)
-            self._troubles.say(errors, more=True)
+            self._troubles.say(self._update_level(self._control), more=True)
         return closed
+
+    def _update_level(self, control: LevelControl) -> list[str]:
+        processes = self._collectives.processes_with_communicators
+        watched, watching = self._collectives.watched, self._watching
+        if watched is None or watching is None:
+            return control.update(processes)
+        lowest = watching.lowest(asked=self._config.level == level_name(Level.WATCH))
+        return [
+            *control.update(processes, lowest=lowest, unprobed_calls=watched.take_unprobed),
+            *watching.follow(),
+        ]
 
     def reconfigure(self, config: Config) -> None:
         """Take over the level, the budget and the limits of stalls."""

@@ -1,6 +1,7 @@
 """Applies the governor: adds up the probes' cost and sets the level that the budget allows.
 
-Calls are counted at every level, so nothing here touches them.  Probes on CUDA's driver were asked for, and stay while
+Calls are counted at every level but *watch*, at which the observer takes the probes off them
+(agent/node/daemon/watching.py).  Probes on CUDA's driver were asked for, and stay while
 they alone keep the budget: levels give way to them.  A second governor decides on them, which has two levels, *counts*
 for detached and *completion* for attached, and sees what they alone cost.
 """
@@ -8,7 +9,7 @@ for detached and *completion* for attached, and sees what they alone cost.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -97,10 +98,15 @@ class LevelControl:
         self._governor.judge_arrival(running=running)
         return self._completion.set_level(self._governor.level) if self._completion is not None else []
 
-    def update(self, processes: int) -> list[str]:
+    def update(
+        self, processes: int, *, lowest: Level = Level.COUNTS, unprobed_calls: Callable[[], int] = lambda: 0
+    ) -> list[str]:
         """Add up the cost and change the level if necessary; returns errors, one line each.
 
-        `processes`: observed processes that have a communicator.
+        Args:
+            processes: observed processes that have a communicator.
+            lowest: *watch* where calls can do without a probe.
+            unprobed_calls: calls that met none since it was asked last.
         """
         try:
             calls = self._programs.stats()
@@ -117,7 +123,7 @@ class LevelControl:
         if self._completion is None:
             return errors
         available = self._completion.levels.highest
-        level = self._governor.decide(Measured(interval, processes, available, busy))
+        level = self._governor.decide(Measured(interval, processes, available, busy, lowest, unprobed_calls()))
         if self._governor.reason != self._reason:
             self._reason = self._governor.reason
             _log.info("probe level: %s", self._reason)

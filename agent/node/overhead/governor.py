@@ -1,7 +1,7 @@
 """Chooses the level of observation within a budget of the observed threads' time.
 
-Every hit of a probe takes time of the thread that runs into it.  Calls are always counted; what is observed beyond
-that, level by level (probes/nccl/functions/internals.py), stays attached as long as it costs less than the budget.
+Every hit of a probe takes time of the thread that runs into it.  Calls are counted; what is observed beyond that,
+level by level (probes/nccl/functions/internals.py), stays attached as long as it costs less than the budget.
 
 What is compared: the cost of all hits since the last tick (agent/node/overhead/cost.py), over the wall time of the
 threads that took them.  A process of a job has two kinds of those: threads that call NCCL, and the proxy's, which
@@ -22,6 +22,9 @@ How it moves, one level at a time but for the worst:
   agent comes, it begins as above.
 - Down when the average of three to five ticks, or of five seconds, is over the budget, or at once when one tick is over
   four times it; then past every level that would be so too.
+- Exact counts are the last that is given up, for *watch*: where NCCL numbers the collectives itself, and counting alone
+  is over four times the budget for as long as it takes to go down.  They come back when they are expected to cost less
+  than 70 % of that, by the calls that NCCL numbers meanwhile.
 - Up when over ten ticks, or ten seconds, the level's predicted cost is below 70 % of the budget.  It is predicted
   from the cost per call that was last measured there; a level that was not measured for ten minutes is tried.
 - A level that was taken back is left alone for 30 s; each time that it has to be taken back again that doubles, up to
@@ -50,7 +53,9 @@ START: Final = Level.RAILS
 COMFORT: Final = 0.7
 """A level is added while its predicted cost is below this share of the budget."""
 EMERGENCY: Final = 4.0
-"""One tick over this many times the budget is enough to step down."""
+"""One tick over this many times the budget is enough to step down, but from counts."""
+COUNTS_WORTH: Final = 4.0
+"""Counts are exact and what all else stands on: they are worth so many times the budget."""
 FEWEST_TICKS_DOWN: Final = 3
 MOST_TICKS_DOWN: Final = 5
 """How many ticks are averaged before stepping down; where ticks are long, no more than cover `DOWN_NS`."""
@@ -89,6 +94,10 @@ class Measured:
     """The highest level that some library has probes for (`available_level`)."""
     busy_factor: float = 1.0
     """How much more than its own time a hit costs now (agent/node/overhead/cost.py)."""
+    lowest: Level = Level.COUNTS
+    """*watch* where calls can do without a probe."""
+    unprobed_calls: int = 0
+    """Calls in the interval that met no probe, as far as NCCL numbers them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +190,7 @@ class Governor:
         self._budget = _checked_budget(budget_ratio)
         self._fixed = fixed
         self._available = Level.ALL
+        self._lowest = Level.COUNTS
         self._now_ns = 0
         self._without_processes_ns = 0
         self.load_ratio = 0.0
@@ -227,14 +237,18 @@ class Governor:
     @property
     def level(self) -> Level:
         """What is to be attached, where it is available."""
-        return min(self._level, self._available)
+        return min(max(self._level, self._lowest), self._available)
 
     @property
     def is_stable(self) -> bool:
         """Whether the level will do for some seconds: the budget is kept, or there is nothing to give up."""
-        nothing_to_give_up = self._fixed is not None or self.level is Level.COUNTS
-        kept = bool(self._ticks) and max(self.load_ratio, self._ticks[-1].load) <= self._budget
+        nothing_to_give_up = self._fixed is not None or self.level <= self._lowest
+        kept = bool(self._ticks) and max(self.load_ratio, self._ticks[-1].load) <= self._limit(self.level)
         return nothing_to_give_up or kept
+
+    def _limit(self, level: Level) -> float:
+        """What the probes may take while this level is the highest."""
+        return self._budget * (COUNTS_WORTH if level <= Level.COUNTS else 1.0)
 
     def allowed_level(self, available: Level) -> Level:
         """What is to be attached in a library that has probes up to `available`."""
@@ -247,6 +261,7 @@ class Governor:
         if measured.available is not self._available:
             self._available = measured.available
             self._restart_window()
+        self._lowest = measured.lowest
         if measured.processes <= 0:
             self._wait_for_processes(elapsed_ns)
             return self.level
@@ -259,11 +274,17 @@ class Governor:
         self.load_ratio = recent.load
         if self._fixed is not None:
             return self.level
-        for level in list(Level)[: self.level + 1]:
-            self._evidence[level] = _Evidence(recent.loads[level], recent.call_rate, self._now_ns)
+        for level in Level:
+            if level <= self.level:
+                self._evidence[level] = _Evidence(recent.loads[level], recent.call_rate, self._now_ns)
+        if self.level is Level.WATCH and measured.interval.hits.calls:
+            # Calls were counted for a moment: what that cost stands for counting all of them.
+            counted = measured.interval.hits.calls * _SECOND_NS / (elapsed_ns * measured.processes)
+            self._evidence[Level.COUNTS] = _Evidence(tick.loads[Level.COUNTS], counted, self._now_ns)
+        over = recent.load > self._limit(self.level) and len(self._ticks) >= FEWEST_TICKS_DOWN
         if self.level > Level.COUNTS and tick.load > EMERGENCY * self._budget:
             self._step_down(tick, self._refuge(tick))
-        elif self.level > Level.COUNTS and recent.load > self._budget and len(self._ticks) >= FEWEST_TICKS_DOWN:
+        elif self.level > self._lowest and over:
             self._step_down(recent, Level(self.level - 1))
         elif self._arriving:
             self._consider_next(_average(self._ticks))
@@ -290,7 +311,7 @@ class Governor:
         """Of jobs that ran before the agent came: add the next level if its usual price is within the budget."""
         if now.elapsed_ns < ARRIVAL_NS:
             return
-        if self.level >= min(START, self._available):
+        if self.level < Level.COUNTS or self.level >= min(START, self._available):
             self._arriving = False
             return
         level = Level(self.level + 1)
@@ -320,7 +341,7 @@ class Governor:
         for program, cost in costs.items():
             share = cost / thread_ns
             loads[_LEVEL.get(program, Level.COUNTS)] += _Load(proxies=share) if program in _PROXY else _Load(share)
-        call_rate = measured.interval.hits.calls * _SECOND_NS / thread_ns
+        call_rate = (measured.interval.hits.calls + measured.unprobed_calls) * _SECOND_NS / thread_ns
         return _Tick(measured.interval.elapsed_ns, loads, call_rate, max(1.0, measured.busy_factor))
 
     def _refuge(self, tick: _Tick) -> Level:
@@ -333,12 +354,16 @@ class Governor:
     def _step_down(self, tick: _Tick, to: Level) -> None:
         """Take levels back for what they took, down to one that stays."""
         held = self._now_ns - self._since_ns >= HELD_NS
-        for level in list(Level)[to + 1 : self.level + 1]:
+        for level in Level:
+            if not to < level <= self.level:
+                continue
             retry = self._retries.get(level)
             wait_ns = FIRST_WAIT_NS if retry is None or held else min(2 * retry.wait_ns, LONGEST_WAIT_NS)
             load, not_before_ns = tick.load_at(level), self._now_ns + wait_ns
             self._retries[level] = _Retry(wait_ns, not_before_ns, load, tick.call_rate, self._now_ns)
-        self._move(to, f"{tick.load:.2%} of the observed threads' time, budget {self._budget:.2%}")
+        limit = self._limit(self.level)
+        allowed = f"budget {limit:.2%}" if to >= Level.COUNTS else f"counts may take {limit:.2%}"
+        self._move(to, f"{tick.load:.2%} of the observed threads' time, {allowed}")
 
     def _consider_step_up(self, now: _Tick) -> None:
         level = Level(self.level + 1)
@@ -351,10 +376,10 @@ class Governor:
             # A host that was busy will be busy again: what a hit costs now is not all that it may cost.
             scalable = retry.call_rate > 0 and now.call_rate > 0
             load = max(load, retry.load * (now.call_rate / retry.call_rate if scalable else 1.0))
-        if load > COMFORT * self._budget:
+        if load > COMFORT * self._limit(level):
             return
         what = "expected" if expected is not None else "so far; the cost of the next level is not measured yet"
-        self._move(level, f"{load:.2%} of the observed threads' time {what}, budget {self._budget:.2%}")
+        self._move(level, f"{load:.2%} of the observed threads' time {what}, budget {self._limit(level):.2%}")
 
     def _expected(self, level: Level, call_rate: float) -> _Load | None:
         """What a level would add now; None: it was not measured for so long that it has to be tried."""

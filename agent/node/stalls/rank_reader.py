@@ -232,9 +232,13 @@ class RankReader:
                 suspects.append(instance)
             elif (suspect_ns := row.since_ns + self.suspicion_ns) > now_ns:
                 quiet_until_ns = min(quiet_until_ns, suspect_ns)
-        if remember:
+        if remember and self._known.level() < Level.COUNTS:
+            # Calls are read too seldom to tell how far apart they are, and after this they begin anew.
+            self._baselines.forget(())
+        elif remember:
             watched = np.array(known, bool)
             self._baselines.record_calls(now_ns, values["instance"][watched], values["sequence"][watched], unusual)
+        if remember:
             self._remember_threads(now_ns, rows.values())
         if self._rows.keys() - rows.keys():
             # The kernel keeps what they did for half a second more.

@@ -53,6 +53,9 @@ _IDLE_RATIO: Final = 0.4
 """Of a rail that delays no operation; at the end of a slow one there is data under way nearly all the time."""
 
 
+_ESTIMATED: Final = "calls are estimated: at level watch no probe is on them"
+
+
 def find_root_cause(rank: RankFacts, evidence: Evidence, now_ns: int) -> Diagnosis:
     """The best founded explanation of a stall; `unknown` where nothing on this host speaks for any."""
     found = (
@@ -68,7 +71,10 @@ def find_root_cause(rank: RankFacts, evidence: Evidence, now_ns: int) -> Diagnos
         or _perhaps_down(evidence)
         or _waiting(rank, evidence)
     )
-    return found or Diagnosis(Cause.UNKNOWN, ("nothing on this host explains it", *_hidden(evidence)), culprit=False)
+    found = found or Diagnosis(Cause.UNKNOWN, ("nothing on this host explains it", *_hidden(evidence)), culprit=False)
+    if rank.in_flight is not None and rank.in_flight.estimated:
+        return replace(found, evidence=(*found.evidence, _ESTIMATED))
+    return found
 
 
 def _process(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:

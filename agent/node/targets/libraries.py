@@ -19,6 +19,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -89,6 +90,11 @@ class Library:
     watch: int | None = None
     """The watch that reports writes to the file, if any."""
     links: Links | None = None
+    """On what makes and ends communicators; None: it is not probed."""
+    calls: Links | None = None
+    """On its calls; None: it is not probed, or watched without a probe on any call."""
+    detaching: Future[None] | None = None
+    """Probes that are coming off its calls."""
     mappers: set[ProcessIdentity] = field(default_factory=set)
     names: set[FileKey] = field(default_factory=set)
     """The file, by every mount that it was mapped through."""
@@ -119,13 +125,15 @@ class Library:
     def probes(self) -> tuple[AttachedProbe, ...]:
         source = self.layout.source if self.layout else UNKNOWN
         programs = (
-            ("calls", self.points.calls + self.points.calls_entry_only),
-            ("init", self.points.inits),
-            ("end", self.points.ends),
+            ("calls", self.calls, self.points.calls + self.points.calls_entry_only),
+            ("init", self.links, self.points.inits),
+            ("end", self.links, self.points.ends),
         )
         return tuple(
-            AttachedProbe(self.path, self.nccl_version, name, self.links is not None and bool(points), source)
-            for name, points in programs
+            AttachedProbe(self.path, self.nccl_version, name, links is not None and bool(points), source)
+            for name, links, points in programs
+            # A library that is watched has none on its calls, and lacks nothing.
+            if links is not None or self.links is None
         )
 
 
@@ -194,6 +202,9 @@ class Libraries:
         """Libraries that were not observed for want of room, by whose they are; never falls."""
         self._left_out: set[tuple[Tenant, FileKey]] = set()
         """Those of them that were counted."""
+        self._watched: frozenset[int] = frozenset()
+        """Numbers of libraries whose calls are to meet no probe."""
+        self._aside = ThreadPoolExecutor(1, thread_name_prefix="detach calls")
 
     @property
     def libraries(self) -> tuple[Library, ...]:
@@ -278,9 +289,46 @@ class Libraries:
             if library.unmapped_ns is not None and now_ns - library.unmapped_ns >= self._linger_ns:
                 self._drop(library, _UNMAPPED)
 
+    @property
+    def uncounted(self) -> frozenset[int]:
+        """Numbers of probed libraries whose calls meet no probe any more."""
+        return frozenset(
+            library.number
+            for library in self.libraries
+            if library.links is not None and library.calls is None and _is_detached(library)
+        )
+
+    def set_watched(self, numbers: Collection[int]) -> list[str]:
+        """Take the probes off the calls of these libraries, and put them back on those of all others; returns errors.
+
+        They come off aside, as the kernel takes its time: `uncounted` says when they have.
+        """
+        self._watched = frozenset(numbers)
+        errors = []
+        for library in self.libraries:
+            if library.number in self._watched and library.calls is not None:
+                library.detaching, library.calls = self._aside.submit(library.calls.close), None
+                self.changes += 1
+            elif library.number not in self._watched and library.links is not None and library.calls is None:
+                try:
+                    if _is_detached(library):
+                        self._attach_calls(library)
+                except NotYet:
+                    continue
+                except (Refused, KernelRefusal) as refusal:
+                    why = refusal.strerror if isinstance(refusal, OSError) else refusal
+                    errors.append(f"{library.path}: its calls cannot be counted again: {why}")
+        return errors
+
     def close(self) -> None:
         """Detach everywhere."""
-        close_together(library.links for library in self._libraries.values() if library.links is not None)
+        self._aside.shutdown()
+        close_together(
+            links
+            for library in self._libraries.values()
+            for links in (library.links, library.calls)
+            if links is not None
+        )
         for library in list(self._libraries.values()):
             self._drop(library, "railscope ends")
         if self._changes is not None:
@@ -444,9 +492,14 @@ class Libraries:
     def _attach(self, library: Library, file: FileKey, this: _Round) -> None:
         try:
             load_pages(self._inspection, library, library.points.every, _any_pid(library))
-            library.links = self._programs.attach(
-                f"/proc/self/fd/{library.descriptor}", library.points, library.number, library.layout
-            )
+            links = self._programs.attach(_path(library), library.points.seldom, library.number, library.layout)
+            try:
+                # Also where its calls are to meet none: whether they can do without is known a moment later.
+                self._attach_calls(library)
+            except (NotYet, Refused, KernelRefusal):
+                links.close()
+                raise
+            library.links = links
         except NotYet:
             this.failed.add(file)
             return
@@ -462,6 +515,14 @@ class Libraries:
             "ncclEnqueueCheck" if library.points.through_enqueue_check else "the exported functions",
             library.layout.source if library.layout else f"{UNKNOWN}: communicators have no identity",
         )
+
+    def _attach_calls(self, library: Library) -> None:
+        """Raises NotYet, Refused or KernelRefusal where that cannot be done (yet)."""
+        points = library.points.often
+        load_pages(self._inspection, library, points.every, _any_pid(library))
+        library.calls = self._programs.attach(_path(library), points, library.number, library.layout)
+        library.detaching = None
+        self.changes += 1
 
     def _drop_overwritten(
         self, libraries: Iterable[Library], this: _Round, written: Collection[int] = frozenset()
@@ -529,7 +590,7 @@ class Libraries:
 
     def _drop(self, library: Library, why: str) -> None:
         if library.links is not None:
-            library.links.close()
+            close_together(links for links in (library.links, library.calls) if links is not None)
             _log.info("detached from %s: %s", library.path, why)
         if self._changes is not None and library.watch is not None:
             self._changes.unwatch(library.watch)
@@ -538,6 +599,14 @@ class Libraries:
         del self._libraries[library.number]
         for file in library.names:
             del self._by_file[file]
+
+
+def _path(library: Library) -> str:
+    return f"/proc/self/fd/{library.descriptor}"
+
+
+def _is_detached(library: Library) -> bool:
+    return library.detaching is None or library.detaching.done()
 
 
 def _any_pid(library: Library) -> int:

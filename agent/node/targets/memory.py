@@ -62,6 +62,23 @@ class LaunchedCount:
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchedNumbers:
+    """Collectives by function that communicators launched, as NCCL counts, and whether a captured graph lives.
+
+    Of thousands of communicators at once, so in plain values; None: it is not at this address.
+    """
+
+    communicators: tuple[tuple[int, int], ...]
+    """Address and hash of each."""
+    layout: SequenceLayout
+
+    def read(self, memory: int) -> tuple[tuple[bool, tuple[int, ...]] | None, ...]:
+        """See `Reading.read`."""
+        found = (read_launched(memory, comm, comm_hash, self.layout) for comm, comm_hash in self.communicators)
+        return tuple(None if one is None else (one.captured, one.by_function) for one in found)
+
+
+@dataclass(frozen=True, slots=True)
 class ProxyWork:
     """Whether a communicator's proxy has operations; None: that cannot be read."""
 

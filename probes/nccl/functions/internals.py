@@ -19,8 +19,10 @@ from railscope.probes.nccl.functions.prologue import PROLOGUE_BYTES, probe_offse
 class Level(IntEnum):
     """How much is observed; each level includes those before it."""
 
+    WATCH = -1
+    """No call meets a probe: NCCL's own numbers of collectives are read from communicators, where it has them."""
     COUNTS = 0
-    """Calls at the entry points: always."""
+    """Calls at the entry points."""
     COMPLETION = 1
     """What the proxy thread completes: durations, progress of each communicator."""
     RAILS = 2

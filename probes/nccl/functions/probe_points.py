@@ -35,6 +35,16 @@ class ProbePoints:
     def every(self) -> tuple[ProbePoint, ...]:
         return (*self.calls, *self.calls_entry_only, *self.inits, *self.ends, *self.followed)
 
+    @property
+    def often(self) -> ProbePoints:
+        """Those that collectives run into."""
+        return replace(self, inits=(), ends=(), followed=())
+
+    @property
+    def seldom(self) -> ProbePoints:
+        """All others."""
+        return replace(self, calls=(), calls_entry_only=())
+
     def numbered(self, library: int) -> ProbePoints:
         """The probe points with another library's number in their cookies; these have 0."""
 

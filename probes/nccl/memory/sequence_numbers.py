@@ -52,6 +52,10 @@ class Launched:
     """Launched since the communicator was made."""
     settled: bool
     """No call is under way, and no captured graph lives: all that was called and that NCCL counts is counted."""
+    by_function: tuple[int, ...] = ()
+    """The same by function, numbered as `Op` (probes/nccl/abi.py)."""
+    captured: bool = False
+    """A captured graph lives."""
 
 
 def sequence_layout(structures: Mapping[str, Structure], nccl_version: str) -> SequenceLayout | None:
@@ -89,10 +93,11 @@ def read_launched(memory: int, comm: int, comm_hash: int, layout: SequenceLayout
     references = read_memory(memory, 4, shared + layout.persistent_refs)
     if references is None:
         return None
-    collectives = sum(
+    by_function = tuple(
         int.from_bytes(numbers[at : at + _NUMBER_BYTES], "little") for at in range(0, len(numbers), _NUMBER_BYTES)
     )
-    return Launched(collectives, group_next == _NOT_IN_A_GROUP and not any(references))
+    captured = any(references)
+    return Launched(sum(by_function), group_next == _NOT_IN_A_GROUP and not captured, by_function, captured)
 
 
 def _number(memory: int, address: int) -> int | None:
