@@ -14,7 +14,7 @@ from railscope.agent.facts import catalogue
 from railscope.dashboards import page, recorded, variables
 from railscope.dashboards.page import Section
 from railscope.dashboards.panels import NEVER_FINE, AnyPanel, heatmap, matrix, query, stat, table, timeseries
-from railscope.dashboards.variables import HOST, hosts_of_job, ranks_of_job
+from railscope.dashboards.variables import HOST, JOB, hosts_of_job, ranks_of_job
 
 _ON_HOSTS = "  This panel covers whole hosts: jobs that share a host are added up."
 _RANK = "{{comm}} rank {{rank}}"
@@ -47,6 +47,7 @@ def dashboard() -> Dashboard:
         [variables.job(everything=False), variables.communicator_of_job(), variables.host_of_job()],
         [
             Section("Job", _job()),
+            Section("Steps", [one.interval(_STEP) for one in _steps()]),
             Section("Operations", [one.interval(_STEP) for one in _operations()]),
             Section("Sizes and times", [one.interval(_STEP) for one in _sizes()]),
             Section("Traffic", [one.interval(_STEP) for one in _traffic()]),
@@ -99,12 +100,9 @@ def _job() -> list[AnyPanel]:
     ]
 
 
-def _operations() -> list[AnyPanel]:
-    calls, payload = catalogue.COLLECTIVE_CALLS.name, catalogue.COLLECTIVE_PAYLOAD_BYTES.name
-    bus, seconds = catalogue.COLLECTIVE_COMPLETED_BUS_BYTES.name, catalogue.COLLECTIVE_COMPLETED_SECONDS.name
-    algorithm = catalogue.COLLECTIVE_COMPLETED_PAYLOAD_BYTES.name
-    bandwidth = catalogue.COLLECTIVE_BUS_BANDWIDTH.name
+def _steps() -> list[AnyPanel]:
     steps, silent = catalogue.JOB_STEP_SECONDS.name, catalogue.JOB_STEP_SILENT_SECONDS.name
+    parts, spent = catalogue.JOB_STEP_PART_SECONDS.name, catalogue.JOB_TIME_SECONDS.where(HOST)
     return [
         timeseries(
             "Step time",
@@ -131,6 +129,47 @@ def _operations() -> list[AnyPanel]:
                 f"max by (cluster, instance) (({_of_ranks(silent)}) / ({_of_ranks(f'{steps}_sum')}))", "{{instance}}"
             ),
         ),
+        timeseries(
+            "Parts of a step",
+            "Shares of the steps' time on all hosts of the job: waiting for the slowest rank of a communicator on the "
+            "same host, other communication, between calls and in the silence after the last one (computation or "
+            "input: without a trace of the GPU they are one), unknown (communication or computation, where completions "
+            "are not seen).  Where waiting is much, the job is bound by a straggler; where waiting and communication "
+            "are half, by communication.",
+            "percentunit",
+            query(f"sum by (part) ({_of_ranks(parts)}) / on () group_left () sum ({_of_ranks(parts)})", "{{part}}"),
+            stacked=True,
+        ),
+        timeseries(
+            "Waiting for the slowest rank",
+            "Of the time in operations of all the job's ranks, what each spends longer than the rank of its "
+            "communicator that spends least: over all hosts.",
+            "percentunit",
+            query(f"max by (cluster, exported_job) ({recorded.JOB_WAITING.where(JOB)})", "{{exported_job}}"),
+        ),
+        timeseries(
+            "Goodput",
+            "Share of the time since the job began that its steps took, an interrupted one with its usual length.",
+            "percentunit",
+            query(f"max by (cluster, exported_job) ({recorded.GOODPUT.where(JOB)})", "{{exported_job}}"),
+        ),
+        timeseries(
+            "Time since the job began",
+            "What the job's time went into, on the host that knows of most: steps; start and restart, before the "
+            "first step; stalls and checkpoints of its ranks there; and what none of these explains.",
+            "s",
+            query(f"max by (state) ({ranks_of_job(spent)})", "{{state}}"),
+            stacked=True,
+        ),
+    ]
+
+
+def _operations() -> list[AnyPanel]:
+    calls, payload = catalogue.COLLECTIVE_CALLS.name, catalogue.COLLECTIVE_PAYLOAD_BYTES.name
+    bus, seconds = catalogue.COLLECTIVE_COMPLETED_BUS_BYTES.name, catalogue.COLLECTIVE_COMPLETED_SECONDS.name
+    algorithm = catalogue.COLLECTIVE_COMPLETED_PAYLOAD_BYTES.name
+    bandwidth = catalogue.COLLECTIVE_BUS_BANDWIDTH.name
+    return [
         timeseries(
             "Calls",
             "NCCL calls by operation, exact." + _ON_HOSTS,

@@ -84,6 +84,18 @@ STALL_FINDINGS: Final = Recorded("comm_rank:railscope_stall_findings:best")
 OPERATION_SECONDS: Final = Recorded("comm_rank:railscope_operation_seconds:mean5m", catalogue.COMM_OPERATIONS)
 WAITED_FOR: Final = Recorded("comm_rank:railscope_waited_for:ratio5m")
 """Of the others' time, what they spend in operations of the communicator longer than this rank, if it is much."""
+STEP_SECONDS: Final = Recorded("comm:railscope_step_seconds:mean5m", catalogue.BUILD_INFO)
+STEP_PART_SECONDS: Final = Recorded("comm_part:railscope_step_part_seconds:mean5m", catalogue.RAIL_TRANSMIT_BYTES)
+STEP_SECONDS_HELD: Final = Recorded("comm:railscope_step_seconds:held", catalogue.BUILD_INFO)
+"""The shortest mean that lasted half an hour.  Of these there is one a job, and a job has a host or many."""
+STEP_PART_SECONDS_HELD: Final = Recorded("comm_part:railscope_step_part_seconds:held", catalogue.RAIL_TRANSMIT_BYTES)
+STEPS_LONGER_SINCE: Final = Recorded("comm:railscope_steps_longer:since")
+"""Since when steps have taken a fifth longer, in seconds since the Unix epoch."""
+JOB_WAITING: Final = Recorded("job:railscope_waiting:ratio5m", catalogue.BUILD_INFO)
+"""Of the time in operations of all ranks of a job, what was waiting for the slowest of each communicator."""
+JOB_STEP_PARTS: Final = Recorded("job_part:railscope_step_parts:ratio5m", catalogue.RAIL_TRANSMIT_BYTES)
+GOODPUT: Final = Recorded("job:railscope_goodput:ratio", catalogue.BUILD_INFO)
+"""Of the time since a job began, the share that its steps took."""
 TRANSMIT_RATE: Final = Recorded("rail:railscope_transmit_bytes:rate1m", catalogue.RAIL_TRANSMIT_BYTES)
 RECEIVE_RATE: Final = Recorded("rail:railscope_receive_bytes:rate1m", catalogue.RAIL_TRANSMIT_BYTES)
 TRANSMIT_UTILIZATION: Final = Recorded("rail:railscope_transmit_utilization:ratio", catalogue.RAIL_TRANSMIT_BYTES)

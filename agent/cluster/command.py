@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from railscope.agent.cluster.fleet.facts import Fleet
+from railscope.agent.cluster.fleet.job_steps import read_job_steps
 from railscope.agent.cluster.fleet.one_cluster import choose_cluster
 from railscope.agent.cluster.fleet.prometheus import (
     Endpoint,
@@ -35,6 +36,7 @@ from railscope.agent.cluster.fleet.reader import find_communicator, read_fleet
 from railscope.agent.cluster.fleet.stacks import AgentAccess, read_stacks
 from railscope.agent.cluster.verdict.advice import Step
 from railscope.agent.cluster.verdict.finding import Finding, Verdict
+from railscope.agent.cluster.verdict.job import describe_job
 from railscope.agent.cluster.verdict.recent import next_read_time
 from railscope.agent.cluster.verdict.stacks import hosts_to_ask, with_stacks
 from railscope.agent.cluster.verdict.words import make_verdict
@@ -64,6 +66,8 @@ class Question:
     url: str
     comm: str | None = None
     """A communicator's hash, or how it begins."""
+    job: str | None = None
+    """As its batch system or launcher calls it."""
     at: float | None = None
     """Seconds since the Unix epoch; None: now, by the store's clock."""
     window_seconds: float = 300.0
@@ -109,6 +113,7 @@ def question_from(parsed: Any) -> Question:
         url=parsed.prometheus,
         comm=comm,
         cluster=parsed.cluster,
+        job=parsed.job,
         at=at,
         window_seconds=max(window_seconds, _SHORTEST_WINDOW_SECONDS),
         bearer_token_file=parsed.bearer_token_file,
@@ -201,6 +206,9 @@ def diagnose(store: Store, question: Question) -> Verdict:
     if question.stacks is not None:
         access = AgentAccess(question.stacks, _agents_header(question.stacks_auth), question.ca_file)
         verdict = with_stacks(verdict, read_stacks(hosts_to_ask(verdict, fleet.agents), access))
+    if question.job is not None:
+        steps = read_job_steps(store, question.job, question.window_seconds, question.at)
+        verdict = replace(verdict, job=describe_job(steps))
     # What is known in part only stands first: it limits every statement.
     return replace(verdict, notes=(*store.warnings(), *verdict.notes))
 
@@ -238,6 +246,7 @@ def as_text(verdict: Verdict, *, colour: bool = False) -> str:
         lines.extend(_finding(finding, bold, plain))
     if len(verdict.findings) > _MOST_FINDINGS:
         lines += ["", f"{len(verdict.findings) - _MOST_FINDINGS} more findings: --json shows all."]
+    lines.extend(_section("The job's steps", verdict.job, bold, plain))
     lines.extend(_section("Cannot be known", verdict.unknown, bold, plain))
     lines.extend(_section("Also", verdict.notes, bold, plain))
     moment = datetime.fromtimestamp(verdict.at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -25,6 +25,12 @@ def add_diagnose_arguments(parser: ArgumentParser) -> None:
         metavar="NAME",
         help="only hosts whose series have this label cluster, where a store holds those of several Prometheus servers",
     )
+    parser.add_argument(
+        "--job",
+        metavar="JOB",
+        help="also what bounds the steps of this job, as the batch system or launcher calls it: communication, a "
+        "straggler, computation or input, and what of that cannot be told; and what its time went into",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     parser.add_argument(
         "--time", metavar="T", help="evaluate at this time, 2026-11-21T03:05:00Z or seconds since 1970 (default: now)"

@@ -372,6 +372,22 @@ JOB_STEP_SILENT_SECONDS: Final = _counter(
     "Total time in seconds at the end of the steps that job_step_seconds has, from the last call to the next step's "
     "first one: no collective is called, as while a batch is loaded or computed before the first one.",
 )
+JOB_STEP_PART_SECONDS: Final = _counter(
+    "job_step_part_seconds",
+    "comm rank part",
+    "Time in seconds of the steps that job_step_seconds has, by what it was spent on. part waiting: for the slowest "
+    "rank of a communicator on this host; communication: an operation was under way otherwise; between: none was, "
+    "between the step's calls; silent: none was, after its last call; unknown: communication or computation, where "
+    "completions are not seen of all communicators.",
+)
+JOB_TIME_SECONDS: Final = _gauge(
+    "job_time_seconds",
+    "comm rank state",
+    "Time in seconds since the job began on this host, by what it went into; the sum is all of it. state steps; "
+    "start and restart: before the first step; stalled and checkpoint: as seen of its ranks on this host; other: an "
+    "evaluation, a pause. Of jobs whose steps are known. A job that begins again under the name that its batch system "
+    "or launcher gives it goes on where it ended.",
+)
 COMM_EVENTS: Final = _counter(
     "comm_events",
     "event",

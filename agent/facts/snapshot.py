@@ -627,6 +627,11 @@ class JobSteps:
     """Seconds from a step's first call to the next one's; without steps in which other calls took most of the time."""
     silent_seconds: float
     """Of those: between a step's last call and the next one's first."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of those steps by what they were spent on, of steps whose operations have ended; see
+    agent/node/steps/parts.py."""
+    spent: Mapping[str, float] = field(default_factory=dict)
+    """Seconds since the job began here by what they went into; see agent/node/steps/goodput.py."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,12 @@ _ENOUGH: Final = 0.5
 """Of the calls of a usual iteration."""
 _BLOCK: Final = 16
 """Iterations of a pattern that is not telling are told together, if they were regular."""
+_MOST_HELD: Final = 512
+"""Irregular ones are held back until those that follow show that the job only paused; after so many it is another."""
+_PAUSE: Final = 8.0
+"""So many times the usual length."""
+_MOST_PAUSES: Final = 1 / 16
+"""Of iterations: where more are that long, nothing about them is usual."""
 _RECENT: Final = 64
 _LEAST_LIKE_IT: Final = 0.25
 """Of recent segments, that are as usual, or the pattern is no longer the job's."""
@@ -55,8 +61,10 @@ class Tracker:
         self._open: tuple[int, bool] | None = None
         """When the last iteration began, and whether it is odd so far."""
         self._lost_ns: list[int] = []
-        self._held: list[Iterations] = []
+        self._held: Iterations = np.zeros(0, ITERATION)
         """Of a pattern that is not telling, what was not told yet."""
+        self._judged = 0
+        """Of those, how many were found irregular."""
         self._recent: list[bool] = []
         """Whether each of the last segments is as usual."""
         self._first_ns: int | None = None
@@ -238,15 +246,21 @@ class Tracker:
         """Hold back what proves nothing unless it is regular."""
         if self.pattern.telling or not len(found):
             return found
-        self._held.append(found)
-        held = np.concatenate(self._held)
-        if len(held) < _BLOCK:
+        held = self._held = np.concatenate((self._held, found))
+        if len(held) - self._judged < _BLOCK:
             return found[:0]
-        self._held.clear()
-        if is_regular(held["end_ns"] - held["start_ns"]):
-            return held
-        self.failed = True
-        return found[:0]
+        self._judged = len(held)
+        if not _are_regular(held["end_ns"] - held["start_ns"]):
+            self.failed |= len(held) >= _MOST_HELD
+            return found[:0]
+        self._held, self._judged = found[:0], 0
+        return held
+
+
+def _are_regular(lengths_ns: Integers) -> bool:
+    """Whether iterations are about as long as each other, but for a few pauses of the whole job."""
+    pauses = lengths_ns > _PAUSE * np.median(lengths_ns)
+    return is_regular(lengths_ns[~pauses] if pauses.mean() <= _MOST_PAUSES else lengths_ns)
 
 
 def _among(values: Hashes, known: Hashes) -> Flags:

@@ -69,6 +69,32 @@ _PROCESS: Final = (
     "$labels.cluster $labels.instance $labels.comm $labels.rank | query -}} It is process {{ .Labels.pid }}."
     "{{- end }}"
 )
+_PARTS: Final = {
+    "waiting": "waiting for the slowest rank",
+    "communication": "communication",
+    "between": "the time between calls",
+    "silent": "the time without a call",
+    "unknown": "communication or computation",
+}
+"""Of a step, as agents tell them (agent/node/steps/parts.py)."""
+_GROWN: Final = (
+    f"topk(1, {recorded.STEP_PART_SECONDS.where(_OF_COMM)} "
+    f"- on (cluster, comm, part) {recorded.STEP_PART_SECONDS_HELD.where(_OF_COMM)})"
+)
+_WHAT_GREW: Final = (
+    f'{{{{ range printf "{_GROWN}" {_ASKS} }}}}; '
+    + "".join(f'{{{{ if eq .Labels.part "{part}" }}}}{words}{{{{ end }}}}' for part, words in _PARTS.items())
+    + " grew by {{ .Value | humanizeDuration }}{{ end }}"
+)
+_SINCE: Final = (
+    f'{{{{ range printf "{recorded.STEPS_LONGER_SINCE.where(_OF_COMM)}" {_ASKS} }}}} at '
+    "{{ .Value | humanizeTimestamp }}{{ end }}"
+)
+_AWAITED: Final = (
+    f'{{{{ range printf "topk(1, {recorded.WAITED_FOR.where(_OF_COMM)} or {catalogue.COMM_AWAITED}{{{_OF_COMM}}})" '
+    f"{_ASKS} }}}} The others wait most for rank {{{{ .Labels.rank }}}} on {{{{ .Labels.instance }}}}, "
+    "{{ .Value | humanizePercentage }} of their time.{{ end }}"
+)
 
 
 def _told_of(least: Thresholds) -> str:
@@ -244,6 +270,27 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         "{{ $value | humanize }}B/s on {{ $labels.instance }}; the same communicators held more than that for half an "
         "hour.",
         page="BusBandwidthFell",
+    )
+    yield Alert(
+        Group.STALLS,
+        "RailscopeStepsLonger",
+        Severity.WARNING,
+        promql(
+            f"""
+            {recorded.STEP_SECONDS} / on (cluster, comm) {recorded.STEP_SECONDS_HELD} > {least.step_time_ratio:g}
+            """
+        ),
+        about="Against the shortest mean that the same job held for half an hour.  Evaluations and checkpoints make "
+        "no step longer that counts.",
+        holds_for="20m",
+        because="A step time that wanders, a file system that is busy for some minutes and a neighbour that comes and "
+        "goes are no change; what lasts is.",
+        more_labels={"exported_job": _JOB},
+        summary=f"Steps became {{{{ $value | humanize }}}} times longer{_SINCE}{_WHAT_GREW}",
+        description=f"Steps of the job with communicator {{{{ $labels.comm }}}} take {{{{ $value | humanize }}}} "
+        f"times as long as the job's own steps of before.{_AWAITED} For what bounds the job run: "
+        "railscope diagnose --prometheus URL --job JOB",
+        page="StepsLonger",
     )
     yield Alert(
         Group.STALLS,

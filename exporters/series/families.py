@@ -443,6 +443,14 @@ def _jobs(jobs: tuple[JobSteps, ...]) -> Iterator[Draft]:
     yield Draft(catalogue.JOB_STEPS, ((rank, one.steps) for rank, one in ranks))
     yield Draft(catalogue.JOB_STEP_SECONDS, histograms=((rank, one.lengths) for rank, one in ranks))
     yield Draft(catalogue.JOB_STEP_SILENT_SECONDS, ((rank, one.silent_seconds) for rank, one in ranks))
+    yield Draft(
+        catalogue.JOB_STEP_PART_SECONDS,
+        (((*rank, part), seconds) for rank, one in ranks for part, seconds in one.parts.items()),
+    )
+    yield Draft(
+        catalogue.JOB_TIME_SECONDS,
+        (((*rank, state), seconds) for rank, one in ranks for state, seconds in one.spent.items()),
+    )
 
 
 def _probes(probes: ProbeHealth) -> Iterator[Draft]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from railscope.agent.facts.bound import StepShares
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.rank_identity import RankIdentity
 from railscope.exporters.top.counter_delta import increase, increased_errors, per_second, ratio
@@ -98,6 +99,19 @@ class OpView:
 
 
 @dataclass(frozen=True, slots=True)
+class JobView:
+    """The steps of a job since the first moment, or since it began where none were told since."""
+
+    comm: str
+    """The largest of the rank that stands for it here."""
+    job: str
+    """As its batch system or launcher calls it; empty: not known."""
+    step_seconds: float | None
+    """Mean."""
+    shares: StepShares | None
+
+
+@dataclass(frozen=True, slots=True)
 class NodeView:
     """A node between two moments."""
 
@@ -113,6 +127,8 @@ class NodeView:
     gpus: tuple[GpuView, ...]
     """Those that have NVLinks."""
     ops: tuple[OpView, ...]
+    jobs: tuple[JobView, ...]
+    """Of those whose steps are known."""
     stalls: tuple[ScrapedStall, ...]
     """The longest first."""
     last_ended: ScrapedStall | None
@@ -136,10 +152,25 @@ def make_node_view(before: NodeScrape | None, now: NodeScrape, first: NodeScrape
         rails=_rails(compared, now, span, first or compared),
         gpus=make_gpu_views(compared, now, span, first or compared),
         ops=_ops(compared, now, span),
+        jobs=_jobs(first, now),
         stalls=tuple(sorted(now.stalls, key=lambda stall: -stall.seconds)),
         last_ended=now.ended_stalls[-1] if now.ended_stalls else None,
         failing_collectors=now.failing_collectors,
     )
+
+
+def _jobs(first: NodeScrape | None, now: NodeScrape) -> tuple[JobView, ...]:
+    views = []
+    for (comm, rank), job in now.jobs.items():
+        before = first.jobs.get((comm, rank)) if first is not None else None
+        steps, seconds, parts = job.steps, job.seconds, dict(job.parts)
+        if before is not None and before.steps < job.steps:
+            steps, seconds = steps - before.steps, seconds - before.seconds
+        if before is not None and before.parts.keys() <= parts.keys():
+            more = {part: value - before.parts.get(part, 0.0) for part, value in parts.items()}
+            parts = more if all(value >= 0 for value in more.values()) and any(more.values()) else parts
+        views.append(JobView(comm, job.job, ratio(seconds, steps), StepShares.from_parts(parts)))
+    return tuple(views)
 
 
 def _entered(now: NodeScrape) -> dict[tuple[str, str], float]:

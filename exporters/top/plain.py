@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Final
 
-from railscope.exporters.top.node_view import NodeView, OpView, RailView, RankView
+from railscope.agent.facts.bound import find_bound
+from railscope.exporters.top.node_view import JobView, NodeView, OpView, RailView, RankView
 from railscope.exporters.top.nvlink_view import GpuView
 from railscope.exporters.top.scraped import ScrapedStall
 from railscope.probes.printable import LONGEST_SHOWN, printable
@@ -46,6 +47,8 @@ def render_lines(view: NodeView) -> Iterator[str]:
     )
     for stall in view.stalls:
         yield line("stall", **_of_stall(stall))
+    for job in view.jobs:
+        yield line("job", **_of_job(job))
     for rank in view.ranks:
         yield line("rank", **_of_rank(rank))
     for rail in view.rails:
@@ -54,6 +57,20 @@ def render_lines(view: NodeView) -> Iterator[str]:
         yield line("gpu", **_of_gpu(gpu))
     for op in view.ops:
         yield line("op", **_of_op(op))
+
+
+def _of_job(job: JobView) -> dict[str, Value]:
+    shares = job.shares
+    return {
+        "comm": job.comm,
+        "job": job.job,
+        "step_seconds": job.step_seconds,
+        "bound_by": None if shares is None else find_bound(shares),
+        "waiting_ratio": None if shares is None else shares.waiting,
+        "communication_ratio": None if shares is None else shares.communication,
+        "idle_ratio": None if shares is None else shares.idle,
+        "unknown_ratio": None if shares is None else shares.unknown,
+    }
 
 
 def _of_stall(stall: ScrapedStall) -> dict[str, Value]:

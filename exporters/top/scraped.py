@@ -106,6 +106,19 @@ class ScrapedRail:
 
 
 @dataclass(frozen=True, slots=True)
+class ScrapedJob:
+    """The steps of a job until a scrape, by the rank that stands for it."""
+
+    job: str
+    """As its batch system or launcher calls it; empty: not known."""
+    steps: float
+    """Those that `seconds` has."""
+    seconds: float
+    parts: Mapping[str, float]
+    """Seconds by what they were spent on."""
+
+
+@dataclass(frozen=True, slots=True)
 class ScrapedNvlink:
     """One NVLink of one GPU."""
 
@@ -161,6 +174,8 @@ class NodeScrape:
     simulated: bool
     processes: int | None
     ranks: Mapping[RankKey, ScrapedRank]
+    jobs: Mapping[RankKey, ScrapedJob]
+    """By the rank that stands for the job."""
     rails: Mapping[RailKey, ScrapedRail]
     nvlinks: Mapping[NvlinkKey, ScrapedNvlink]
     gpu_names: Mapping[str, str]
@@ -184,6 +199,8 @@ class NodeScrape:
     failing_collectors: tuple[str, ...]
 
 
+_STEPS: Final = f"{catalogue.JOB_STEP_SECONDS.name}_count"
+_STEP_SECONDS: Final = f"{catalogue.JOB_STEP_SECONDS.name}_sum"
 _NAMES: Final = frozenset(
     metric.name
     for metric in (
@@ -196,12 +213,13 @@ _NAMES: Final = frozenset(
         *(catalogue.COLLECTIVE_COMPLETED_BUS_BYTES, catalogue.COLLECTIVE_COMPLETED_SECONDS),
         *(catalogue.RAIL_INFO, catalogue.RAIL_UP, catalogue.RAIL_SPEED, catalogue.RAIL_TRANSMIT_BYTES),
         *(catalogue.RAIL_RECEIVE_BYTES, catalogue.RAIL_EXPLAINED_RATIO, catalogue.RAIL_COUNTER),
+        catalogue.JOB_STEP_PART_SECONDS,
         *(catalogue.RAIL_QUEUE_DROPS, catalogue.COLLECTOR_SUCCESS, catalogue.GPU_INFO),
         *(catalogue.GPU_FABRIC_UNHEALTHY, catalogue.NVLINK_INFO, catalogue.NVLINK_UP, catalogue.GPU_NVLINK_SPEED),
         *(catalogue.NVLINK_TRANSMIT_BYTES, catalogue.NVLINK_RECEIVE_BYTES, catalogue.NVLINK_ERRORS),
         *(catalogue.GPU_NVLINK_TRANSMIT_BYTES, catalogue.GPU_NVLINK_RECEIVE_BYTES, catalogue.GPU_NVLINK_ERRORS),
     )
-)
+) | {_STEPS, _STEP_SECONDS}
 
 
 def parse_scrape(exposition: str, stalls: bytes | None, communicators: bytes | None = None) -> NodeScrape:
@@ -228,6 +246,7 @@ def parse_scrape(exposition: str, stalls: bytes | None, communicators: bytes | N
         simulated=build[0].labels.get("simulated") == "true",
         processes=int(processes[0].value) if processes else None,
         ranks=_ranks(samples),
+        jobs=_jobs(samples),
         rails=_rails(samples),
         nvlinks=_nvlinks(samples),
         gpu_names={
@@ -310,6 +329,22 @@ def _ranks(samples: _Samples) -> dict[RankKey, ScrapedRank]:
             arrival_lag_seconds=lag.get(key),
         )
     return ranks
+
+
+def _jobs(samples: _Samples) -> dict[RankKey, ScrapedJob]:
+    of_rank = ("comm", "rank")
+    seconds = samples.sum_by(_STEP_SECONDS, *of_rank)
+    parts: dict[tuple[str, ...], dict[str, float]] = {}
+    for (comm, rank, part), value in samples.sum_by(catalogue.JOB_STEP_PART_SECONDS.name, *of_rank, "part").items():
+        parts.setdefault((comm, rank), {})[part] = value
+    names = {
+        (labels.get("comm", ""), labels.get("rank", "")): labels.get(catalogue.EXPORTED_JOB, "")
+        for labels, _ in samples.named(catalogue.COMM_INFO.name)
+    }
+    return {
+        (key[0], key[1]): ScrapedJob(names.get((key[0], key[1]), ""), steps, seconds.get(key, 0.0), parts.get(key, {}))
+        for key, steps in samples.sum_by(_STEPS, *of_rank).items()
+    }
 
 
 def _rails(samples: _Samples) -> dict[RailKey, ScrapedRail]:

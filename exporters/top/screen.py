@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from railscope.agent.facts.bound import describe_bound
 from railscope.agent.facts.causes import OF_A_PROCESS
 from railscope.agent.facts.stall import rail_name
 from railscope.exporters.top.columns import (
@@ -45,7 +46,8 @@ _TITLES: Final[Mapping[Pane, Sequence[str]]] = {
 COLUMN_COUNTS: Final = {pane: len(titles) for pane, titles in _TITLES.items()}
 """By how many columns each pane can be sorted."""
 
-_HEADER_LINES: Final = 2
+_MOST_JOBS: Final = 2
+"""Whose steps are told above the panes."""
 _LEAST_LINES: Final = {Pane.STALLS: 6, Pane.RANKS: 4, Pane.RAILS: 4, Pane.GPUS: 3, Pane.OPS: 4}
 """What a pane keeps where there is not room for all, if it has as much to show."""
 _NEARLY_FULL: Final = 0.9
@@ -120,8 +122,8 @@ def render_frame(
     view: NodeView | None, state: ViewState, status: Status, width: int, height: int, *, ascii_only: bool = False
 ) -> Frame:
     """The screen of `railscope top`; `view` None: the agent has not answered yet."""
-    header = [_title(view, state, status), _summary(view, status)]
-    room = max(0, height - _HEADER_LINES - 1)
+    header = [_title(view, state, status), _summary(view, status), *_job_lines(view)]
+    room = max(0, height - len(header) - 1)
     page = rows = 0
     body: list[Text] = []
     if state.help:
@@ -180,6 +182,16 @@ def _summary(view: NodeView | None, status: Status) -> Text:
     if view.failing_collectors:
         summary.append(f"; not read: {printable(', '.join(view.failing_collectors))}", "yellow")
     return summary
+
+
+def _job_lines(view: NodeView | None) -> list[Text]:
+    if view is None:
+        return []
+    lines = []
+    for job in view.jobs[:_MOST_JOBS]:
+        bound = "" if job.shares is None else f": {describe_bound(job.shares)[0]}"
+        lines.append(Text(printable(f"{job.job or job.comm}: steps of {format_length(job.step_seconds)}{bound}")))
+    return lines
 
 
 def _count(number: int, noun: str, plural: str = "s") -> str:

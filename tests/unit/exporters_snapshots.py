@@ -203,7 +203,17 @@ def full_snapshot() -> Snapshot:
             ),
             identity_conflicts=2,
             unjoined=(UnjoinedProcess(4713, "4711", "2", "8"),),
-            jobs=(JobSteps("00c0ffee00c0ffee", "0", 13, Histogram((0.25, 0.5, 1.0), (0, 8, 3, 0), 5.5), 0.75),),
+            jobs=(
+                JobSteps(
+                    "00c0ffee00c0ffee",
+                    "0",
+                    13,
+                    Histogram((0.25, 0.5, 1.0), (0, 8, 3, 0), 5.5),
+                    0.75,
+                    {"waiting": 0.5, "communication": 3.0, "between": 1.25, "silent": 0.75},
+                    {"start": 20.0, "steps": 6.0, "stalled": 0.0, "checkpoint": 1.5, "other": 0.5},
+                ),
+            ),
             completion=NodeCompletion(
                 durations=(OpHistogram("AllReduce", Histogram((1e-06, 0.0001, 0.5), (0, 7, 3, 0), sum=0.75)),),
                 bandwidths=(OpHistogram("AllReduce", Histogram((1e6, 1e9), (0, 10, 0), sum=2.5e9)),),

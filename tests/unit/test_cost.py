@@ -70,9 +70,11 @@ def test_it_has_every_metric_but_those_of_what_is_wrong_and_of_what_is_asked_for
         "comm_awaited_since_timestamp_seconds",
         "comm_counted_from_start",
         # Only of jobs whose calls repeat.
+        "job_step_part_seconds_total",
         "job_step_seconds",
         "job_step_silent_seconds_total",
         "job_steps_total",
+        "job_time_seconds",
         "limit_reached_total",
         "comm_ended",
         "comm_errors_total",

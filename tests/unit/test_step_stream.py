@@ -7,12 +7,17 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from railscope.agent.node.steps.stream import CallStream
+from railscope.agent.rhythm.pattern import Calls
+from railscope.agent.rhythm.repetition import find_repetition
+from railscope.agent.rhythm.series import CallSeries, dense_codes
 from railscope.agent.rhythm.tracker import Iterations
 from tests.unit.call_streams import Stream, calls_of, ddp, fsdp, gpt, gpt_evaluation, inference, moe, moe_evaluation
 
@@ -23,6 +28,7 @@ JOBS: dict[str, Job] = {
     "fsdp": fsdp,
     "moe": moe,
     **{f"gpt stage {stage}": partial(gpt, stage=stage) for stage in range(4)},
+    "uneven pipeline": partial(gpt, stage=3, layers=1),
 }
 
 
@@ -35,11 +41,38 @@ class Inline(Executor):
         return done
 
 
-def followed(stream: CallStream, made: Stream, seconds: float = 1.0) -> Iterations:
+RECORDED = Path(__file__).parent / "data" / "steps"
+"""Calls of rank 0, as `railscope record` had them beside the testbed's workload (ddp; gpt: pipeline 2 x tensor 2 x data
+2) and the real NCCL (2.32.3, an AllReduce again and again), on a machine that was busy otherwise."""
+
+
+def recorded(name: str) -> Calls:
+    with np.load(RECORDED / f"{name}.npz") as file:
+        time_ns = np.cumsum(file["microseconds"].astype(np.int64)) * 1000
+        columns = (file[column].astype(np.int64) for column in ("communicator", "peer", "op", "payload_bytes"))
+        communicator, peer, op, payload = columns
+    return Calls.of_columns(time_ns, communicator, peer, op, np.full(len(op), 7), payload)
+
+
+def read_each_second(stream: CallStream, calls: Calls) -> Iterations:
     """What is told of calls that come as they were made, read once a second."""
-    calls = calls_of(made.calls)
-    edges = np.searchsorted(calls.time_ns, np.arange(0, calls.time_ns[-1] + 2e9, seconds * 1e9).astype(np.int64))
+    edges = np.searchsorted(calls.time_ns, np.arange(0, calls.time_ns[-1] + 2e9, 1e9).astype(np.int64))
     return np.concatenate([stream.add(calls.part(low, high)) for low, high in pairwise(edges.tolist())])
+
+
+def offline(calls: Calls) -> NDArray[np.int64]:
+    """When iterations begin, as `railscope report` finds them."""
+    kind, symbol = (dense_codes(column.view(np.int64)) for column in (calls.kind, calls.symbol))
+    series = CallSeries(calls.time_ns, kind, symbol, dense_codes(calls.communicator), calls.payload_bytes)
+    found = find_repetition(series)
+    assert found is not None
+    starts: NDArray[np.int64] = calls.time_ns[found.starts]
+    return starts
+
+
+def followed(stream: CallStream, made: Stream) -> Iterations:
+    """What is told of calls that come as they were made, read once a second."""
+    return read_each_second(stream, calls_of(made.calls))
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -52,6 +85,34 @@ def test_all_steps_of_a_job_are_told_and_no_others(name: str) -> None:
     mean_ns = np.diff(begins_ns).mean()
     assert (found["end_ns"] - found["start_ns"]).mean() == pytest.approx(mean_ns, rel=0.01)
     assert not found["odd"].any()
+
+
+def simulated(name: str) -> Calls:
+    made = Stream(random.Random(16))
+    JOBS[name](made, 200)
+    return calls_of(made.calls)
+
+
+STREAMS: dict[str, Callable[[], Calls]] = {
+    **{name: partial(simulated, name) for name in JOBS},
+    **{f"{name} recorded": partial(recorded, name) for name in ("ddp", "gpt")},
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_live_steps_are_those_of_the_report(name: str) -> None:
+    calls = STREAMS[name]()
+    live, starts = read_each_second(CallStream(Inline(), 1 << 16), calls), offline(calls)
+    # The last ones are told when those behind them are whole.
+    assert len(starts) - 1 - 3 <= len(live) <= len(starts) - 1
+    both = starts[(starts >= live["start_ns"][0]) & (starts <= live["end_ns"][-1])]
+    assert len(both) - 1 == pytest.approx(len(live), rel=0.01)
+    assert np.diff(both).mean() == pytest.approx((live["end_ns"] - live["start_ns"]).mean(), rel=0.01)
+
+
+def test_equal_calls_that_a_busy_machine_disturbs_are_steps_as_long_as_most_are_regular() -> None:
+    calls = recorded("nccl-allreduce")
+    assert len(read_each_second(CallStream(Inline(), 1 << 16), calls)) > 0.7 * len(calls)
 
 
 @pytest.mark.parametrize("name", ["ddp", "gpt stage 1", "gpt stage 3", "moe"])

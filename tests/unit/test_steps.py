@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 
+from railscope.agent.facts.rank_identity import RankKey
 from railscope.agent.facts.snapshot import JobSteps
 from railscope.agent.node.collectives.communicators import Communicator
+from railscope.agent.node.collectives.slow_ranks import RankWait
 from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.steps.references import MOST_JOBS, find_references
 from railscope.agent.node.steps.steps import BOUNDS, Steps
@@ -24,6 +26,15 @@ from tests.unit.call_streams import OPS, Call, Stream, ddp, gpt, inference
 from tests.unit.test_step_stream import Inline
 
 USER = Tenant(1000)
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """What is seen of ranks besides their calls."""
+
+    waits: Mapping[RankKey, RankWait] = field(default_factory=dict)
+    stalled_pids: frozenset[int] = frozenset()
+    writing_pids: frozenset[int] = frozenset()
 
 
 def process(pid: int, *, job: str = "", tenant: Tenant = USER) -> ObservedProcess:
@@ -66,7 +77,7 @@ def of_one(facts: tuple[JobSteps, ...]) -> JobSteps:
 def test_steps_are_told_of_the_lowest_rank_under_its_largest_communicator() -> None:
     processes = {pid: process(pid) for pid in (100, 101)}
     ends = [end(10 + 10 * at + comm, 100 + at, 0xA0 + comm, at, nranks=8 >> comm) for at in (1, 0) for comm in range(4)]
-    steps = Steps(processes, frozenset, Inline())
+    steps = Steps(processes, frozenset, Inline(), Nothing())
     steps.update(0, ends, 1)
     for at in (1, 0):
         made = Stream(random.Random(at))
@@ -82,7 +93,7 @@ def test_steps_are_told_of_the_lowest_rank_under_its_largest_communicator() -> N
 
 
 def test_an_interrupted_step_is_counted_and_its_length_is_not() -> None:
-    steps = Steps({100: process(100)}, frozenset, Inline())
+    steps = Steps({100: process(100)}, frozenset, Inline(), Nothing())
     steps.update(0, [end(10, 100, 0xA0, 0)], 1)
     made = Stream(random.Random(2))
     for _ in range(4):
@@ -99,7 +110,7 @@ def test_an_interrupted_step_is_counted_and_its_length_is_not() -> None:
 
 
 def test_of_requests_nothing_is_told() -> None:
-    steps = Steps({100: process(100)}, frozenset, Inline())
+    steps = Steps({100: process(100)}, frozenset, Inline(), Nothing())
     steps.update(0, [end(10, 100, 0xA0, 0)], 1)
     made = Stream(random.Random(3))
     inference(made, 1000)
@@ -108,7 +119,7 @@ def test_of_requests_nothing_is_told() -> None:
 
 
 def test_missing_numbers_cost_their_step_and_no_other() -> None:
-    steps = Steps({100: process(100)}, frozenset, Inline())
+    steps = Steps({100: process(100)}, frozenset, Inline(), Nothing())
     steps.update(0, [end(10 + comm, 100, 0xA0 + comm, 0) for comm in range(4)], 1)
     made = Stream(random.Random(4))
     gpt(made, 200)
@@ -124,7 +135,7 @@ def test_missing_numbers_cost_their_step_and_no_other() -> None:
 
 def test_captured_collectives_make_steps_unknown() -> None:
     replays: set[int] = set()
-    steps = Steps({100: process(100)}, lambda: replays, Inline())
+    steps = Steps({100: process(100)}, lambda: replays, Inline(), Nothing())
     steps.update(0, [end(10, 100, 0xA0, 0)], 1)
     made = Stream(random.Random(5))
     ddp(made, 200)
@@ -136,7 +147,7 @@ def test_captured_collectives_make_steps_unknown() -> None:
 
 def test_what_ended_stays_for_a_while() -> None:
     processes = {100: process(100)}
-    steps = Steps(processes, frozenset, Inline())
+    steps = Steps(processes, frozenset, Inline(), Nothing())
     ends = [end(10, 100, 0xA0, 0)]
     steps.update(0, ends, 1)
     made = Stream(random.Random(6))

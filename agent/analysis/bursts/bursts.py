@@ -31,9 +31,9 @@ from railscope.agent.analysis.bursts.rail_bursts import LEAST_REGULARITY, NEAR, 
 from railscope.agent.analysis.facts.quantities import format_numbers
 from railscope.agent.analysis.tables.gpu_rows import OPERATIONS, read_series, rows_by_gpu
 from railscope.agent.analysis.tables.gpus import Gpus, find_gpus
-from railscope.agent.analysis.tables.intervals import BURST_GAP, Intervals
 from railscope.agent.analysis.timing.iterations import communication_intervals, find_iterations, operation_intervals
 from railscope.agent.dataset.reader import Dataset
+from railscope.agent.rhythm.intervals import BURST_GAP, Intervals
 from railscope.agent.rhythm.series import Integers
 
 OF_OPERATIONS: Final = "times of operations"

@@ -30,7 +30,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from railscope.agent.analysis.tables.intervals import BURST_GAP, Intervals, union
+from railscope.agent.rhythm.intervals import BURST_GAP, Intervals, union
 from railscope.agent.rhythm.series import Integers
 
 Rates = NDArray[np.float64]

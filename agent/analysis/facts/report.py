@@ -327,6 +327,16 @@ class RailUse:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """How much ranks wait for the slowest one of their communicator."""
+
+    of_communication: float
+    """Of the time in operations of all ranks that are compared: 0 to 1."""
+    gpu: int
+    """For which the others wait most."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReceiveUse:
     """What one GPU's receives did."""
 
@@ -374,6 +384,8 @@ class Report:
     scaling: tuple[Scaling, ...] = ()
     receives: tuple[ReceiveUse, ...] = ()
     role_times: tuple[RoleTime, ...] = ()
+    waiting: Waiting | None = None
+    """None: no two ranks of a communicator have operations with times."""
     rails: tuple[RailUse, ...] = ()
     unknown: tuple[Unknown, ...] = field(default=())
     losses: tuple[str, ...] = ()

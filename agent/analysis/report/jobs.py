@@ -165,6 +165,7 @@ def with_numbers(report: Report, gpus: Gpus) -> Report:
         regularity=None if regularity is None else replace(regularity, gpu=number[regularity.gpu]),
         receives=tuple(replace(use, gpu=number[use.gpu]) for use in report.receives),
         role_times=tuple(replace(one, gpu=number[one.gpu]) for one in report.role_times),
+        waiting=None if report.waiting is None else replace(report.waiting, gpu=number[report.waiting.gpu]),
     )
 
 

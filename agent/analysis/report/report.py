@@ -36,6 +36,7 @@ from railscope.agent.analysis.timing.latency import find_latency
 from railscope.agent.analysis.timing.non_uniformity import find_non_uniformity
 from railscope.agent.analysis.timing.overlap import find_overlap, find_role_times
 from railscope.agent.analysis.timing.receives import find_receives
+from railscope.agent.analysis.timing.waiting import find_waiting
 from railscope.agent.analysis.traffic.ops import find_communicators, find_ops, unknown_of_calls
 from railscope.agent.analysis.traffic.port_bytes import find_port_bytes
 from railscope.agent.analysis.traffic.sizes import find_sizes
@@ -175,6 +176,7 @@ def report_of(dataset: Dataset, leaf_map: LeafMap | None = None, gpus: Gpus | No
         bandwidth=bandwidth,
         receives=course.receives,
         role_times=course.role_times,
+        waiting=find_waiting(dataset, gpus) if course.regularity is not None else None,
         rails=rails,
         unknown=_in_order(
             [

@@ -34,6 +34,7 @@ KEYS: Final = (
     "bandwidth",
     "receives",
     "role_times",
+    "waiting",
     "scaling",
     "unknown",
     "losses",
@@ -84,6 +85,7 @@ def _content(report: Report) -> dict[str, Any]:
         "bandwidth": _list(report.bandwidth),
         "receives": _list(report.receives),
         "role_times": _list(report.role_times),
+        "waiting": None if report.waiting is None else asdict(report.waiting),
         "scaling": _list(report.scaling),
         "unknown": [
             {"row": one.row, "measurement": BY_NUMBER[one.row].name, "reason": one.reason} for one in report.unknown

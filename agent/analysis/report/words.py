@@ -23,11 +23,14 @@ from railscope.agent.analysis.facts.report import NonUniformity, RailUse, Report
 from railscope.agent.analysis.pictures.pictures import ROLE_NAMES
 from railscope.agent.analysis.report.measurements import BY_NUMBER
 from railscope.agent.analysis.report.report import has_times
+from railscope.agent.facts.bound import StepShares, describe_bound
 
 
 def summarise(report: Report) -> tuple[str, ...]:
     """The report in sentences, the most important first; of what is not known there is none."""
-    return (*_job(report), *_shape(report), *_pattern(report), *_edges(report), *_time(report), *_slow(report))
+    first, *of_steps = tuple(_bound(report)) or ("",)
+    told = (*_job(report), *_shape(report), *_pattern(report), *_edges(report), *_time(report))
+    return tuple(filter(None, (first, *told, *of_steps, *_slow(report))))
 
 
 def median_of(values: Iterable[float | None]) -> float | None:
@@ -87,6 +90,38 @@ def scaling_rows(report: Report) -> list[tuple[str, ...]]:
         )
         for one in report.scaling
     ]
+
+
+def _bound(report: Report) -> Iterator[str]:
+    """What bounds the job's steps, where there are any (agent/facts/bound.py)."""
+    shares = _shares(report)
+    if shares is not None:
+        yield from describe_bound(shares, "" if report.waiting is None else f"GPU {report.waiting.gpu}")
+
+
+def _shares(report: Report) -> StepShares | None:
+    if not report.iterations:
+        return None
+    busy = median_of(one.comm_ratio for one in report.iterations)
+    alone = median_of(one.non_overlapped_ratio for one in report.iterations)
+    computing = median_of(
+        None if one.compute_seconds is None else min(1.0, one.compute_seconds / one.period_seconds)
+        for one in report.iterations
+    )
+    if busy is None:
+        return StepShares(None, 0.0, 0.0, 0.0, 1.0, hidden_known=False)
+    known = alone is not None and computing is not None
+    communication = alone if known and alone is not None else busy
+    computation = computing if known and computing is not None else 0.0
+    shares = StepShares(
+        waiting=None,
+        communication=communication,
+        computation=computation,
+        idle=max(0.0, 1.0 - communication - computation),
+        unknown=0.0,
+        hidden_known=known,
+    )
+    return shares if report.waiting is None else shares.with_waiting(report.waiting.of_communication)
 
 
 def _job(report: Report) -> Iterator[str]:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from railscope.agent.analysis.facts.quantities import format_integer, format_seconds, shorten
 from railscope.agent.analysis.tables.gpu_rows import dense_codes
 from railscope.agent.analysis.tables.gpus import Gpus
-from railscope.agent.analysis.tables.intervals import Intervals, union
 from railscope.agent.dataset.reader import Dataset
+from railscope.agent.rhythm.intervals import Intervals, union
 from railscope.agent.rhythm.series import CallSeries
 
 _NEGLIGIBLE: Final = 1000

@@ -39,9 +39,9 @@ from railscope.agent.analysis.tables.gpu_rows import (
     rows_of_gpu,
 )
 from railscope.agent.analysis.tables.gpus import Gpus
-from railscope.agent.analysis.tables.intervals import BURST_GAP, Intervals, union
 from railscope.agent.analysis.timing.computation import add_computation, find_suspects
 from railscope.agent.dataset.reader import Dataset
+from railscope.agent.rhythm.intervals import BURST_GAP, Intervals, union
 from railscope.agent.rhythm.repetition import Repetition, find_most_frequent, find_repetition, relative_spread
 from railscope.agent.rhythm.series import CallSeries, Integers
 

@@ -26,10 +26,10 @@ import numpy as np
 from railscope.agent.analysis.facts.report import Iteration, RoleTime, Unknown
 from railscope.agent.analysis.tables.gpu_rows import instances_table, rows_by_gpu, rows_of_gpu
 from railscope.agent.analysis.tables.gpus import Gpus
-from railscope.agent.analysis.tables.intervals import Intervals, union
 from railscope.agent.analysis.timing.computation import find_computation, find_suspects
 from railscope.agent.analysis.timing.iterations import operation_intervals
 from railscope.agent.dataset.reader import Dataset
+from railscope.agent.rhythm.intervals import Intervals, union
 
 COMMUNICATION, NON_OVERLAPPED = 11, 12
 _NO_TIMES: Final = (

@@ -21,9 +21,9 @@ from railscope.agent.analysis.facts.quantities import format_count
 from railscope.agent.analysis.facts.report import Iteration, ReceiveUse, Unknown
 from railscope.agent.analysis.tables.gpu_rows import SOURCES, instances_table
 from railscope.agent.analysis.tables.gpus import Gpus
-from railscope.agent.analysis.tables.intervals import union
 from railscope.agent.analysis.tables.size_classes import SizeClasses, find_size_classes
 from railscope.agent.dataset.reader import Dataset
+from railscope.agent.rhythm.intervals import union
 
 ROW: Final = 16
 _FASTEST: Final = 0.05

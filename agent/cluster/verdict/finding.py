@@ -77,3 +77,5 @@ class Verdict:
     """By which `at` is meant."""
     ranks_seen: bool = True
     """False: ranks of jobs are among these, so that nothing being found is no answer."""
+    job: tuple[str, ...] = ()
+    """About the steps of the job that was asked for."""

@@ -37,6 +37,16 @@ class _Share:
 
 
 @dataclass(frozen=True, slots=True)
+class RankWait:
+    """What a rank waited within the last stretch for the slowest rank of its communicator on this host."""
+
+    seconds: float
+    inside_seconds: float | None
+    """In operations, waiting among it; None: `seconds` are by who made calls last."""
+    stretch_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Stretch:
     """One stretch of a communicator."""
 
@@ -66,6 +76,15 @@ class SlowRanks:
         self._stretches: dict[str, deque[_Stretch]] = {}
         """By communicator."""
         self._found: tuple[RankPace, ...] = ()
+        self._waits: Mapping[_Key, RankWait] = {}
+
+    @property
+    def waits(self) -> Mapping[_Key, RankWait]:
+        """Of each rank that is compared with others of this host, by communicator and rank, as of the last stretch.
+
+        Of a communicator that is used point to point, ranks wait for each other by design: who asks knows those.
+        """
+        return self._waits
 
     @property
     def found(self) -> tuple[RankPace, ...]:
@@ -95,6 +114,7 @@ class SlowRanks:
         seconds = (now_ns - before.at_ns) / 1e9
         at = (now_ns + self._realtime_offset_ns()) / 1e9
         made = _by_calls(before, now, seconds) | _by_completions(before, now, seconds)
+        self._waits = _waits_by_calls(before, now, seconds) | _waits_by_completions(before, now, seconds)
         known = {comm for comm, _ in (*now.times, *now.arrivals)}
         self._stretches = {comm: them for comm, them in self._stretches.items() if comm in known}
         for comm, (operations, shares) in made.items():
@@ -106,18 +126,43 @@ class SlowRanks:
         )
 
 
-def _by_completions(before: _Totals, now: _Totals, seconds: float) -> dict[str, tuple[int, dict[str, _Share]]]:
-    """Of each communicator with several ranks here: operations, and what others waited for each rank."""
+def _spent(before: _Totals, now: _Totals) -> Mapping[str, Mapping[str, tuple[int, float]]]:
+    """Of each communicator with several ranks here: operations of each rank, and its seconds in them."""
     spent: defaultdict[str, dict[str, tuple[int, float]]] = defaultdict(dict)
     for (comm, rank), one in now.times.items():
         earlier = before.times.get((comm, rank))
         operations = one.operations - earlier.operations if earlier is not None else 0
         if earlier is not None and operations > 0:
             spent[comm][rank] = operations, one.seconds - earlier.seconds
+    return {comm: ranks for comm, ranks in spent.items() if len(ranks) > 1}
+
+
+def _waits_by_completions(before: _Totals, now: _Totals, seconds: float) -> dict[_Key, RankWait]:
+    """By how much longer operations took on a rank than on the one on which they took least."""
     found = {}
-    for comm, ranks in spent.items():
-        if len(ranks) < 2:
-            continue
+    for comm, ranks in _spent(before, now).items():
+        least = min(inside / operations for operations, inside in ranks.values())
+        for rank, (operations, inside) in ranks.items():
+            found[comm, rank] = RankWait(inside - operations * least, inside, seconds)
+    return found
+
+
+def _waits_by_calls(before: _Totals, now: _Totals, seconds: float) -> dict[_Key, RankWait]:
+    """For how long others alone had not made a call that the rank had made."""
+    shares = {comm: them for comm, (_, them) in _by_calls(before, now, seconds).items()}
+    whole = {comm: sum(share.ratio for share in them.values()) for comm, them in shares.items()}
+    found = {}
+    for comm, rank in now.arrivals:
+        if comm in whole:
+            own = shares[comm].get(rank)
+            found[comm, rank] = RankWait((whole[comm] - (own.ratio if own else 0.0)) * seconds, None, seconds)
+    return found
+
+
+def _by_completions(before: _Totals, now: _Totals, seconds: float) -> dict[str, tuple[int, dict[str, _Share]]]:
+    """Of each communicator with several ranks here: operations, and what others waited for each rank."""
+    found = {}
+    for comm, ranks in _spent(before, now).items():
         # Where several operations are under way at once their time counts so many times.
         whole = max(seconds, *(inside for _, inside in ranks.values()))
         total = sum(inside for _, inside in ranks.values())

@@ -260,6 +260,7 @@ class NcclObserver:
             self._processes,
             (lambda: completion.replaying) if completion is not None else frozenset,
             self._computations,
+            self.stalls,
         )
         self._control = sources.control(self._completion) if sources.control is not None else None
 
@@ -649,6 +650,7 @@ class NcclObserver:
         """Record completed operations (dtype COMPLETION_EVENT) that were read from the ring."""
         if self._completion is not None:
             self._completion.record_completions(events)
+        self._steps.record_completions(events)
 
     # What is known
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -23,7 +23,7 @@ from railscope.agent.facts.rank_process import describe_process
 from railscope.agent.facts.snapshot import CommunicatorStall, NodeStalls, NodeTimes, NvlinkFacts, StallTotal
 from railscope.agent.facts.stall import Diagnosis, Disagreement, InFlight, ProcessStack, Stall, rail_name
 from railscope.agent.node.collectives.call_counts import Table
-from railscope.agent.node.collectives.slow_ranks import SlowRanks
+from railscope.agent.node.collectives.slow_ranks import RankWait, SlowRanks
 from railscope.agent.node.collectives.stragglers import Stragglers
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.agent.node.stalls.checkpoints import Checkpoints
@@ -443,6 +443,21 @@ class Watchdog:
         """How long operations took, and who arrives last."""
         times = self._reader.times
         return NodeTimes(times.by_rank(), times.by_size(), self._stragglers.arrivals())
+
+    @property
+    def waits(self) -> Mapping[tuple[str, str], RankWait]:
+        """What ranks of this host waited of late for the slowest one, by communicator and rank."""
+        return self._slow_ranks.waits
+
+    @property
+    def stalled_pids(self) -> Set[int]:
+        """Processes of this host that are in an operation which stalls."""
+        return {stall.pid for stall in self._detector.current}
+
+    @property
+    def writing_pids(self) -> Set[int]:
+        """Processes that write to storage and make no call meanwhile."""
+        return set(self._checkpoints.writing_pids(self._clock.monotonic_ns()))
 
     def close(self) -> None:
         self._inspector.close()

@@ -16,18 +16,23 @@ one tenant its jobs.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Set
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from railscope.agent.facts.rank_identity import RankKey
 from railscope.agent.facts.snapshot import Histogram, JobSteps
-from railscope.agent.node.collectives.communicators import Communicator
+from railscope.agent.node.collectives.communicators import Communicator, format_label
+from railscope.agent.node.collectives.slow_ranks import RankWait
+from railscope.agent.node.collectives.stragglers import NOT_BY_ALL
+from railscope.agent.node.inspection.tenants import Tenant
+from railscope.agent.node.steps.goodput import EndedJobs, JobTime
+from railscope.agent.node.steps.parts import StepParts, Waited
 from railscope.agent.node.steps.references import Reference, find_references
 from railscope.agent.node.steps.stream import LEAST_NS, CallStream
 from railscope.agent.node.targets.processes import ObservedProcess
@@ -56,8 +61,18 @@ class _Job:
     reference: Reference
     rank: RankKey
     stream: CallStream
+    time: JobTime
     last: dict[int, int] = field(default_factory=dict)
     """By instance: number of its last call."""
+    parts: StepParts = field(default_factory=StepParts)
+    name: Hashable = None
+    """Whose and which it is for its batch system or launcher; None: not known."""
+    ends: dict[int, RankKey] = field(default_factory=dict)
+    """By instance: its communicator and rank there."""
+    between_pairs: set[int] = field(default_factory=set)
+    """Instances with calls that not all ranks make."""
+    followed: set[int] = field(default_factory=set)
+    """Instances of which operations were seen to complete."""
     steps: int = 0
     counts: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(BOUNDS) + 1, np.int64))
     seconds: float = 0.0
@@ -69,15 +84,48 @@ class _Job:
     def record(self, found: Iterations) -> None:
         """Count steps (dtype ITERATION)."""
         self.steps += len(found)
+        self.time.record_steps(found)
         lengths_ns = found["end_ns"] - found["start_ns"]
         pattern = self.stream.pattern
         longest_ns = _INTERRUPTED * pattern.median_ns if pattern is not None else 0.0
         measured = ~found["odd"] | (lengths_ns <= longest_ns)
         found, lengths_ns = found[measured], lengths_ns[measured]
+        self.parts.add(found)
         seconds = lengths_ns / 1e9
         self.counts += np.bincount(np.searchsorted(BOUNDS, seconds), minlength=len(BOUNDS) + 1)
         self.seconds += float(seconds.sum())
         self.silent_seconds += int(found["silence_ns"].sum()) / 1e9
+
+    def waited(self, waits: Mapping[RankKey, RankWait]) -> Waited:
+        """How long the rank waited of late, where all ranks of a communicator make the same calls."""
+        compared = [
+            waits[end]
+            for instance, end in self.ends.items()
+            if instance in self.reference.instances and instance not in self.between_pairs and end in waits
+        ]
+        seen = [one for one in compared if one.inside_seconds is not None]
+        inside = sum(one.inside_seconds or 0.0 for one in seen)
+        by_calls = [one for one in compared if one.inside_seconds is None]
+        return Waited(
+            sum(one.seconds for one in seen) / inside if inside > 0 else None,
+            min(1.0, sum(one.seconds / one.stretch_seconds for one in by_calls)) if by_calls else None,
+        )
+
+
+class Watch(Protocol):
+    """What is seen of the ranks of this host besides their calls (agent/node/stalls/watchdog.py)."""
+
+    @property
+    def waits(self) -> Mapping[RankKey, RankWait]:
+        """Of each rank that is compared with others of this host, what it waited of late."""
+
+    @property
+    def stalled_pids(self) -> Set[int]:
+        """Processes that are in an operation which stalls."""
+
+    @property
+    def writing_pids(self) -> Set[int]:
+        """Processes that write to storage and make no call meanwhile."""
 
 
 class Steps:
@@ -88,16 +136,18 @@ class Steps:
         processes: Mapping[int, ObservedProcess],
         replays: Callable[[], Collection[int]],
         executor: Executor,
+        watch: Watch,
         *,
         least_ns: int = LEAST_NS,
     ) -> None:
         """`replays`: instances whose collectives run in replays of CUDA graphs.  `executor`: for pure computation.
 
-        `least_ns`: calls that span so much are needed to tell of steps.
+        `watch`: what else is seen of ranks.  `least_ns`: calls that span so much are needed to tell of steps.
         """
         self._processes = processes
         self._replays = replays
         self._executor = executor
+        self._watch = watch
         self._least_ns = least_ns
         self._jobs: dict[int, _Job] = {}
         """By pid, those that run."""
@@ -109,6 +159,9 @@ class Steps:
         self._wanted: frozenset[int] = frozenset()
         self._pending: list[Columns] = []
         self._pending_count = 0
+        self._lives = EndedJobs()
+        self._now_ns = 0
+        """Of the last update."""
 
     def record(self, events: Records, called: Iterable[int]) -> None:
         """Record calls (dtype CALL_EVENT) of the instances `called`.
@@ -126,6 +179,23 @@ class Steps:
         if self._pending_count >= _ENOUGH:
             self._follow()
 
+    def record_completions(self, events: Records) -> None:
+        """Record completed operations (dtype COMPLETION_EVENT), all that there were."""
+        if not len(self._known):
+            return
+        instances = np.ascontiguousarray(events["instance"])
+        at = np.minimum(np.searchsorted(self._known, instances), len(self._known) - 1)
+        own = np.flatnonzero(self._known[at] == instances)
+        if not len(own):
+            return
+        pids, instances = self._pids[at[own]], instances[own]
+        end_ns = events["time_ns"][own].astype(np.int64)
+        begin_ns = end_ns - events["duration_ns"][own].astype(np.int64)
+        for pid in np.unique(pids).tolist():
+            job, of_job = self._jobs[pid], pids == pid
+            job.followed.update(np.unique(instances[of_job]).tolist())
+            job.parts.record_completions(begin_ns[of_job], end_ns[of_job])
+
     def update(self, now_ns: int, communicators: Iterable[Communicator], changes: int) -> None:
         """Look for steps in what was recorded, and for the jobs of now.
 
@@ -134,7 +204,13 @@ class Steps:
             communicators: all that have not been put away.
             changes: rises whenever anything about them changes.
         """
+        self._now_ns = now_ns
         self._follow()
+        self._settle()
+        stalled, writing = self._watch.stalled_pids, self._watch.writing_pids
+        for job in self._jobs.values():
+            peers = job.reference.peers
+            job.time.look(now_ns, stalled=not peers.isdisjoint(stalled), writing=not peers.isdisjoint(writing))
         if changes == self._changes:
             return
         self._changes = changes
@@ -145,14 +221,26 @@ class Steps:
             job.ended_ns = now_ns
             if job.steps:
                 self._ended.append(job)
+                if job.name is not None:
+                    self._lives.put(job.name, job.time.ended(now_ns))
         most = _shares(found.values())
         names = {one.name for one in living if one.tgid in found}
+        ends: defaultdict[int, dict[int, RankKey]] = defaultdict(dict)
+        for one in living:
+            ends[one.tgid][one.instance] = one.name, format_label(one.rank)
         for pid, reference in found.items():
             if pid not in self._jobs:
                 stream = CallStream(self._executor, most[pid], least_ns=self._least_ns)
-                self._jobs[pid] = _Job(reference, reference.rank, stream)
+                name = self._name(pid, reference.tenant)
+                before = self._lives.pop(name) if name is not None else None
+                began_ns = min((one.first_ns for one in living if one.tgid == pid), default=now_ns)
+                time = JobTime(began_ns, before)
+                self._jobs[pid] = _Job(reference, reference.rank, stream, time, ends=ends[pid], name=name)
                 continue
             job = self._jobs[pid]
+            job.ends = ends[pid]
+            job.between_pairs &= reference.instances
+            job.followed &= reference.instances
             job.stream.most = most[pid]
             job.reference = reference
             job.last = {instance: number for instance, number in job.last.items() if instance in reference.instances}
@@ -172,6 +260,10 @@ class Steps:
                 steps=job.steps,
                 lengths=Histogram(BOUNDS, tuple(job.counts.tolist()), job.seconds),
                 silent_seconds=job.silent_seconds,
+                parts=dict(job.parts.seconds),
+                spent={
+                    state: time_ns / 1e9 for state, time_ns in job.time.spent_ns(job.ended_ns or self._now_ns).items()
+                },
             )
             for job in (*self._jobs.values(), *self._ended)
             if job.steps
@@ -205,7 +297,22 @@ class Steps:
             all_ended = job.stream.pattern is not None and job.reference.instances.isdisjoint(
                 job.stream.pattern.communicators
             )
+            apart = NOT_BY_ALL[op]
+            if apart.any():
+                job.between_pairs.update(np.unique(instance[apart]).tolist())
             job.record(job.stream.add(calls, all_ended=all_ended))
+
+    def _name(self, pid: int, tenant: Tenant) -> Hashable:
+        process = self._processes.get(pid)
+        return (tenant, process.job.job) if process is not None and process.job.job else None
+
+    def _settle(self) -> None:
+        """Tell what the steps are made of whose operations have ended."""
+        waits = self._watch.waits
+        for job in self._jobs.values():
+            pattern = job.stream.pattern
+            all_seen = pattern is not None and pattern.communicators <= job.followed
+            job.parts.settle(self._now_ns, job.waited(waits), all_seen=all_seen)
 
     @staticmethod
     def _are_missing(job: _Job, instance: npt.NDArray[Any], sequence: npt.NDArray[Any]) -> bool:

@@ -1,9 +1,9 @@
 """The calls of one rank as they come: learns their pattern, and follows it.
 
-A pattern counts once two readings agree on it, the second of twice as many calls: a first forward pass repeats too,
-layer by layer.  What came before it was found is told then as well, as far as the calls are kept.  A pattern that no
-longer fits is given up, and another is looked for in the calls that came since the last iteration.  One of much less
-payload does not take its place while the communicators of the job live: that is an evaluation.
+A pattern counts once two readings agree on it, the second of more calls and of ten seconds at least: a first forward
+pass repeats too, layer by layer.  What came before it was found is told then as well, as far as the calls are kept.  A
+pattern that no longer fits is given up, and another is looked for in the calls that came since the last iteration.  One
+of much less payload does not take its place while the communicators of the job live: that is an evaluation.
 
 Patterns are looked for on another thread, each time that twice as many calls have come, and at growing intervals once
 there is no place for more.  Calls that were lost while there is no pattern end what was learnt from those before.
@@ -25,6 +25,8 @@ _FIRST: Final = 24
 """Calls that the first reading needs."""
 _LEAST_ITERATIONS: Final = {True: 5, False: 16}
 """Of a pattern that is told, by whether it is telling."""
+_MORE: Final = 1.25
+"""So many times the calls of the reading before."""
 _SHORTEST_REST_NS: Final = 30_000_000_000
 _LONGEST_REST_NS: Final = 120_000_000_000
 _MISSED: Final = 8
@@ -128,7 +130,14 @@ class CallStream:
         found = self._finish(now_ns) if self._reading is not None and self._reading.done() else None
         if found is not None and self._replaces(found, all_ended):
             return found
-        if self._reading is None and self._added >= self._next and now_ns >= self._rest_until_ns:
+        # A candidate that lacks nothing but time is looked at again when that has passed.
+        long_enough = (
+            self._candidate is not None
+            and self._span_ns < self._least_ns <= now_ns - int(window.time_ns[0])
+            and self._added >= _MORE * self._read
+        )
+        due = self._added >= self._next or long_enough
+        if self._reading is None and due and now_ns >= self._rest_until_ns:
             read = window.part(max(0, len(window) - self.most // 2))
             self._read = len(read)
             self._reading = self._executor.submit(find_pattern, read)

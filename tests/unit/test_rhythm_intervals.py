@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.analysis.tables.intervals import Intervals, union
+from railscope.agent.rhythm.intervals import Intervals, union
 
 Pairs = list[tuple[int, int]]
 PAIRS = st.lists(

@@ -1,0 +1,119 @@
+"""What a job's time went into since it began on this host: steps, and what took the rest.
+
+A step counts with what it took, and with no more than twice the usual: what is longer was interrupted, and the rest of
+it is put down to what was seen meanwhile.  Before the first step the job starts, or starts again, where its batch
+system or launcher gives it the same name as one that ended here.  Ranks of it that stall, or write a checkpoint, are
+looked at once an update; what none of these explains is *other*: an evaluation, or a pause.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+
+from railscope.agent.rhythm.tracker import Iterations
+
+State = Literal["steps", "start", "restart", "stalled", "checkpoint", "other"]
+_INTERRUPTED: Final = 2.0
+"""So many times the usual length."""
+_RECENT: Final = 64
+"""Steps that make what is usual."""
+MOST_ENDED: Final = 256
+"""Jobs that are remembered when they have ended: 100 bytes each."""
+
+
+class Lives(NamedTuple):
+    """What the lives before took of a job that begins again."""
+
+    began_ns: int
+    ended_ns: int
+    spent_ns: dict[State, int]
+
+
+@dataclass(slots=True)
+class JobTime:
+    """Of one job.  Times are CLOCK_MONOTONIC."""
+
+    began_ns: int
+    """When this life of it began."""
+    before: Lives | None = None
+    _steps_ns: int = 0
+    _first_ns: int | None = None
+    """When the first step of this life began."""
+    _last_ns: int = 0
+    """When the last one ended."""
+    _recent: list[int] = field(default_factory=list)
+    _seen_ns: dict[State, int] = field(default_factory=lambda: {"stalled": 0, "checkpoint": 0})
+    _looked_ns: int | None = None
+
+    def record_steps(self, steps: Iterations) -> None:
+        """Count steps (dtype ITERATION), in order of time."""
+        if not len(steps):
+            return
+        lengths_ns = steps["end_ns"] - steps["start_ns"]
+        self._recent = (self._recent + lengths_ns.tolist())[-_RECENT:]
+        usual_ns = int(np.median(self._recent))
+        self._steps_ns += int(np.where(lengths_ns > _INTERRUPTED * usual_ns, usual_ns, lengths_ns).sum())
+        if self._first_ns is None:
+            self._first_ns = int(steps["start_ns"][0])
+        self._last_ns = int(steps["end_ns"][-1])
+
+    def look(self, now_ns: int, *, stalled: bool, writing: bool) -> None:
+        """Record what holds ranks of the job up now, if anything does."""
+        since_ns, self._looked_ns = self._looked_ns, now_ns
+        if since_ns is not None and (stalled or writing):
+            self._seen_ns["checkpoint" if writing else "stalled"] += now_ns - since_ns
+
+    def spent_ns(self, now_ns: int) -> dict[State, int]:
+        """What the time from the job's first beginning until now went into; the sum is that time."""
+        first_ns = now_ns if self._first_ns is None else self._first_ns
+        spent: dict[State, int] = dict(self.before.spent_ns) if self.before is not None else {}
+
+        def add(state: State, time_ns: int) -> None:
+            spent[state] = spent.get(state, 0) + max(0, time_ns)
+
+        if self.before is None:
+            add("start", first_ns - self.began_ns)
+        else:
+            add("restart", first_ns - self.before.ended_ns)
+        under_way = 0
+        if self._first_ns is not None:
+            # The step under way is not told yet.
+            under_way = min(now_ns - self._last_ns, round(_INTERRUPTED * float(np.median(self._recent))))
+        steps = min(self._steps_ns + max(0, under_way), now_ns - first_ns)
+        add("steps", steps)
+        rest = now_ns - first_ns - steps
+        states: tuple[State, ...] = ("stalled", "checkpoint")
+        for state in states:
+            took = min(rest, self._seen_ns[state])
+            add(state, took)
+            rest -= took
+        add("other", rest)
+        return spent
+
+    def ended(self, now_ns: int) -> Lives:
+        """What a job that begins again goes on with."""
+        began_ns = self.began_ns if self.before is None else self.before.began_ns
+        return Lives(began_ns, now_ns, self.spent_ns(now_ns))
+
+
+class EndedJobs:
+    """The last jobs that ended, by whose and which they were."""
+
+    def __init__(self) -> None:
+        self._lives: OrderedDict[Hashable, Lives] = OrderedDict()
+
+    def put(self, job: Hashable, lives: Lives) -> None:
+        """Remember a job that has ended."""
+        self._lives[job] = lives
+        self._lives.move_to_end(job)
+        if len(self._lives) > MOST_ENDED:
+            self._lives.popitem(last=False)
+
+    def pop(self, job: Hashable) -> Lives | None:
+        """What a job did that begins again; None: it did not end here, or long ago."""
+        return self._lives.pop(job, None)

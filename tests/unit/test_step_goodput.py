@@ -1,0 +1,65 @@
+"""What a job's time goes into.  All times are simulated."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from railscope.agent.node.steps.goodput import MOST_ENDED, EndedJobs, JobTime, Lives
+from railscope.agent.rhythm.tracker import ITERATION, Iterations
+
+S = 1_000_000_000
+
+
+def steps(*lengths: int, first: int) -> Iterations:
+    """Steps without a gap, in seconds."""
+    found = np.zeros(len(lengths), ITERATION)
+    ends = first + np.cumsum(lengths)
+    found["start_ns"], found["end_ns"] = (ends - np.array(lengths)) * S, ends * S
+    return found
+
+
+def seconds(time: JobTime, now: int) -> dict[str, float]:
+    spent = {state: value / S for state, value in time.spent_ns(now * S).items()}
+    return {state: value for state, value in spent.items() if value}
+
+
+def test_what_interrupts_a_step_is_no_step() -> None:
+    time = JobTime(100 * S)
+    time.record_steps(steps(*[1] * 20, 41, *[1] * 20, first=130))
+    assert seconds(time, 211) == {"start": 30, "steps": 41, "other": 40}
+
+
+def test_checkpoints_and_stalls_explain_what_was_seen_of_them_and_no_more() -> None:
+    time = JobTime(0)
+    time.record_steps(steps(*[1] * 20, 31, *[1] * 19, first=0))
+    for now in range(20, 51):
+        time.look(now * S, stalled=now > 40, writing=20 < now <= 40)
+    time.look(60 * S, stalled=False, writing=False)
+    assert seconds(time, 70) == {"steps": 40, "checkpoint": 20, "stalled": 10}
+
+
+def test_a_step_under_way_counts_until_it_is_longer_than_usual() -> None:
+    time = JobTime(0)
+    time.record_steps(steps(*[10] * 8, first=0))
+    assert seconds(time, 95) == {"steps": 95}
+    assert seconds(time, 130) == {"steps": 100, "other": 30}
+
+
+def test_a_job_that_begins_again_goes_on_where_it_ended() -> None:
+    first = JobTime(0)
+    first.record_steps(steps(*[1] * 90, first=10))
+    ended = EndedJobs()
+    ended.put("job", first.ended(101 * S))
+    again = JobTime(150 * S, ended.pop("job"))
+    assert seconds(again, 160) == {"start": 10, "steps": 91, "restart": 59}
+    again.record_steps(steps(*[1] * 40, first=170))
+    assert seconds(again, 210) == {"start": 10, "steps": 131, "restart": 69}
+    assert ended.pop("job") is None
+
+
+def test_few_ended_jobs_are_remembered() -> None:
+    ended = EndedJobs()
+    for number in range(MOST_ENDED + 1):
+        ended.put(number, Lives(0, 1, {}))
+    assert ended.pop(0) is None
+    assert ended.pop(1) is not None
