@@ -221,6 +221,18 @@ def _jobs() -> Iterator[Life]:
         {"RailscopeBusBandwidthFell": [{**size, **WARNING}]},
         begins_minutes=32,
     )
+    stepping = {**HOST, "comm": "c", "rank": "0"}
+    yield Life(
+        "steps",
+        [
+            UP,
+            Series("railscope_comm_info", stepping, Level(1), Level(1), Level(1)),
+            _counter("railscope_job_step_seconds_sum", stepping, 1, 1),
+            _counter("railscope_job_step_seconds_count", stepping, 1, 0.5),
+        ],
+        {"RailscopeStepsLonger": [{"comm": "c", "exported_job": "unknown", **WARNING}]},
+        begins_minutes=30,
+    )
 
 
 def _nvlinks() -> Iterator[Life]:
