@@ -14,6 +14,7 @@ import os
 import random
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -151,7 +152,7 @@ def _run(fabric: Fabric, double: Double, draw: Draw, observed: bool, folder: Pat
                 if agents is not None:
                     agents.live(draw, job)
                 reports = job.wait(_HANG_SECONDS)
-        except AssertionError as error:
+        except (AssertionError, subprocess.TimeoutExpired) as error:
             return Result(draw, observed, Outcome.UNOBSERVED, float("nan"), str(error))
         except JobError as error:
             hung = "did not" in str(error).splitlines()[0]
@@ -173,7 +174,9 @@ class _Agents:
     def __exit__(self, *about: object) -> None:
         if self._agent is not None:
             self._agent.process.send_signal(signal.SIGCONT)
-        self._stack.close()
+        # One that does not end in time has been killed.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._stack.close()
 
     def begin(self) -> None:
         """Start one, and wait until it is ready."""

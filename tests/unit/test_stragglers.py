@@ -125,6 +125,17 @@ def test_one_rank_that_was_met_in_its_middle_leaves_the_communicator_out() -> No
     assert shown(stragglers) == before
 
 
+def test_a_communicator_of_which_calls_were_missed_is_left_out_from_then_on() -> None:
+    stragglers = Stragglers()
+    take(stragglers, events([(10, 1, 100), (11, 1, 150), (20, 1, 100), (21, 1, 150)]))
+    before = shown(stragglers)
+    stragglers.leave_out([10, 99])
+    take(stragglers, events([(10, 2, 200), (11, 2, 900), (20, 2, 200), (21, 2, 900)]))
+    after = shown(stragglers)
+    assert {key: after[key] for key in after if key[0] == 10} == {key: before[key] for key in before if key[0] == 10}
+    assert after[11, "1"] != before[11, "1"]
+
+
 def test_a_call_is_judged_when_all_ranks_that_nccl_counts_on_this_host_have_made_it() -> None:
     stragglers = Stragglers()
 

@@ -212,6 +212,10 @@ class Collectives:
         if self.watched is not None:
             self.watched.update(self._communicators.rows, self._readings.accounting.last, now_ns)
 
+    def pop_no_longer_whole(self) -> list[int]:
+        """See `Communicators.pop_no_longer_whole`."""
+        return self._communicators.pop_no_longer_whole()
+
     def compare_ranks(self, now_ns: int) -> None:
         """Compare what the ranks of each communicator called; call it right after `read`."""
         if not self.processes_with_communicators:

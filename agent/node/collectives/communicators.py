@@ -130,6 +130,8 @@ class Communicators:
         """Calls that met no probe, by instance."""
         self._were_whole: set[int] = set()
         """Those of these instances that were seen from their first call on."""
+        self._no_longer_whole: list[int] = []
+        """Those that were told to nobody yet."""
         """Those that ended and are no longer in the kernel's table: nothing about them changes any more."""
 
     def find_gpus_again(self) -> None:
@@ -156,7 +158,13 @@ class Communicators:
         known = self._known.get(instance)
         if known is not None and known.whole:
             self._were_whole.add(instance)
+            self._no_longer_whole.append(instance)
             self._keep(replace(known, whole=False))
+
+    def pop_no_longer_whole(self) -> list[int]:
+        """Instances of which calls were missed for the first time since this was asked last."""
+        found, self._no_longer_whole = self._no_longer_whole, []
+        return found
 
     def uncounted(self, instance: int) -> int:
         """Calls of a communicator that met no probe, as far as that is known."""

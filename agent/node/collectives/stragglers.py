@@ -164,6 +164,17 @@ class Stragglers:
             if instance in self._labels
         )
 
+    def leave_out(self, instances: Iterable[int]) -> None:
+        """Calls of these communicators were missed: their ranks' calls match no more."""
+        gone = tuple(instances)
+        if gone:
+            self._match()
+        for instance in gone:
+            label = self._labels.get(instance)
+            group = None if label is None else self._groups.get(label[0])
+            if group is not None:
+                self._leave_out(group)
+
     def forget(self, instances: Iterable[int]) -> None:
         """Nobody can ask about these communicators any more."""
         gone = tuple(instances)

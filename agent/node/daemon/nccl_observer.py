@@ -455,6 +455,7 @@ class NcclObserver:
         self._collectives.read_stored_errors(now_ns)
         self._collectives.read_failovers()
         self._collectives.read_watched(now_ns)
+        self.stalls.calls_missed(self._collectives.pop_no_longer_whole())
         self._collectives.read_positions(now_ns)
         self._collectives.compare_ranks(now_ns)
         self._collectives.archive_ended(now_ns)

@@ -161,6 +161,10 @@ class Watchdog:
         unseen = self._unseen.current if self._unseen is not None else ()
         return (*self._detector.current, *inside, *unseen)
 
+    def calls_missed(self, instances: Iterable[int]) -> None:
+        """Calls of these communicators met no probe: they are not numbered as those of other ranks any more."""
+        self._stragglers.leave_out(instances)
+
     def record_calls(self, events: Records) -> list[int]:
         """Record calls: dtype CALL_EVENT, in the order of the calls; returns the instances that were called."""
         called = self._reader.record_calls(events)
