@@ -133,6 +133,22 @@ def test_missing_numbers_cost_their_step_and_no_other() -> None:
     assert sum(job.lengths.counts) == job.steps
 
 
+def test_calls_that_met_no_probe_cost_their_step_though_numbers_go_on() -> None:
+    steps = Steps({100: process(100)}, frozenset, Inline(), Nothing())
+    steps.update(0, [end(10 + comm, 100, 0xA0 + comm, 0) for comm in range(4)], 1)
+    made = Stream(random.Random(4))
+    gpt(made, 200)
+    records = events(made.calls)
+    watched(steps, records[:30_000])
+    unseen, later = records[30_000:30_010], records[30_010:].copy()
+    for instance in np.unique(unseen["instance"]).tolist():
+        later["sequence"][later["instance"] == instance] -= (unseen["instance"] == instance).sum().astype("u4")
+    steps.miss_calls()
+    watched(steps, later)
+    job = of_one(steps.facts())
+    assert 195 <= job.steps <= 197
+
+
 def test_captured_collectives_make_steps_unknown() -> None:
     replays: set[int] = set()
     steps = Steps({100: process(100)}, lambda: replays, Inline(), Nothing())

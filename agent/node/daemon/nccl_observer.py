@@ -455,7 +455,9 @@ class NcclObserver:
         self._collectives.read_stored_errors(now_ns)
         self._collectives.read_failovers()
         self._collectives.read_watched(now_ns)
-        self.stalls.calls_missed(self._collectives.pop_no_longer_whole())
+        if missed := self._collectives.pop_no_longer_whole():
+            self.stalls.calls_missed(missed)
+            self._steps.miss_calls()
         self._collectives.read_positions(now_ns)
         self._collectives.compare_ranks(now_ns)
         self._collectives.archive_ended(now_ns)
@@ -645,6 +647,10 @@ class NcclObserver:
     def record_calls(self, events: Records) -> None:
         """Record calls (dtype CALL_EVENT) that were read from the ring."""
         called = self.stalls.record_calls(events)
+        if (watched := self._collectives.watched) is not None and watched.is_watching:
+            # These are some of a second, and the next ones may be minutes away.
+            self._steps.miss_calls()
+            return
         self._steps.record(events, called)
 
     def record_completions(self, events: Records) -> None:

@@ -196,6 +196,13 @@ class Steps:
             job.followed.update(np.unique(instances[of_job]).tolist())
             job.parts.record_completions(begin_ns[of_job], end_ns[of_job])
 
+    def miss_calls(self) -> None:
+        """Calls met no probe since the last ones that were recorded: what was learnt from those before ends there."""
+        self._follow()
+        for job in self._jobs.values():
+            # As numbers that did not come: those of calls that meet no probe are given to the next ones.
+            job.last = {instance: number - 1 for instance, number in job.last.items()}
+
     def update(self, now_ns: int, communicators: Iterable[Communicator], changes: int) -> None:
         """Look for steps in what was recorded, and for the jobs of now.
 
