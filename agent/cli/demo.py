@@ -76,7 +76,10 @@ _ENDLESS_SECONDS: Final = 86_400.0
 _VIEW_SECONDS: Final = 1.0
 _WINDOW_NS: Final = 3_000_000_000
 """Expected and counted bytes are compared over this long: jobs of the demo last seconds."""
-_ATTACH_SECONDS: Final = 10.0
+_ATTACH_SECONDS: Final = 60.0
+"""A busy machine takes that long to map NCCL, of half a gigabyte, once for each rank."""
+_BELOW_SECONDS: Final = 5.0
+"""So long the demo waits for what is below NCCL's calls: not every kernel lets it be seen."""
 _FINISH_SECONDS: Final = 60.0
 _SETTLE_SECONDS: Final = 0.25
 """The rails are read once more after the job's last byte: longer than two sample periods."""
@@ -416,17 +419,16 @@ class _Demo:
                 next_view += _VIEW_SECONDS
 
     def _await_attached(self, pids: Sequence[int]) -> Mapping[tuple[str, str], RailFacts]:
-        """Wait until the job is observed; returns its rails as they are before it begins.
-
-        What is below NCCL's calls is waited for half as long: not every kernel lets it be seen.
-        """
+        """Wait until the job is observed; returns its rails as they are before it begins."""
         deadline = time.monotonic() + _ATTACH_SECONDS
-        while (left := deadline - time.monotonic()) > 0:
+        enough = None
+        while time.monotonic() < deadline:
             if self._observer.observes(pids):
+                enough = enough or time.monotonic() + _BELOW_SECONDS
                 snapshot = self._observer.snapshot()
                 rails = self._rails_of(snapshot)
                 read = all(rail.transmit_bytes is not None for rail in rails.values())
-                seen = self._is_all_probed(snapshot) or left < _ATTACH_SECONDS / 2
+                seen = self._is_all_probed(snapshot) or time.monotonic() > enough
                 if read and seen and {netns for netns, _ in rails} == set(self._namespaces):
                     return rails
             time.sleep(0.02)
