@@ -18,7 +18,7 @@ PACKAGES_SPARK := openjdk-17-jre-headless
 # Packages for both architectures: cross compilers, and what runs their programs here.
 PACKAGES_DEB := build-essential debhelper gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static
 # What the image is made of and with.
-PACKAGES_IMAGE := $(PACKAGES_ROOT) buildah crun
+PACKAGES_IMAGE := $(PACKAGES_ROOT) buildah runc
 PACKAGES_VM := $(PACKAGES_ROOT) qemu-system-x86 xz-utils zstd
 
 include build.mk
@@ -130,7 +130,7 @@ test-panels: setup packages-test packages-panels  ## every dashboard panel in a 
 	$(BIN)/python -m tests.panels --install
 	RAILSCOPE_TEST_PANELS=1 $(BIN)/python -m pytest tests/panels
 
-test-packages: setup packages-test packages-deb packages-image  ## packages on bare roots of Debian 12 and 13, the Helm chart (500 MB)
+test-packages: setup packages-test packages-deb packages-image  ## packages on bare roots of Debian 12 and 13, image, Helm chart (500 MB)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement tests/packages/requirements.txt
 	RAILSCOPE_TEST_PACKAGES=1 $(BIN)/python -m pytest --durations 10 tests/packages
 
