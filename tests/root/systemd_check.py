@@ -28,6 +28,10 @@ UNIT: Final = Path("/etc/systemd/system/railscope.service")
 DROP_INS: Final = Path("/etc/systemd/system/railscope.service.d")
 DROP_INS_KEPT: Final = Path("/older-kernels")
 """Where the drop-in waits for its turn."""
+HARDWARE_KEPT: Final = Path("/hardware-events")
+"""And the one for the kernel's log and modules."""
+KERNEL_LOG: Final = Path("/dev/kmsg")
+"""In the container a pipe, into which this check writes records; the unit gives and takes the right to it by name."""
 CONFIGURATION: Final = Path("/etc/railscope/railscope.yml")
 RECORDINGS: Final = Path("/var/lib/railscope/recordings")
 METRICS: Final = "http://127.0.0.1:9779/metrics"
@@ -35,6 +39,11 @@ METRICS: Final = "http://127.0.0.1:9779/metrics"
 SHIPPED: Final = "shipped"
 OLDER: Final = "older kernels"
 """With the drop-in, and with perf events chosen as on a kernel that has nothing else."""
+
+HARDWARE: Final = "hardware events"
+"""With the drop-in for hardware events."""
+XID: Final = "NVRM: Xid (PCI:0000:1b:00): 79, pid=1, name=python, GPU has fallen off the bus."
+EVENTS: Final = 'railscope_hardware_events_total{kind="xid",code="79"'
 
 CALL_ELEMENTS: Final = 1024
 NOBODY: Final = 65534
@@ -70,6 +79,10 @@ def main() -> None:
         with job():
             seen[SHIPPED] = service()
             seen["ended"] = ended_by_others()
+            HARDWARE_KEPT.rename(DROP_INS)
+            run("systemctl", "daemon-reload")
+            seen[HARDWARE] = hardware_events()
+            DROP_INS.rename(HARDWARE_KEPT)
             DROP_INS_KEPT.rename(DROP_INS)
             CONFIGURATION.write_text("probes: {attach: perf}\n")
             run("systemctl", "daemon-reload")
@@ -87,10 +100,9 @@ def service() -> dict[str, Any]:
     """Start, look, wait until the job is observed, stop."""
     saw: dict[str, Any] = {"start": run("systemctl", "start", "railscope"), "running": unit()}
     if saw["start"]["status"] == 0:
-        status = Path("/proc", saw["running"]["MainPID"], "status").read_text()
-        saw["process"] = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+        saw["process"] = status_of(saw["running"]["MainPID"])
         saw["first_metrics"] = metrics()
-        saw["metrics"] = metrics_with_calls()
+        saw["metrics"] = metrics_with(CALLS)
         saw["helpers"] = helpers()
         saw["recording"] = recording()
         saw["reloads"] = [reload(text) for text in (RELOADED, WRONG)]
@@ -100,6 +112,33 @@ def service() -> dict[str, Any]:
     saw["stop_seconds"] = time.monotonic() - began
     saw["stopped"] = unit()
     return saw
+
+
+def hardware_events() -> dict[str, Any]:
+    """Start with the rights to read the kernel's log, which tells of an XID, and stop."""
+    KERNEL_LOG.unlink(missing_ok=True)
+    os.mkfifo(KERNEL_LOG, 0o600)
+    # Both ends are open: whoever else writes there, systemd among them, does not wait for a reader.
+    log = os.open(KERNEL_LOG, os.O_RDWR | os.O_NONBLOCK)
+    saw: dict[str, Any] = {"start": run("systemctl", "start", "railscope"), "running": unit()}
+    if saw["start"]["status"] == 0:
+        saw["process"] = status_of(saw["running"]["MainPID"])
+        deadline = time.monotonic() + MOST_SECONDS
+        while EVENTS not in (text := metrics()) and time.monotonic() < deadline:
+            # Again and again: what others write may come with it in one reading, which only looks at the beginning.
+            os.write(log, f"3,1,{time.monotonic_ns() // 1000},-;{XID}\n".encode())
+            time.sleep(0.5)
+        saw["metrics"] = text
+        saw["helpers"] = helpers()
+    saw["stop"] = run("systemctl", "stop", "railscope")
+    os.close(log)
+    KERNEL_LOG.unlink()
+    return saw
+
+
+def status_of(pid: str) -> dict[str, str]:
+    status = Path("/proc", pid, "status").read_text()
+    return dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
 
 
 def helpers() -> list[dict[str, str]]:
@@ -198,10 +237,10 @@ def recording() -> dict[str, Any]:
     return {"calls": len(read_recording(path).calls), "mode": oct(path.stat().st_mode & 0o777)}
 
 
-def metrics_with_calls() -> str:
-    """The first metrics that have calls, or the last ones when none come."""
+def metrics_with(sample: str) -> str:
+    """The first metrics that have a sample which begins so, or the last ones when none come."""
     deadline = time.monotonic() + MOST_SECONDS
-    while CALLS not in (text := metrics()) and time.monotonic() < deadline:
+    while sample not in (text := metrics()) and time.monotonic() < deadline:
         time.sleep(0.1)
     return text
 

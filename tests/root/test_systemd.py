@@ -21,7 +21,17 @@ from typing import Any, Final
 import pytest
 
 from tests.root.container import boot, inside, throw_away_root
-from tests.root.systemd_check import CALL_ELEMENTS, CONFIGURATION, DROP_INS_KEPT, OLDER, SEEN, SHIPPED
+from tests.root.systemd_check import (
+    CALL_ELEMENTS,
+    CONFIGURATION,
+    DROP_INS_KEPT,
+    EVENTS,
+    HARDWARE,
+    HARDWARE_KEPT,
+    OLDER,
+    SEEN,
+    SHIPPED,
+)
 from tests.root.systemd_check import UNIT as INSTALLED_UNIT
 
 pytestmark = [pytest.mark.root, pytest.mark.systemd]
@@ -29,10 +39,11 @@ pytestmark = [pytest.mark.root, pytest.mark.systemd]
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 UNIT: Final = REPOSITORY / "deploy/systemd/railscope.service"
 DROP_IN: Final = REPOSITORY / "deploy/systemd/railscope.service.d/older-kernels.conf"
+HARDWARE_DROP_IN: Final = DROP_IN.with_name("hardware-events.conf")
 KERNEL: Final = tuple(map(int, os.uname().release.split("-")[0].split(".")[:2]))
 SYSTEM_ADMIN: Final = 21
 """Number of CAP_SYS_ADMIN; source: include/uapi/linux/capability.h."""
-DAC_READ_SEARCH, SYS_PTRACE = 2, 19
+DAC_READ_SEARCH, SYS_PTRACE, NET_ADMIN, SYSLOG = 2, 19, 12, 34
 FOUR: Final = frozenset({2, 19, 38, 39})
 """CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, CAP_PERFMON, CAP_BPF."""
 
@@ -80,8 +91,8 @@ class Seen:
         return self.facts[name]
 
     def started(self, run: str) -> dict[str, Any]:
-        """What was seen of one run of the service: `SHIPPED` or `OLDER`."""
-        if run == SHIPPED and KERNEL < (6, 6):
+        """What was seen of one run of the service: `SHIPPED`, `HARDWARE` or `OLDER`."""
+        if run in (SHIPPED, HARDWARE) and KERNEL < (6, 6):
             pytest.skip("kernels before 6.6 need the drop-in: the unit alone cannot attach here")
         saw: dict[str, Any] = self.facts[run]
         assert saw["start"]["status"] == 0, f"{saw['start']['output']}\n{self['journal']}\n{self.console}"
@@ -107,6 +118,7 @@ def seen(root: Path) -> Seen:
         str(CONFIGURATION): (REPOSITORY / "deploy/railscope.yml").read_text(),
         "/etc/fstab": "",
         f"{DROP_INS_KEPT}/{DROP_IN.name}": DROP_IN.read_text(),
+        f"{HARDWARE_KEPT}/{HARDWARE_DROP_IN.name}": HARDWARE_DROP_IN.read_text(),
         str(INSTALLED_COMMAND): COMMAND,
     }
     for name, text in files.items():
@@ -152,7 +164,10 @@ def test_metrics_answer_as_soon_as_the_service_is_ready(seen: Seen) -> None:
     assert re.search(r'^railscope_build_info\{.*simulated="false".*\} 1$', text, re.MULTILINE)
 
 
-@pytest.mark.parametrize(("run", "allowed"), [(SHIPPED, FOUR), (OLDER, FOUR | {SYSTEM_ADMIN})])
+@pytest.mark.parametrize(
+    ("run", "allowed"),
+    [(SHIPPED, FOUR), (OLDER, FOUR | {SYSTEM_ADMIN}), (HARDWARE, FOUR | {NET_ADMIN, SYSLOG})],
+)
 def test_the_process_has_these_capabilities_and_a_user_of_its_own(seen: Seen, run: str, allowed: set[int]) -> None:
     process = seen.started(run)["process"]
     for kind in ("CapEff", "CapPrm", "CapBnd"):
@@ -182,7 +197,15 @@ def test_a_signal_makes_the_service_write_a_recording_that_others_cannot_read(se
     assert recording["mode"] == "0o600"
 
 
-@pytest.mark.parametrize("run", [SHIPPED, OLDER])
+def test_the_kernels_log_is_read_with_the_drop_in_for_hardware_events_and_not_without(seen: Seen) -> None:
+    with_rights, without = seen.started(HARDWARE), seen.started(SHIPPED)
+    assert EVENTS in with_rights["metrics"], f"{with_rights['metrics']}\n{seen['journal']}"
+    assert 'railscope_collector_success{collector="kmsg"} 1' in with_rights["metrics"]
+    assert 'collector="kmsg"' not in without["metrics"]
+    assert "/dev/kmsg is not read" in seen["journal"], "it says so once"
+
+
+@pytest.mark.parametrize("run", [SHIPPED, HARDWARE, OLDER])
 def test_what_reads_tenants_files_has_fewer_rights_than_the_agent(seen: Seen, run: str) -> None:
     helpers = seen.started(run)["helpers"]
     allowed = {DAC_READ_SEARCH, SYS_PTRACE} | ({SYSTEM_ADMIN} if run == OLDER else set())
