@@ -3,10 +3,13 @@
 A collection is everything that is read anew within 10 s, the longest period there is, one after the other: every
 counter source of every sampler and watch, and which devices and ports there are.  Then the facts that a scrape shows
 are put together.  The agent spreads this over several threads and periods; here nothing overlaps.  Twice a minute it
-also learns anew which NVLinks a GPU has, what they count and who is at their other ends: a line of its own.
+also learns anew which NVLinks a GPU has, what they count and who is at their other ends, and reads the GPUs' condition,
+PCIe links and their errors; once a minute network modules and what error correction did.  All of that at once is a line
+of its own, with its parts.
 
-What is read is simulated: RDMA from files in a folder, NVLink from a library that plays NVML (tests/nvml/stub.c), so
-that what firmware and driver take to answer is not in it.  Ethernet are links of a namespace host, without connections.
+What is read is simulated: RDMA and PCIe from files in a folder, NVLink and GPUs from a library that plays NVML
+(tests/nvml/stub.c), modules from answers kept in memory, so that what firmware, modules and driver take to answer is
+not in it.  Ethernet are links of a namespace host, without connections.
 
 What other work on the machine adds to the time it does not add to the processor's, which stands beside it.
 
@@ -28,6 +31,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
+from railscope.agent.node.condition.modules import Modules
+from railscope.agent.node.condition.watch import ConditionWatch, Hardware
 from railscope.agent.node.nvlink.gpu import Gpu, GpuHistories
 from railscope.agent.node.rails.ethernet import EthernetWatch
 from railscope.agent.node.rails.netdev_facts import rail_facts
@@ -35,7 +40,9 @@ from railscope.agent.node.rails.rdma_ports import RdmaWatch
 from railscope.agent.node.rails.selection import decide_rails
 from railscope.agent.node.sampling.sampler import Sampler
 from railscope.probes.clock import SystemClock
+from railscope.probes.netdev.ethtool_netlink import FecStatistics
 from railscope.probes.netdev.sources import open_namespace
+from railscope.probes.nvlink.gpu_events import GpuEvents
 from railscope.probes.nvlink.nvml import NvmlSession
 from railscope.probes.processes.namespaces import NetworkNamespace
 from railscope.testbed.hosts import Fabric
@@ -44,7 +51,8 @@ from tests.bench.results import Target as Limit
 from tests.bench.sampler_cost import namespace_of
 from tests.bench.target import BenchError, Built
 from tests.nccl.library import REPOSITORY
-from tests.nvml.stub import build_stub, link_lines
+from tests.nvml.stub import UNSIGNED_LONG_LONG, build_stub, link_lines
+from tests.trees.pci import GPU_CLASS, INFINIBAND_CLASS, MELLANOX, SimulatedMachine
 from tests.trees.rdma import MLX5_COUNTERS, MLX5_HW_COUNTERS, RdmaTree
 
 PART: Final = "collection"
@@ -52,13 +60,26 @@ GPUS, LINKS_OF_A_GPU, CARDS = 8, 18, 12
 _SYSFS, _PROCFS = Path("/sys"), Path("/proc")
 _WARM_UP: Final = 2
 _PERIODS_NS: Final = 10_000_000_000
-_LEARNING_NS: Final = 31_000_000_000
+_LEARNING_NS: Final = 61_000_000_000
 """After so long nothing at all is fresh any more."""
 _PAUSE_SECONDS: Final = 0.05
+_MODULES_NS: Final = 60_000_000_000
 _LIFETIME_NS: Final = 60_000_000_000
 _COUNTERS: Final = "netdev"
 _RDMA, _ETHERNET, _NVLINK = "RDMA", "Ethernet", "NVLink"
+_PCIE, _MODULES = "PCIe and the kernel's log", "modules"
 _PROCESSOR: Final = "processor time"
+
+_GPU_FIELDS: Final = (3, 4, 5, 6, 94, *range(142, 146), *range(173, 184), 197, 198, 230)
+_LINK_FIELDS: Final = (*range(206, 216), 219, 220, 221, 222, *range(235, 251))
+"""What GPUs and links tell of their condition: probes/nvlink."""
+_AER: Final = {
+    "correctable": ("RxErr", "BadTLP", "BadDLLP", "Rollover", "Timeout", "NonFatalErr", "CorrIntErr", "HeaderOF"),
+    "nonfatal": ("Undefined", "DLP", "SDES", "TLP", "FCP", "CmpltTO", "CmpltAbrt", "UnxCmplt", "RxOF", "MalfTLP",
+                 "ECRC", "UnsupReq", "ACSViol", "UncorrIntErr", "BlockedTLP", "AtomicOpBlocked", "TLPBlockedErr",
+                 "PoisonTLPBlocked"),
+}  # fmt: skip
+_AER["fatal"] = _AER["nonfatal"]
 
 Milliseconds = Mapping[str, float]
 """One collection, by what was read, and the processor's time for all of it."""
@@ -83,6 +104,7 @@ def measure(_built: Built, rounds: int) -> list[Line]:
     with tempfile.TemporaryDirectory(prefix="railscope-bench-") as directory, Fabric(hosts=1, rails=8) as fabric:
         folder = Path(directory)
         _simulate_rdma(folder / "sysfs")
+        _simulate_pci(folder / "sysfs")
         _simulate_gpus(folder)
         _add_links(fabric)
         environment = {
@@ -106,10 +128,13 @@ def measure(_built: Built, rounds: int) -> list[Line]:
 def lines_of(usual: Sequence[Milliseconds], learning: Sequence[Milliseconds]) -> list[Line]:
     """The table's lines; the whole is summed up collection by collection."""
     what = f"RDMA, Ethernet and NVLink of {GPUS} GPUs and {CARDS} NICs (simulated)"
+    seldom = "the same with all that is read once or twice a minute"
+    most = Limit(Bound.AT_MOST, 20)
     return [
-        figure(PART, what, "ms", [_whole(each) for each in usual], target=Limit(Bound.AT_MOST, 20)),
+        figure(PART, what, "ms", [_whole(each) for each in usual], target=most),
         *(figure(PART, f"of it {name}", "ms", [each[name] for each in usual]) for name in usual[0]),
-        figure(PART, "the same when NVLinks are learnt anew", "ms", [_whole(each) for each in learning]),
+        figure(PART, seldom, "ms", [_whole(each) for each in learning], target=most),
+        *(figure(PART, f"of that {name}", "ms", [each[name] for each in learning]) for name in learning[0]),
     ]
 
 
@@ -124,11 +149,61 @@ def _simulate_rdma(sysfs: Path) -> None:
         tree.port(device, counters=MLX5_COUNTERS, hw_counters=MLX5_HW_COUNTERS, netdevs=(f"rail{card}",))
 
 
+def _simulate_pci(sysfs: Path) -> None:
+    """Each card and GPU below a port of its own; both ends of each link count its errors."""
+    machine = SimulatedMachine(sysfs)
+    for name, address in _functions():
+        bus = int(address[5:7], 16)
+        code = GPU_CLASS if name.startswith("gpu") else INFINIBAND_CLASS
+        function = machine.function(f"pci0001:00/0001:00:{bus % 32:02x}.{bus // 32}/{address}", code, MELLANOX)
+        for end in (function, function.parent):
+            (end / "max_link_width").write_text("16\n")
+            (end / "max_link_speed").write_text("32.0 GT/s PCIe\n")
+            for severity, errors in _AER.items():
+                lines = [f"{error} 0" for error in errors]
+                (end / f"aer_dev_{severity}").write_text("\n".join([*lines, f"TOTAL_ERR_{severity.upper()} 0", ""]))
+
+
+def _functions() -> list[tuple[str, str]]:
+    """(name, PCI address) of cards and GPUs."""
+    names = [*(f"mlx5_{card}" for card in range(CARDS)), *(f"gpu{gpu}" for gpu in range(GPUS))]
+    return [(name, f"0001:{number + 1:02x}:00.0") for number, name in enumerate(names)]
+
+
+class _Modules:
+    """Answers at once: an optical module of eight lanes in each port, whose error correction has 16 bins."""
+
+    def __init__(self) -> None:
+        memory, lanes = bytearray(128), bytearray(128)
+        memory[0] = 0x19
+        memory[14], memory[16] = 50, 0x81
+        for at in (154, 186):
+            lanes[at - 128 : at - 128 + 16] = b"\x27\x10" * 8
+        self._pages = {0: bytes(memory), 0x11: bytes(lanes)}
+        self._fec = FecStatistics(10**12, 0, 10**15, tuple((one, one, 10**12) for one in range(16)))
+
+    def fec_statistics(self, device: str) -> FecStatistics:
+        del device
+        return self._fec
+
+    def module_page(self, device: str, page: int, offset: int, length: int, bank: int = 0) -> bytes:
+        del device, offset, length, bank
+        return self._pages[page]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 def _simulate_gpus(folder: Path) -> None:
+    """Everything that a GPU of the newest generation tells of itself and of its links."""
     build_stub(folder)
-    links = [line for gpu in range(GPUS) for line in link_lines(gpu, range(LINKS_OF_A_GPU))]
-    fabric = [f"fabric {gpu} 3 0" for gpu in range(GPUS)]
-    (folder / "script").write_text("\n".join([f"gpus {GPUS}", *links, *fabric, ""]))
+    lines = [f"gpus {GPUS}"]
+    for gpu in range(GPUS):
+        lines += [*link_lines(gpu, range(LINKS_OF_A_GPU)), f"fabric {gpu} 3 0", f"events {gpu} {0xFFFF}"]
+        told = [(field, 0) for field in _GPU_FIELDS]
+        told += [(field, link) for link in range(LINKS_OF_A_GPU) for field in _LINK_FIELDS]
+        lines += [f"field {gpu} {field} {scope} 0 {UNSIGNED_LONG_LONG} 0" for field, scope in told]
+    (folder / "script").write_text("\n".join([*lines, ""]))
 
 
 def _add_links(fabric: Fabric) -> None:
@@ -175,6 +250,14 @@ class CollectedHost:
         session = NvmlSession.open()
         stack.callback(session.close)
         histories = GpuHistories()
+        self._events = GpuEvents(session, range(GPUS), clock)
+        self._condition = ConditionWatch(
+            clock, sysfs=folder / "sysfs", log_device=Path("/dev/null"), modules=Modules(clock, _MODULES_NS, _Modules)
+        )
+        self._condition.set_hardware(
+            Hardware(tuple(_functions()), tuple((str(card), f"rail{card}") for card in range(CARDS)))
+        )
+        stack.callback(self._condition.close)
         self._gpus = [
             Gpu(index, session, clock, sysfs=folder / "sysfs", histories=histories)
             for index in range(session.gpu_count())
@@ -183,7 +266,13 @@ class CollectedHost:
     def collect(self, later_ns: int) -> Milliseconds:
         """Read everything that is due so much later."""
         self._clock.ahead_ns += later_ns
-        works = {_RDMA: self._read_rdma, _ETHERNET: self._read_ethernet, _NVLINK: self._read_gpus}
+        works = {
+            _RDMA: self._read_rdma,
+            _ETHERNET: self._read_ethernet,
+            _NVLINK: self._read_gpus,
+            _PCIE: self._read_pcie,
+            _MODULES: self._condition.update_modules,
+        }
         before_ns = time.thread_time_ns()
         taken = {name: _milliseconds(work) for name, work in works.items()}
         return taken | {_PROCESSOR: (time.thread_time_ns() - before_ns) / 1e6}
@@ -216,7 +305,14 @@ class CollectedHost:
     def _read_gpus(self) -> None:
         for gpu in self._gpus:
             gpu.read()
+        _expect("events", len(self._events.read()), 0)
+        _expect("GPUs that tell of their condition", sum(gpu.gpu.recovery_action == "none" for gpu in self._gpus), GPUS)
         _expect("NVLinks", sum(len(gpu.links) for gpu in self._gpus), GPUS * LINKS_OF_A_GPU)
+
+    def _read_pcie(self) -> None:
+        self._condition.update()
+        facts = self._condition.facts()
+        _expect("PCIe links", sum(bool(one.lanes and one.errors) for one in facts.pcie), CARDS + GPUS)
 
 
 def _milliseconds(work: Callable[[], None]) -> float:
