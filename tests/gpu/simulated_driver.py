@@ -16,10 +16,15 @@ _UUID: Final = "GPU-00000000-0000-0000-0000-000000000000"
 _NAME: Final = "Simulated GPU"
 _PCIE_FIELDS: Final = (197, 198)
 """NVML_FI_DEV_PCIE_COUNT_TX_BYTES and …_RX_BYTES."""
+_CONDITION_FIELDS: Final = (3, 4, 94, 142, 143, 144, 145, 215, 220, 230, 235)
+"""Some of what probes/nvlink/gpu_health.py reads, of the GPU and of its first link."""
+_EVENTS: Final = 0xFFFF
 _NVIDIA_SMI: Final = f"""#!/bin/sh
 # A stand-in (simulated).
 case "$*" in
 --query-gpu=index,uuid,pci.bus_id,name*) echo '0, {_UUID}, 00000000:1B:00.0, {_NAME}' ;;
+--query-gpu=ecc.errors.*.volatile.total*) echo 0 ;;
+--query-gpu=ecc.errors.*) echo '[N/A]' ;;
 "nvlink --status")
     echo 'GPU 0: {_NAME} (UUID: {_UUID})'
     for link in $(seq 0 {LINKS - 1}); do printf '\\t Link %d: 26.562 GB/s\\n' "$link"; done
@@ -37,7 +42,9 @@ def lay_driver(folder: Path) -> None:
     """
     build_stub(folder)
     counters = [f"field 0 {field} 0 0 {UNSIGNED_LONG_LONG} 1000" for field in _PCIE_FIELDS]
-    (folder / "script").write_text("\n".join(["gpus 1", *link_lines(0, range(LINKS)), *counters]) + "\n")
+    condition = [f"field 0 {field} 0 0 {UNSIGNED_LONG_LONG} 0" for field in _CONDITION_FIELDS]
+    lines = ["gpus 1", *link_lines(0, range(LINKS)), *counters, *condition, f"events 0 {_EVENTS}", "fabric 0 3 0"]
+    (folder / "script").write_text("\n".join(lines) + "\n")
     tool = folder / "nvidia-smi"
     tool.write_text(_NVIDIA_SMI)
     tool.chmod(0o755)

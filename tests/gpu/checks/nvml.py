@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import re
 import subprocess
+import time
+from contextlib import closing
+from statistics import median
 from typing import Final
 
+from railscope.probes.clock import SystemClock
+from railscope.probes.nvlink.gpu_events import GpuEvents
+from railscope.probes.nvlink.gpu_health import GpuHealthReader
+from railscope.probes.nvlink.links import GpuLinks
+from railscope.probes.nvlink.nvml import NvmlError, NvmlSession
 from tests.fabric.agent_process import AgentProcess
 from tests.gpu.lane import Lane, nvidia_smi
 from tests.gpu.table import Verdict
@@ -21,7 +29,27 @@ _SERIES: Final = (
     "railscope_nvlink_errors_total",
     "railscope_gpu_nvlink_speed_bytes_per_second",
 )
+_CONDITION: Final = (
+    "railscope_gpu_ecc_errors_total",
+    "railscope_gpu_remapped_rows",
+    "railscope_gpu_row_remap_pending",
+    "railscope_gpu_row_remap_failed",
+    "railscope_gpu_pcie_errors_total",
+    "railscope_gpu_slowed",
+    "railscope_gpu_recovery_action",
+    "railscope_gpu_fabric_info",
+    "railscope_nvlink_bit_error_ratio",
+    "railscope_nvlink_fec_blocks_total",
+    "railscope_pcie_link_ratio",
+    "railscope_hardware_events_total",
+)
+"""Shown where there is something to show: absent is no error."""
 _READ_SECONDS: Final = 8.0
+_FIELDS: Final = range(1, 300)
+_NEWEST: Final = range(213, 251)
+"""Recoveries, error rates, corrections and actions, which NVLink 5 and its drivers brought."""
+_READS: Final = 50
+_MOST_SHOWN: Final = 4
 _PINNED_BYTES: Final = 256 << 20
 _COPIES: Final = 8
 _COPY_BYTES: Final = _PINNED_BYTES * _COPIES
@@ -43,10 +71,18 @@ def run(lane: Lane) -> None:
         for name in _SERIES:
             found = agent.samples(name)
             lane.rows.add(f"{name}: series", str(len(found)) if found else "absent")
-        for part in (_gpus, _links, _pcie):
+        for name in _CONDITION:
+            found = agent.samples(name)
+            shown = ", ".join(f"{' '.join(labels.values())}: {value:g}" for labels, value in found[:_MOST_SHOWN])
+            lane.rows.add(f"{name}: samples", shown or "absent")
+        for part in (_gpus, _links, _condition, _pcie):
             with lane.attempt(part.__name__.strip("_")):
                 part(lane, agent)
         lane.keep_metrics(agent)
+    with lane.attempt("fields"):
+        _fields(lane)
+    with lane.attempt("events"):
+        _events(lane)
 
 
 def _gpus(lane: Lane, agent: AgentProcess) -> None:
@@ -77,6 +113,85 @@ def _links(lane: Lane, agent: AgentProcess) -> None:
         # No link carries anything: a counter that shows 0 would claim to have been read.
         zeros = [labels for labels, _ in agent.samples("railscope_nvlink_transmit_bytes_total")]
         lane.rows.compared("series of bytes on links that are not there", len(zeros), 0)
+
+
+def _condition(lane: Lane, agent: AgentProcess) -> None:
+    """What nvidia-smi says of the same; `[N/A]` there is absence here."""
+    for question, name, labels in (
+        ("ecc.errors.corrected.volatile.total", "gpu_ecc_errors_total", {"kind": "corrected", "since": "volatile"}),
+        ("ecc.errors.uncorrected.volatile.total", "gpu_ecc_errors_total", {"kind": "uncorrected", "since": "volatile"}),
+        ("ecc.errors.corrected.aggregate.total", "gpu_ecc_errors_total", {"kind": "corrected", "since": "aggregate"}),
+    ):
+        told = nvidia_smi(f"--query-gpu={question}", "--format=csv,noheader").strip().splitlines()[0]
+        shown = [value for _, value in agent.samples(f"railscope_{name}", gpu="0", **labels)]
+        known = [float(told)] if told.strip().isdigit() else []
+        lane.rows.compared(f"nvidia-smi {question}", shown, known)
+
+
+def _fields(lane: Lane) -> None:
+    """Every field value that NVML knows of the first GPU and its first link, raw; and what reading costs."""
+    with closing(NvmlSession.open()) as session:
+        gpu = session.handle(0)
+        lines = []
+        told: dict[str, list[int]] = {"GPU": [], "link 0": []}
+        # A scope of 0 is the first link of a field that is told by link, and nothing to others.
+        for field in _FIELDS:
+            try:
+                answer = session.field_values(gpu, [(field, 0)])
+            except NvmlError as error:
+                lines.append(f"{field}: the call fails: {error}")
+                continue
+            lines.append(f"{field}: code {answer.codes[0]}, value {answer.values[0]}, 64 bits {answer.wide[0]}")
+            if answer.codes[0] == 0:
+                told["GPU" if field < min(_NEWEST) else "link 0"].append(field)
+        (lane.folder / "nvml-fields.txt").write_text("\n".join(lines) + "\n")
+        newest = [field for field in told["link 0"] if field in _NEWEST]
+        lane.rows.add("NVML fields with a value", f"{sum(map(len, told.values()))} of {len(_FIELDS)}")
+        lane.rows.add("NVML fields 213 to 250 with a value", " ".join(map(str, newest)) or "none")
+        _fabric_and_clocks(lane, session, gpu)
+        _costs(lane, session, gpu)
+
+
+def _fabric_and_clocks(lane: Lane, session: NvmlSession, gpu: object) -> None:
+    for what, ask in (("fabric", session.fabric), ("clock event reasons", session.clock_event_reasons)):
+        try:
+            lane.rows.add(f"NVML: {what}", str(ask(gpu)))
+        except NvmlError as error:
+            lane.rows.add(f"NVML: {what}", str(error), verdict=Verdict.ABSENT)
+
+
+def _costs(lane: Lane, session: NvmlSession, gpu: object) -> None:
+    """Wall time, as the driver may ask the GPU; medians of the readings that the agent makes."""
+    links = GpuLinks(session, gpu, SystemClock())
+    health = GpuHealthReader(session, gpu)
+    links.read()
+    health.read(links.numbers)
+    events = GpuEvents(session, [0], SystemClock())
+    for what, read in (
+        ("NVLinks and bytes", links.read),
+        ("condition", lambda: health.read(links.numbers)),
+        ("events, none of them", events.read),
+    ):
+        times = []
+        for _ in range(_READS):
+            began_ns = time.perf_counter_ns()
+            read()
+            times.append((time.perf_counter_ns() - began_ns) / 1e6)
+        lane.rows.figure(f"one reading of one GPU's {what}, ms", median(times))
+        lane.rows.figure(f"one reading of one GPU's {what}, ms, the longest", max(times))
+    events.close()
+
+
+def _events(lane: Lane) -> None:
+    with closing(NvmlSession.open()) as session:
+        try:
+            kinds = session.supported_events(session.handle(0))
+            lane.rows.add("NVML: kinds of events that GPU 0 can tell", f"{kinds:#x}")
+            with closing(GpuEvents(session, [0], SystemClock())) as events:
+                lane.rows.add("NVML: GPUs that events are registered for", str(events.gpus))
+                lane.rows.add("NVML: events since then", str(events.read()))
+        except NvmlError as error:
+            lane.rows.add("NVML: events", str(error), verdict=Verdict.ABSENT)
 
 
 def _pcie(lane: Lane, agent: AgentProcess) -> None:
