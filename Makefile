@@ -89,7 +89,7 @@ twice = $(PYTEST) -o cache_dir=.pytest_cache/$(1) --durations 25 $(2) $(3) || { 
 	$(PYTEST) -o cache_dir=.pytest_cache/$(1) --last-failed --last-failed-no-failures none --maxfail 3 $(2); }
 test: setup packages-test $(STAMPS)/nccl lint  ## everything but the bench; says what it skipped and why
 	@failed=0; \
-	$(PYTEST) --numprocesses auto --maxprocesses 8 --dist worksteal tests/unit || failed=1; \
+	$(PYTEST) --numprocesses auto --maxprocesses 8 --dist loadfile tests/unit || failed=1; \
 	{ $(call twice,servers,$(SERVERS)); } > $(STAMPS)/servers.log 2>&1 & servers=$$!; \
 	{ $(call twice,real,$(REAL),--numprocesses 2 --dist loadfile); } || failed=1; \
 	wait $$servers || failed=1; \
@@ -97,7 +97,7 @@ test: setup packages-test $(STAMPS)/nccl lint  ## everything but the bench; says
 	exit $$failed
 
 check: $(STAMPS)/venv build lint  ## format, lint, types, the map, and the unit tests that the change touches
-	@$(BIN)/python -m pytest --quiet --numprocesses auto --maxprocesses 8 $$($(BIN)/python -m tests.touched)
+	@$(BIN)/python -m pytest --quiet --numprocesses auto --maxprocesses 8 --dist loadfile $$($(BIN)/python -m tests.touched)
 
 test-faults: setup packages-test $(STAMPS)/nccl  ## break things on purpose: what is said of each fault, as a table and JSON
 	$(BIN)/python -m tests.faults $(FAULTS)
