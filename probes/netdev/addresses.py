@@ -34,6 +34,10 @@ class LocalAddress:
     """4 bytes of IPv4 or 16 of IPv6, in network order."""
 
 
+MOST_TABLE_BYTES: Final = 4 << 20
+"""Of a list of devices or of addresses that is asked for again and again: thousands of devices, 40,000 addresses."""
+
+
 def plain_address(address: bytes) -> bytes:
     """The IPv4 address in an IPv6 one that stands for it (`::ffff:10.0.0.1`); any other as it is."""
     return address[12:] if len(address) == 16 and address.startswith(_MAPPED) else address

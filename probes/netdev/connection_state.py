@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 
 from railscope.probes.clock import Clock
-from railscope.probes.netdev.addresses import read_addresses
+from railscope.probes.netdev.addresses import MOST_TABLE_BYTES, read_addresses
 from railscope.probes.netdev.links import read_links
 from railscope.probes.netdev.netlink import MalformedNetlink, NetlinkSocket
 from railscope.probes.netdev.tcp_info import NETLINK_SOCK_DIAG, Rows, local_addresses, read_table
@@ -142,7 +142,7 @@ class ProcessConnections:
         """Pids at the last reading."""
         self.sent_to_services: Counter[int] = Counter()
         """By pid: bytes that services acknowledged since it was first asked about."""
-        self._route = NetlinkSocket()
+        self._route = NetlinkSocket(most_bytes=MOST_TABLE_BYTES)
         try:
             self._diag = NetlinkSocket(protocol=NETLINK_SOCK_DIAG)
         except OSError:

@@ -15,7 +15,15 @@ import errno
 from dataclasses import dataclass
 from typing import Final
 
-from railscope.probes.netdev.links import RTM_DELLINK, RTM_NEWLINK, RTNLGRP_LINK_MASK, Link, parse_link, read_links
+from railscope.probes.netdev.links import (
+    RTM_DELLINK,
+    RTM_NEWLINK,
+    RTNLGRP_LINK_MASK,
+    Link,
+    answer_bytes,
+    parse_link,
+    read_links,
+)
 from railscope.probes.netdev.netlink import MalformedNetlink, NetlinkSocket, messages
 
 _BATCH_LIMIT: Final = 1024
@@ -55,18 +63,19 @@ class LinkEvent:
 class LinkEvents:
     """Changes in the network namespace of the thread that makes it; to be read by one thread, any one."""
 
-    def __init__(self, netns: int) -> None:
-        """Devices that are there already make no event.
+    def __init__(self, netns: int, most_devices: int | None = None) -> None:
+        """Devices that are there already make no event; `most_devices`: None, or how many are looked at, about.
 
         Raises:
             OSError: the kernel refuses a socket.
+            AnswerTooLong: there are more devices.
             MalformedNetlink: its first answer is not netlink.
         """
         self._waiting: list[bytes] = []
         self._overflow = False
         self._announcements = NetlinkSocket(RTNLGRP_LINK_MASK)
         try:
-            self._questions = NetlinkSocket()
+            self._questions = NetlinkSocket(most_bytes=answer_bytes(most_devices))
         except OSError:
             self._announcements.close()
             raise
@@ -103,6 +112,7 @@ class LinkEvents:
         """Every change since the last call, in order; never waits for one.
 
         Raises:
+            AnswerTooLong: there are more devices than are looked at: close this.
             OSError, MalformedNetlink: the kernel does not answer; call again later, whatever `fileno` says: nothing
                 is lost by it.
         """

@@ -10,15 +10,18 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Final, Protocol
 
 from railscope.probes.netdev.bonds import bond_members, member_link
 from railscope.probes.netdev.ethtool import BYTES_PER_MEGABIT, PCI_ADDRESS, Ethtool
-from railscope.probes.netdev.links import ARPHRD_LOOPBACK, kind_of_undeclared, link_layer, read_links
-from railscope.probes.netdev.netlink import NetlinkSocket
+from railscope.probes.netdev.links import ARPHRD_LOOPBACK, answer_bytes, kind_of_undeclared, link_layer, read_links
+from railscope.probes.netdev.netlink import AnswerTooLong, NetlinkSocket
 
 UNKNOWN: Final = "unknown"
+_HEAD_LINES: Final = 2
+"""Of /proc/PID/net/dev, before the first device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ class Inventory(Protocol):
         """Every device, in the kernel's order.
 
         Raises:
+            AnswerTooLong: there are more devices than are looked at.
             OSError, ValueError: nothing can be read; one strange device is only less well known.
         """
         ...
@@ -74,15 +78,17 @@ class Inventory(Protocol):
 class NetlinkInventory:
     """Devices of the network namespace of the thread that makes it, from rtnetlink and ethtool."""
 
-    def __init__(self, netns: int, sysfs: Path) -> None:
-        """`sysfs` gives NUMA nodes: PCI addresses are the same in every network namespace.
+    def __init__(self, netns: int, sysfs: Path, most_devices: int | None = None) -> None:
+        """`sysfs` gives NUMA nodes: PCI addresses are the same in every network namespace.  `most_devices`: None, or
+        how many are looked at: where there are more, `read` says so once, and nothing after.
 
         Raises:
             OSError: the kernel refuses a socket.
         """
         self._netns = netns
         self._sysfs = sysfs
-        self._netlink = NetlinkSocket()
+        self._most_devices = most_devices
+        self._netlink = NetlinkSocket(most_bytes=answer_bytes(most_devices))
         try:
             self._ethtool = Ethtool()
         except OSError:
@@ -96,6 +102,8 @@ class NetlinkInventory:
     def read(self) -> tuple[NetworkDevice, ...]:
         """See `Inventory.read`."""
         links = read_links(self._netlink)
+        if self._most_devices is not None and len(links) > self._most_devices:
+            raise AnswerTooLong(f"{len(links)} network devices, of which {self._most_devices} may be looked at")
         slaves: defaultdict[int | None, list[str]] = defaultdict(list)
         for link in links.values():
             slaves[link.master].append(link.name)
@@ -129,16 +137,23 @@ class NetlinkInventory:
 class ProcInventory:
     """Names of a process's network devices, from `/proc/PID/net/dev`: all that an outsider without rights may see."""
 
-    def __init__(self, process_folder: Path, netns: int) -> None:
+    def __init__(self, process_folder: Path, netns: int, most_devices: int | None = None) -> None:
+        """`most_devices`: as of `NetlinkInventory`."""
         self._file = process_folder / "net" / "dev"
         self._netns = netns
+        self._most_devices = most_devices
 
     def close(self) -> None:
         """Nothing is kept open."""
 
     def read(self) -> tuple[NetworkDevice, ...]:
         """See `Inventory.read`."""
-        names = [line.split(":", 1)[0].strip() for line in self._file.read_text().splitlines()[2:] if ":" in line]
+        most_lines = None if self._most_devices is None else self._most_devices + _HEAD_LINES + 1
+        with self._file.open() as file:
+            lines = list(islice(file, most_lines))
+        if most_lines is not None and len(lines) == most_lines:
+            raise AnswerTooLong(f"more network devices than the {self._most_devices} that may be looked at")
+        names = [line.split(":", 1)[0].strip() for line in lines[_HEAD_LINES:] if ":" in line]
         return tuple(_device_of_name(name, self._netns) for name in names)
 
 

@@ -60,6 +60,9 @@ _INDEX_REQUEST: Final = struct.Struct("=16si20x")
 _RTEXT_FILTER_SKIP_STATS: Final = 8
 _REQUEST: Final = _INFO.pack(_AF_UNSPEC, 0, 0, 0, 0) + struct.pack("=HHI", 8, _IFLA_EXT_MASK, _RTEXT_FILTER_SKIP_STATS)
 
+_BYTES_EACH: Final = 2048
+"""Of an answer, for each device that is expected: the kernel's message of one takes 600 to 1,500."""
+
 _IFF_UP: Final = 0x1
 ARPHRD_ETHER: Final = 1
 ARPHRD_INFINIBAND: Final = 32
@@ -113,11 +116,17 @@ def link_layer(hardware_type: int) -> str:
     return {ARPHRD_ETHER: "Ethernet", ARPHRD_INFINIBAND: "InfiniBand"}.get(hardware_type, "unknown")
 
 
+def answer_bytes(most_devices: int | None) -> int | None:
+    """The longest answer that a socket should take (`NetlinkSocket`), where so many devices are looked at."""
+    return None if most_devices is None else _BYTES_EACH * most_devices
+
+
 def read_links(netlink: NetlinkSocket) -> dict[int, Link]:
     """Every network device of the socket's namespace, by index.
 
     Raises:
         OSError: the kernel refuses.
+        AnswerTooLong: there are more devices than the socket's user wants to know.
         MalformedNetlink: its answer is not what rtnetlink describes.
     """
     return {link.index: link for link in parse_links(netlink.dump(_RTM_GETLINK, _REQUEST))}

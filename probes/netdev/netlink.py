@@ -40,13 +40,19 @@ _DONE_BYTES: Final = _HEADER.size + _ERROR.size
 
 _RECEIVE_BYTES: Final = 256 * 1024
 _DUMP_LIMIT: Final = 4096
-"""Datagrams in one dump; the kernel fills at least a page each, so that this is far above any real table."""
+"""Datagrams in one dump."""
+_MOST_BYTES: Final = 16 << 20
+"""Of one answer: far above any table of a machine, but whoever has a network namespace of his own may fill them."""
 _DUMP_ATTEMPTS: Final = 3
 _ANSWER_SECONDS: Final = 5
 
 
 class MalformedNetlink(ValueError):
     """A message does not hold what its lengths and types say."""
+
+
+class AnswerTooLong(MalformedNetlink):
+    """A table is longer than its reader wants it; the socket is closed, so that the kernel lists no more of it."""
 
 
 def messages(data: bytes | memoryview) -> Iterator[tuple[int, int, int, memoryview]]:
@@ -112,8 +118,9 @@ class NetlinkSocket:
     One user at a time: a dump reads until its own answer is complete.
     """
 
-    def __init__(self, groups: int = 0, protocol: int = NETLINK_ROUTE) -> None:
-        """`groups` is a mask of multicast groups to subscribe to.
+    def __init__(self, groups: int = 0, protocol: int = NETLINK_ROUTE, *, most_bytes: int | None = None) -> None:
+        """`groups` is a mask of multicast groups to subscribe to; `most_bytes` is the longest answer that is taken,
+        None: 16 MiB.
 
         Raises:
             OSError: the kernel refuses the socket; EPROTONOSUPPORT: it does not know the protocol.
@@ -126,6 +133,7 @@ class NetlinkSocket:
         except OSError:
             self._socket.close()
             raise
+        self._most_bytes = most_bytes or _MOST_BYTES
         # Of a mapping only the pages that answers fill are ever there, mostly one; a bytearray takes them all.
         self._buffer: mmap.mmap | bytearray = mmap.mmap(-1, _RECEIVE_BYTES)
         self._sequence = 0
@@ -148,6 +156,7 @@ class NetlinkSocket:
 
         Raises:
             OSError: the kernel refuses, or does not answer within five seconds.
+            AnswerTooLong: the table has more than `most_bytes`; this socket answers nothing any more.
             MalformedNetlink: the answer is not netlink.
         """
         if (kind, body) == self._asked and (whole := self._ask_again()) is not None:
@@ -193,8 +202,13 @@ class NetlinkSocket:
         self._socket.send(request)
         datagrams: list[bytes] = []
         consistent = True
+        size = 0
         for _ in range(_DUMP_LIMIT):
             data = self._receive()
+            size += len(data)
+            if size > self._most_bytes:
+                self.close()
+                raise AnswerTooLong(f"netlink: a table of more than {self._most_bytes} bytes")
             if not datagrams and self._is_whole(data):
                 self._unfinished = False
                 if flags == _NLM_F_DUMP:

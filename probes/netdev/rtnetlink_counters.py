@@ -15,7 +15,7 @@ import numpy as np
 from railscope.probes.clock import Clock
 from railscope.probes.native.beats import Answer, TableQuestion
 from railscope.probes.netdev.counters import CounterBlock, CounterReading, Values
-from railscope.probes.netdev.links import read_links
+from railscope.probes.netdev.links import answer_bytes, read_links
 from railscope.probes.netdev.netlink import NLMSG_DONE, MalformedNetlink, NetlinkSocket, attributes, messages
 
 LINK_STATS_FIELDS: Final = (
@@ -55,12 +55,17 @@ _ROW_BYTES: Final = len(LINK_STATS_FIELDS) * 8
 class NetlinkCounters:
     """Counters of the network namespace of the thread that makes it, from RTM_GETSTATS."""
 
-    def __init__(self, clock: Clock) -> None:
-        """Raises OSError when the kernel refuses a socket."""
+    def __init__(self, clock: Clock, most_devices: int | None = None) -> None:
+        """`most_devices`: as of `NetlinkInventory`.
+
+        Raises:
+            OSError: the kernel refuses a socket.
+        """
         self._monotonic_ns = clock.monotonic_ns
-        self._netlink = NetlinkSocket()
+        most_bytes = answer_bytes(most_devices)
+        self._netlink = NetlinkSocket(most_bytes=most_bytes)
         try:
-            self._lent = NetlinkSocket()  # for those who ask this source's question themselves
+            self._lent = NetlinkSocket(most_bytes=most_bytes)  # for those who ask this source's question themselves
         except OSError:
             self._netlink.close()
             raise

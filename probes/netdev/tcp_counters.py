@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from railscope.probes.clock import Clock
-from railscope.probes.netdev.addresses import read_addresses
+from railscope.probes.netdev.addresses import MOST_TABLE_BYTES, read_addresses
 from railscope.probes.netdev.connection_accounts import (
     ACCOUNT_FIELDS,
     ConnectionAccounts,
@@ -35,6 +35,8 @@ from railscope.probes.processes.socket_owners import SocketOwners
 
 PORT_FIELDS: Final = ("port_tx_bytes", "port_rx_bytes", "port_tx_packets", "port_rx_packets")
 """The device's own, of all traffic."""
+_MOST_CONNECTION_BYTES: Final = 64 << 20
+"""Some 130,000 connections with an address of a rail, of whatever process."""
 TCP_FIELDS: Final = (*ACCOUNT_FIELDS, *PORT_FIELDS)
 _COLUMNS: Final = [LINK_STATS_FIELDS.index(name.removeprefix("port_")) for name in PORT_FIELDS]
 
@@ -52,9 +54,9 @@ class TcpCounters:
         """
         self._clock = clock
         self._owners = SocketOwners(procfs, clock)
-        self._route = NetlinkSocket()
+        self._route = NetlinkSocket(most_bytes=MOST_TABLE_BYTES)
         try:
-            self._diag = NetlinkSocket(protocol=NETLINK_SOCK_DIAG)
+            self._diag = NetlinkSocket(protocol=NETLINK_SOCK_DIAG, most_bytes=_MOST_CONNECTION_BYTES)
         except OSError:
             self._route.close()
             raise

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +23,15 @@ from pathlib import Path
 from typing import Final, Literal, TypeVar
 
 _CLONE_NEWNET: Final = 0x40000000
+FIRST_NAMESPACE: Final = 0xF0000000
+"""Inodes of namespaces are not below it, but for some of the first ones (the kernel's fs/proc/generic.c)."""
+_NS_GET_USERNS: Final = 0xB701
+_NS_GET_PARENT: Final = 0xB702
+_NS_GET_OWNER_UID: Final = 0xB704
+_MOST_NESTED: Final = 33
+"""User namespaces: the kernel allows 32 below the first one."""
+_FIRST_USER_NAMESPACE: Final = 0xEFFFFFFD
+"""Its inode (PROC_USER_INIT_INO in the kernel's include/linux/proc_ns.h)."""
 _LINK: Final = re.compile(r"net:\[(\d+)\]")
 
 Result = TypeVar("Result")
@@ -68,6 +79,63 @@ def network_namespace(procfs: Path, pid: int | Literal["self"]) -> NetworkNamesp
     except NamespaceError:
         own = False  # a procfs of another pid namespace, or a recorded one: there is no "self" in it
     return NetworkNamespace(inode, path, own)
+
+
+def made_by_root(namespace: NetworkNamespace) -> bool:
+    """Whether a network namespace belongs to the host's first user namespace: only root makes such, no tenant.
+
+    False as well where it cannot be known.  Source: ioctl_ns(2), NS_GET_USERNS.
+    """
+    try:
+        descriptor = os.open(namespace.path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        owner = fcntl.ioctl(descriptor, _NS_GET_USERNS)
+    except OSError:  # EPERM: it lies outside ours
+        return False
+    finally:
+        os.close(descriptor)
+    try:
+        return os.fstat(owner).st_ino == _FIRST_USER_NAMESPACE
+    finally:
+        os.close(owner)
+
+
+def maker_of_user_namespace(procfs: Path, pid: int) -> int | None:
+    """Who made the outermost user namespace around a process that is not the host's first one, by uid.
+
+    None: it runs in the first one, or it cannot be known.  Source: ioctl_ns(2), NS_GET_PARENT, NS_GET_OWNER_UID.
+    """
+    try:
+        descriptor = os.open(procfs / str(pid) / "ns" / "user", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if os.fstat(descriptor).st_ino == _FIRST_USER_NAMESPACE:
+            return None
+        for _ in range(_MOST_NESTED):
+            parent = fcntl.ioctl(descriptor, _NS_GET_PARENT)
+            if os.fstat(parent).st_ino == _FIRST_USER_NAMESPACE:
+                os.close(parent)
+                owner = bytearray(4)
+                fcntl.ioctl(descriptor, _NS_GET_OWNER_UID, owner)
+                return int.from_bytes(owner, sys.byteorder)
+            os.close(descriptor)
+            descriptor = parent
+    except OSError:  # EPERM: it lies outside ours
+        pass
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def pid_namespace_of(procfs: Path, pid: int) -> int | None:
+    """The inode of a process's pid namespace; None: it has gone, or belongs to others."""
+    try:
+        return (procfs / str(pid) / "ns" / "pid").stat().st_ino
+    except OSError:
+        return None
 
 
 def named_namespaces(folder: Path = Path("/run/netns")) -> Mapping[int, str]:

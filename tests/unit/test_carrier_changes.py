@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from railscope.agent.node.rails.carrier_changes import CarrierChanges
+from railscope.agent.node.rails.carrier_changes import MOST_GONE, CarrierChanges
 from railscope.probes.netdev.inventory import NetworkDevice
 
 SECOND_NS = 1_000_000_000
@@ -67,3 +67,11 @@ def test_a_link_that_flaps_while_it_comes_up_counts_each_time() -> None:
     changes.record(1, [replace(device(1), carrier=False)], 0)
     changes.record(1, [device(4)], SECOND_NS)
     assert changes.count(1, "eth0") == 4
+
+
+def test_of_names_that_devices_had_the_newest_are_kept() -> None:
+    changes = CarrierChanges()
+    for at in range(1000):
+        changes.record(1, [replace(ETH0, name=f"eth{at}")], at * SECOND_NS // 100)
+    known = [at for at in range(1000) if changes.count(1, f"eth{at}") is not None]
+    assert known == list(range(999 - MOST_GONE, 1000))

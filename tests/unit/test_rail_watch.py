@@ -12,8 +12,10 @@ from typing import cast
 import numpy as np
 import pytest
 
+from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.rails import netdev_rails as rail_watch
 from railscope.agent.node.rails.ethernet_facts import RailEthernet
+from railscope.agent.node.rails.namespace_shares import MOST_SETTINGS
 from railscope.agent.node.rails.netdev_rails import NetdevRails
 from railscope.agent.node.rails.selection import RdmaPorts, RdmaRail
 from railscope.probes.clock import SystemClock
@@ -356,12 +358,81 @@ def test_a_namespace_whose_devices_change_without_end_takes_a_tenth_of_the_time(
         there.names = ["eth0", f"eth{at + 1}"]
         events.coming = [[ADDED]]
         one.rails.handle_link_events(cast(LinkEvents, events))
-    assert clock.now_ns - looks_from_ns == 1_000_000_000, "one look, the others wait"
-    assert events.postponed == 99
+    assert clock.now_ns == looks_from_ns, "to open it took a look, and the others wait"
+    assert events.postponed == 100
     clock.now_ns += 10_000_000_000
     one.rails.update(())
     assert "eth100" in one.devices(), "what waited is seen at a tick"
     one.rails.close()
+
+
+def test_a_namespace_that_its_tenant_has_no_time_for_is_opened_at_a_later_tick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Steps(SystemClock):
+        now_ns = 0
+
+        def monotonic_ns(self) -> int:
+            return self.now_ns
+
+    clock, opened = Steps(), []
+    one = Watch(monkeypatch, clock=clock)
+
+    def slowly(namespace: NetworkNamespace, **_: object) -> DeviceSources:
+        clock.now_ns += 200_000_000
+        opened.append(namespace.inode)
+        inventory = SimulatedInventory(namespace.inode)
+        return DeviceSources(
+            namespace.inode, inventory, NoCounters(), cast(LinkEvents, SimulatedEvents()), "netlink", ""
+        )
+
+    monkeypatch.setattr(rail_watch, "open_namespace", slowly)
+    places = {pid: NetworkNamespace(pid, Path(f"/proc/{pid}/ns/net"), own=False) for pid in range(1000, 1005)}
+    for pid, namespace in places.items():
+        one.rails.add_process(pid, namespace, "", tenant=Tenant(5000))
+    one.rails.add_process(2000, NetworkNamespace(2000, Path("/proc/2000/ns/net"), own=False), "", tenant=Tenant(5001))
+    assert opened == [1000, 2000], "another tenant waits for nobody"
+    one.rails.remove_process(1004)
+    later = []
+    for _ in range(3):
+        clock.now_ns += 2_000_000_000
+        one.rails.update(())
+        later.append([(one_of.pid, one_of.events is not None) for one_of in one.rails.take_opened()])
+    assert later == [[(1001, True)], [(1002, True)], [(1003, True)]]
+    assert set(opened) == {1000, 1001, 1002, 1003, 2000}, "one whose process has ended is not opened"
+    one.rails.close()
+
+
+def test_a_tenant_has_so_many_devices_in_all_namespaces_and_others_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Watch(monkeypatch)
+    most = []
+
+    def crowded(namespace: NetworkNamespace, *, most_devices: int | None, **_: object) -> DeviceSources:
+        most.append(most_devices)
+        inventory = SimulatedInventory(namespace.inode)
+        inventory.names = [f"eth{at}" for at in range(100)]
+        return DeviceSources(
+            namespace.inode, inventory, NoCounters(), cast(LinkEvents, SimulatedEvents()), "netlink", ""
+        )
+
+    monkeypatch.setattr(rail_watch, "open_namespace", crowded)
+    for number, tenant in ((1000, Tenant(5000)), (1001, Tenant(5000)), (1002, Tenant(0)), (1003, Tenant(5001))):
+        place = NetworkNamespace(number, Path(f"/proc/{number}/ns/net"), own=False)
+        one.rails.add_process(number, place, "", tenant=tenant)
+    assert most == [256, 156, None, 256]
+    one.rails.close()
+
+
+def test_each_tenants_first_setting_counts_before_anybodys_second_whoever_came_first(watch: Watch) -> None:
+    watch.inventory.names = ["docker9", "eth0"]
+    watch.events.coming = [[ADDED]]
+    watch.take()
+    for at in range(100):
+        watch.rails.add_process(100 + at, HOME, f"!{at:03}", tenant=Tenant(5000))
+    watch.rails.add_process(43, HOME, "=docker9", tenant=Tenant(5001))
+    assert set(watch.numbers()) == {"docker9", "eth0"}
+    lost = watch.rails.shares.unread_by_user()
+    assert lost == {5000: 100 - MOST_SETTINGS + 1}, "only who has many loses, and it is counted once"
 
 
 def test_settings_of_later_processes_take_no_rail_from_a_job_that_runs(watch: Watch) -> None:

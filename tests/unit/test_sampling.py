@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from railscope.agent.node.sampling.sampler import OnReading, Sampler
 from railscope.agent.node.sampling.state import DeviceTotals, SourceResult
-from railscope.agent.node.sampling.totals import RATE_BOUNDS
+from railscope.agent.node.sampling.totals import MOST_GONE, RATE_BOUNDS
 from railscope.probes.clock import SystemClock
 from railscope.probes.netdev.counters import CounterReading, DeviceFailure
 from railscope.probes.netdev.rtnetlink_counters import NetlinkCounters
@@ -259,6 +259,15 @@ def test_devices_that_are_gone_for_long_are_forgotten() -> None:
     bench.source.rows = {"veth2": (0, 0, 0)}
     bench.tick(after_ms=400_000)
     assert bench.sampler.state().devices() == ((7, "veth2"),)
+
+
+def test_of_the_names_that_devices_had_the_newest_are_kept() -> None:
+    bench = Bench()
+    for at in range(3 * MOST_GONE):
+        bench.source.rows = {f"veth{at}": (0, 0, 0)}
+        bench.tick(after_ms=100)
+    names = {name for _, name in bench.sampler.state().devices()}
+    assert names == {f"veth{at}" for at in range(2 * MOST_GONE - 1, 3 * MOST_GONE)}
 
 
 def test_missed_beats_are_counted_and_the_schedule_does_not_drift() -> None:

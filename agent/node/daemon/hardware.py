@@ -6,7 +6,7 @@ Each of them may be switched off, and none knows of the others; what they have t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -150,14 +150,31 @@ class Hardware:
             self._rdma.add_process(pid, description, tenant)
         if namespace is None or "netdev" not in self._config.collectors or self.simulated:
             return None
-        if self._ethernet is not None:
-            self._ethernet.add_process(pid, namespace)
-        return self.rails.add_process(
+        events = self.rails.add_process(
             pid,
             namespace,
             description.setting("NCCL_SOCKET_IFNAME"),
             sockets_only=sockets_only(description.setting("NCCL_IB_DISABLE"), description.setting("NCCL_NET")),
+            tenant=tenant,
         )
+        if self._ethernet is not None and self.rails.watches(namespace.inode):
+            self._ethernet.add_process(pid, namespace)
+        return events
+
+    def take_opened(self) -> list[tuple[int, LinkEvents]]:
+        """Link events to poll, of namespaces that the last `update` opened, with a process that lives there."""
+        events = []
+        for opened in self.rails.take_opened():
+            if self._ethernet is not None and self.rails.watches(opened.namespace.inode):
+                self._ethernet.add_process(opened.pid, opened.namespace)
+            if opened.events is not None:
+                events.append((opened.pid, opened.events))
+        return events
+
+    def lost_by_user(self) -> Mapping[str, Callable[[], Mapping[int | None, int]]]:
+        """What users lost at limits of their own, by limit: how to read it."""
+        shares = self.rails.shares
+        return {"namespaces": shares.refused_by_user, "interfaces": shares.unread_by_user}
 
     def remove_process(self, pid: int) -> None:
         self.rails.remove_process(pid)
@@ -212,9 +229,13 @@ class Hardware:
         Returns link events that must not be polled any more.
         """
         if expected is None:
-            return self.rails.update(None)
-        handed = handed_over()
-        return self.rails.update(self._relate_rdma(expected, handed), handed)
+            closed = self.rails.update(None)
+        else:
+            handed = handed_over()
+            closed = self.rails.update(self._relate_rdma(expected, handed), handed)
+        if self._ethernet is not None:
+            self._ethernet.forget_others(self.rails.namespaces)
+        return closed
 
     def correlate(self, expected: list[ExpectedBytes], handed_over: Callable[[], HandedBytes]) -> None:
         """Correlate bytes of rails between two ticks, too.

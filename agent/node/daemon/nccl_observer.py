@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -58,7 +58,7 @@ from railscope.probes.nccl.memory.proxy_work import ProxyWorkLayout
 from railscope.probes.nccl.programs.calls import NcclPrograms
 from railscope.probes.nccl.records.calls import SHARED_TABLES
 from railscope.probes.netdev.events import LinkEvents
-from railscope.probes.processes.namespaces import NamespaceError, network_namespace
+from railscope.probes.processes.namespaces import FIRST_NAMESPACE, NamespaceError, network_namespace, pid_namespace_of
 from railscope.probes.processes.owner import ProcessOwner
 from railscope.probes.processes.processes import ProcessIdentity, cgroup, identity_of, is_alive, program_mark
 
@@ -66,6 +66,7 @@ _log = logging.getLogger("railscope.observer")
 
 MOST_ENDED: Final = 2000
 """Ended communicators that stay readable; older ones only count in the node's totals."""
+_MOST_CONTAINERS: Final = 4096
 
 
 def _ignore(_identity: ProcessIdentity, _events: LinkEvents | None) -> None:
@@ -174,6 +175,8 @@ class NcclObserver:
         self._inspection = sources.inspection
         self._new_process = sources.new_process
         self._lost_elsewhere = sources.lost_elsewhere
+        self._containers: dict[int, int | None] = {}
+        """Users of containers that lost something at a limit, by the inode of their pid namespace."""
         self._driver_calls = sources.driver_calls
         self._hardware = hardware
         self._clock = clock
@@ -451,6 +454,9 @@ class NcclObserver:
         counts = self._collectives.read()
         expected = self._collectives.expected(counts) if relate else None
         closed = self._hardware.update(expected, self._handed_over)
+        for pid, events in self._hardware.take_opened():
+            if (process := self._processes.get(pid)) is not None:
+                self._new_process(process.identity, events)
         self._add_processes()
         self._collectives.read_stored_errors(now_ns)
         self._collectives.read_failovers()
@@ -499,16 +505,31 @@ class NcclObserver:
             self._control.reconfigure(budget_ratio=config.budget_ratio, level=config.level)
 
     def _record_limits(self) -> None:
-        refused = self._collectives.limits_reached()
+        refused: defaultdict[str, Counter[int | None]] = defaultdict(Counter)
+        for (table, number), calls in self._collectives.limits_reached().items():
+            refused[table][self._user(number)] += calls
         for table in SHARED_TABLES:
-            self.limits.record(table, {uid: calls for (name, uid), calls in refused.items() if name == table})
+            self.limits.record(table, refused[table])
         for limit, lost in (("libraries", self._libraries.left_out), ("inspection", self._inspection.late())):
             by_user: Counter[int | None] = Counter()
             for tenant, count in lost.items():
                 by_user[tenant.uid] += count
             self.limits.record(limit, by_user)
-        for limit, lost_there in self._lost_elsewhere.items():
+        for limit, lost_there in {**self._lost_elsewhere, **self._hardware.lost_by_user()}.items():
             self.limits.record(limit, lost_there())
+
+    def _user(self, number: int | None) -> int | None:
+        """Whose share that number of the programs is: a user's own, or a container's pid namespace (answerable.h)."""
+        if number is None or number < FIRST_NAMESPACE:
+            return number
+        if number not in self._containers and len(self._containers) < _MOST_CONTAINERS:
+            there = (
+                process.tenant.uid
+                for process in self._processes.values()
+                if pid_namespace_of(self._config.procfs, process.identity.pid) == number
+            )
+            self._containers[number] = next(there, None)
+        return self._containers.get(number)
 
     def _handed_over(self) -> HandedBytes:
         if self._completion is None:

@@ -3,10 +3,12 @@
 A tenant is a user, and within a container runtime the pod or container, where every process may be called root.  Both
 come from the kernel: the real user ID, which a setuid program keeps, and the control group, whose outer part only the
 runtime can write.  Of nested names the outermost counts: a tenant that is given a part of the tree may name what is
-below it as he likes.  What lies below a user's own systemd is that user, however many containers he names there.
+below it as he likes.  What lies below a user's own systemd is that user, however many containers he names there.  And
+what runs in a user namespace is its maker, unless that is root: with subordinate numbers (subuid(5)) one user may be
+many there.  The kernel's programs share out by the same rule, as far as they can see (probes/bpf/answerable.h).
 
-Sources: proc_pid_status(5) (`Uid`: real, effective, saved, file system), cgroups(7), and the runtimes' names as in
-agent/node/targets/jobs.py.
+Sources: user_namespaces(7), proc_pid_status(5) (`Uid`: real, effective, saved, file system), cgroups(7), and the
+runtimes' names as in agent/node/targets/jobs.py.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from railscope.probes.processes.namespaces import maker_of_user_namespace
 from railscope.probes.processes.processes import cgroup, system_part
 
 _UID: Final = re.compile(rb"^Uid:\t(\d+)", re.MULTILINE)
@@ -32,7 +35,7 @@ class Tenant:
     """Who is answerable for a process, a file that it maps, or a communicator."""
 
     uid: int | None
-    """Real user ID as this host numbers it; None: it cannot be read."""
+    """Real user ID as this host numbers it, or that of who made its user namespace; None: it cannot be read."""
     container: str = ""
     """Identifier of the pod, else of the container; empty: none is seen."""
 
@@ -53,11 +56,13 @@ class Tenant:
 
 
 UNKNOWN_TENANT: Final = Tenant(None)
+ROOT: Final = Tenant(0)
+"""Root of the host, outside containers: trusted."""
 
 
 def tenant_of(procfs: Path, pid: int) -> Tenant:
     """Which tenant a process belongs to, as far as it can be read; never raises for a process that has gone."""
-    return Tenant(_real_uid(procfs, pid), _container(cgroup(procfs, pid) or ""))
+    return Tenant(maker_of_user_namespace(procfs, pid) or _real_uid(procfs, pid), _container(cgroup(procfs, pid) or ""))
 
 
 def _real_uid(procfs: Path, pid: int) -> int | None:

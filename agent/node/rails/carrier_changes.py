@@ -15,6 +15,8 @@ from railscope.probes.netdev.inventory import NetworkDevice
 
 _FORGET_NS: Final = 300_000_000_000
 """A device that is gone keeps its total this long, in case it comes back."""
+MOST_GONE: Final = 256
+"""Devices of one namespace that are gone and keep their totals: whoever renames devices makes any number of names."""
 
 
 @dataclass(slots=True)
@@ -55,8 +57,10 @@ class CarrierChanges:
                 count.changed_ns = now_ns
             count.had_carrier |= device.carrier is not False
             count.index, count.kernel, count.seen_ns = device.index, device.carrier_changes, now_ns
-        for key, count in list(self._counts.items()):
-            if key[0] == netns and now_ns - count.seen_ns > _FORGET_NS:
+        counts = self._counts.items()
+        gone = sorted((count.seen_ns, key) for key, count in counts if key[0] == netns and count.seen_ns < now_ns)
+        for at, (seen_ns, key) in enumerate(gone):
+            if now_ns - seen_ns > _FORGET_NS or at < len(gone) - MOST_GONE:
                 del self._counts[key]
 
     def count(self, netns: int, name: str) -> int | None:

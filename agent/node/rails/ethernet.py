@@ -12,7 +12,7 @@ rails showed stays readable for a while.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -237,6 +237,10 @@ class EthernetWatch:
         now_ns = self._clock.monotonic_ns()
         self._gone = {netns: gone for netns, gone in self._gone.items() if gone.until_ns > now_ns}
         return self._facts(state)
+
+    def forget_others(self, namespaces: Collection[int]) -> None:
+        """Forget what the rails of network namespaces showed that have gone, but for these."""
+        self._gone = {netns: gone for netns, gone in self._gone.items() if netns in namespaces}
 
     def read_again(self, netns: int) -> None:
         """Read what may be older than usual in a namespace, now, and from now on as often as where nothing is calm.

@@ -7,10 +7,11 @@ alive; what its rails had carried stays readable for a while.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from railscope.agent.config.rail_patterns import RailPattern
 from railscope.agent.config.unmatched import patterns_without_device
@@ -20,9 +21,11 @@ from railscope.agent.facts.snapshot import CollectorResult, RailFacts
 from railscope.agent.model.expected import ExpectedBytes
 from railscope.agent.node.attribution.evidence import NOT_OBSERVED, HandedBytes, RailEvidence, RailLedgers, evidence_of
 from railscope.agent.node.attribution.explained import Correlator, PortTotals, RailWire
+from railscope.agent.node.inspection.tenants import ROOT, UNKNOWN_TENANT, Tenant
 from railscope.agent.node.rails.carrier_changes import CarrierChanges
 from railscope.agent.node.rails.counter_rules import TABLES_ONLY, OwnSeverities
 from railscope.agent.node.rails.ethernet_facts import RailEthernet
+from railscope.agent.node.rails.namespace_shares import Account, NamespaceShares, share_settings
 from railscope.agent.node.rails.netdev_facts import members_of_bond, netns_labels, rail_facts
 from railscope.agent.node.rails.selection import (
     LINGER_PERIODS,
@@ -33,12 +36,12 @@ from railscope.agent.node.rails.selection import (
 from railscope.agent.node.rails.siblings import NO_STATE, LinkState, compare_links, port_of_netdev
 from railscope.agent.node.sampling.sampler import OnReading, Sampler
 from railscope.agent.node.sampling.state import SamplerState, SourceResult, join_troubles
-from railscope.agent.node.sampling.totals import FORGET_NS
+from railscope.agent.node.sampling.totals import FORGET_NS, MOST_GONE
 from railscope.agent.node.sampling.utilization import Utilization
 from railscope.probes.clock import Clock
 from railscope.probes.netdev.events import LinkChange, LinkEvents
 from railscope.probes.netdev.inventory import NetworkDevice
-from railscope.probes.netdev.netlink import MalformedNetlink
+from railscope.probes.netdev.netlink import AnswerTooLong, MalformedNetlink
 from railscope.probes.netdev.sources import DeviceSources, open_namespace, recorded_sources
 from railscope.probes.processes.namespaces import NamespaceError, NetworkNamespace, named_namespaces
 from railscope.probes.topology.machine import Nic
@@ -47,21 +50,20 @@ from railscope.probes.topology.pci import PciDevice, pci_device
 _log = logging.getLogger("railscope.rails")
 
 _INVENTORY_PERIOD_NS: Final = 10_000_000_000
-_REST: Final = 10
-_ALLOWANCE_NS: Final = 1_000_000_000
-"""Whoever may make devices can change them without end: looking at one namespace's changes takes a tenth of the time,
-and a tenth of this at once; what comes beyond that is seen at a later tick."""
-_MOST_SETTINGS: Final = 64
-"""Different values of NCCL_SOCKET_IFNAME in a namespace that add rails to NCCL's own choice; the first that came."""
 
 
 @dataclass(slots=True)
 class _Watched:
     sources: DeviceSources
     key: str
+    account: Account
     processes: set[int] = field(default_factory=set)
     settings: dict[int, str] = field(default_factory=dict)
     """NCCL_SOCKET_IFNAME of the processes that run here and of those that have just ended; empty: NCCL's own choice."""
+    tenants: dict[int, Tenant] = field(default_factory=dict)
+    """Whose these processes are."""
+    unread: frozenset[tuple[Tenant, str]] = frozenset()
+    """Settings that do not count, as there are too many."""
     sockets: set[int] = field(default_factory=set)
     """Those of these processes whose settings keep them off RDMA."""
     leaving: dict[int, int] = field(default_factory=dict)
@@ -74,12 +76,12 @@ class _Watched:
     """When each device was last seen as a rail by its own, ns: not by a job's setting alone."""
     held: dict[str, str] = field(default_factory=dict)
     """Numbers of those that only jobs made rails."""
+    crowded: bool = False
+    """Whether it has more devices than its tenant may have: it is about to be closed."""
     had_job: bool = False
     """Whether a process that uses NCCL was ever seen here."""
     events_error: str = ""
     """Why the link events could not be read; empty: they could."""
-    paid_ns: int = 0
-    """Until when its share of the time is used up by the changes that were looked at."""
     postponed: bool = False
     """Whether changes were left for a later tick."""
     remark: Remark = field(init=False)
@@ -93,6 +95,27 @@ class _Watched:
 class _Gone:
     facts: tuple[RailFacts, ...]
     until_ns: int
+    account: Account
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A process whose namespace is to be opened at a later tick."""
+
+    namespace: NetworkNamespace
+    socket_interfaces: str
+    sockets_only: bool
+    tenant: Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A namespace that was opened later than its first process came."""
+
+    pid: int
+    namespace: NetworkNamespace
+    events: LinkEvents | None
+    """To poll from now on."""
 
 
 class NetdevRails:
@@ -123,6 +146,10 @@ class NetdevRails:
         self._sampler = Sampler(clock, on_reading)
         self._correlator = Correlator(window_ns=window_ns)
         self._watched: dict[int, _Watched] = {}
+        self.shares = NamespaceShares(clock)
+        self._waiting: dict[int, _Waiting] = {}
+        """By pid."""
+        self._opened: list[Opened] = []
         self._gone: dict[int, _Gone] = {}
         self._expired: dict[tuple[int, str], _Gone] = {}
         """Devices that were rails for jobs that have ended, by namespace and name."""
@@ -178,28 +205,48 @@ class NetdevRails:
         except OSError as error:
             _log.warning("network devices are not read: %s: %s", error.filename, error.strerror)
             return
-        self._open(0, sources, "netdev", permanent=True)
+        self._open(0, sources, "netdev", Account(0, ROOT, None), permanent=True)
 
     def watch_own(self, namespace: NetworkNamespace) -> LinkEvents | None:
         """Watch the agent's own namespace until `close`; returns its link events to poll."""
-        return self._enter(namespace, permanent=True)
+        return self._enter(namespace, Account(namespace.inode, ROOT, None), permanent=True)
+
+    def watches(self, netns: int) -> bool:
+        """Whether a network namespace is watched at present."""
+        return netns in self._watched
 
     def add_process(
-        self, pid: int, namespace: NetworkNamespace, socket_interfaces: str, *, sockets_only: bool = False
+        self,
+        pid: int,
+        namespace: NetworkNamespace,
+        socket_interfaces: str,
+        *,
+        sockets_only: bool = False,
+        tenant: Tenant = UNKNOWN_TENANT,
     ) -> LinkEvents | None:
         """Watch the namespace of a process; returns link events to poll when the namespace is new.
 
-        `sockets_only`: its settings keep it off RDMA.
+        `sockets_only`: its settings keep it off RDMA.  Where its tenant's namespaces have taken their share of the
+        time, the namespace is opened by a later `update`: see `take_opened`.
         """
         events = None
         if namespace.inode not in self._watched:
-            events = self._enter(namespace, permanent=False)
+            self._waiting.pop(pid, None)
+            if self.shares.is_avoided(namespace.inode):
+                return None
+            account = self.shares.account(namespace, tenant)
+            if account.is_spent(self._clock.monotonic_ns()):
+                self._waiting[pid] = _Waiting(namespace, socket_interfaces, sockets_only, tenant)
+                return None
+            events = self._enter(namespace, account, permanent=False)
         watched = self._watched.get(namespace.inode)
-        if watched is None:
-            return None
+        if watched is None or watched.crowded:
+            return events
+        news = watched.tenants.get(pid) != tenant
+        watched.tenants[pid] = tenant
         watched.processes.add(pid)
         watched.close_ns = None
-        news = not watched.had_job or socket_interfaces not in watched.settings.values()
+        news = news or not watched.had_job or socket_interfaces not in watched.settings.values()
         news = news or watched.settings.get(pid, socket_interfaces) != socket_interfaces
         news = news or sockets_only != (pid in watched.sockets)
         watched.had_job = True
@@ -211,6 +258,7 @@ class NetdevRails:
         return events
 
     def remove_process(self, pid: int) -> None:
+        self._waiting.pop(pid, None)
         until_ns = self._clock.monotonic_ns() + LINGER_PERIODS * self._interval_ns
         for watched in self._watched.values():
             if pid in watched.processes:
@@ -219,29 +267,57 @@ class NetdevRails:
                 if not watched.processes and not watched.permanent:
                     watched.close_ns = until_ns
 
-    def _enter(self, namespace: NetworkNamespace, *, permanent: bool) -> LinkEvents | None:
+    def _enter(self, namespace: NetworkNamespace, account: Account, *, permanent: bool) -> LinkEvents | None:
+        began_ns = self._clock.monotonic_ns()
         try:
-            sources = open_namespace(namespace, procfs=self._procfs, sysfs=self._sysfs, clock=self._clock)
+            room = account.room(namespace.inode)
+            if room == 0:
+                raise AnswerTooLong("its user has as many network devices or namespaces as are watched")
+            sources = open_namespace(
+                namespace, procfs=self._procfs, sysfs=self._sysfs, clock=self._clock, most_devices=room
+            )
         except NamespaceError as error:
             _log.info("network namespace %d is not watched: %s", namespace.inode, error)
             return None
+        except AnswerTooLong as error:
+            _log.info("network namespace %d is not watched: %s", namespace.inode, error)
+            self.shares.refuse(namespace.inode, account.tenant)
+            return None
+        finally:
+            account.pay(began_ns, self._clock.monotonic_ns())
+        began_ns = self._clock.monotonic_ns()
         key = "netdev" if namespace.own else f"netdev net:[{namespace.inode}]"
         if sources.reason:
             _log.warning("%s: %s", key, sources.reason)
-        return self._open(namespace.inode, sources, key, permanent=permanent)
+        events = self._open(namespace.inode, sources, key, account, permanent=permanent)
+        account.pay(began_ns, self._clock.monotonic_ns())
+        return events
 
-    def _open(self, netns: int, sources: DeviceSources, key: str, *, permanent: bool) -> LinkEvents | None:
+    def _open(
+        self, netns: int, sources: DeviceSources, key: str, account: Account, *, permanent: bool
+    ) -> LinkEvents | None:
         self._gone.pop(netns, None)
-        watched = _Watched(sources, key, permanent=permanent)
+        watched = _Watched(sources, key, account, permanent=permanent)
         self._watched[netns] = watched
+        account.namespaces[netns] = 0
         self._sampler.add(key, netns, sources.counters, self._interval_ns / 1e9)
         self._read_inventory(netns, watched)
         return sources.events
+
+    def _refuse(self, netns: int, watched: _Watched) -> None:
+        """A namespace has got more devices than its tenant may have: it is closed at the next `update`."""
+        _log.info("network namespace %d is not watched any more: it has too many devices", netns)
+        self.shares.refuse(netns, watched.account.tenant)
+        watched.close_ns = self._clock.monotonic_ns()
+        watched.crowded = True
 
     def _read_inventory(self, netns: int, watched: _Watched) -> None:
         watched.inventory_ns = self._clock.monotonic_ns()
         try:
             watched.devices = tuple(watched.sources.inventory.read())
+            watched.account.namespaces[netns] = len(watched.devices)
+        except AnswerTooLong:
+            self._refuse(netns, watched)
         except (OSError, ValueError) as error:
             _log.warning("%s: the devices cannot be listed: %s", watched.key, error)
         self._carrier_changes.record(netns, watched.devices, watched.inventory_ns)
@@ -254,14 +330,14 @@ class NetdevRails:
         for netns, watched in self._watched.items():
             held.update({(netns, name): number for name, number in watched.held.items()})
             watched.rails = {name: seen for name, seen in watched.rails.items() if now_ns - seen < FORGET_NS}
+            if len(watched.rails) > MOST_GONE + len(watched.devices):
+                newest = sorted(watched.rails.items(), key=itemgetter(1))[-MOST_GONE - len(watched.devices) :]
+                watched.rails = dict(newest)
             known += [(netns, name) for name in watched.rails]
         self._decisions = decide_rails(
             [device for watched in self._watched.values() for device in watched.devices],
             patterns=self._patterns,
-            socket_interfaces={
-                netns: list(dict.fromkeys(sorted(watched.settings.values(), key=bool)))[:_MOST_SETTINGS]
-                for netns, watched in self._watched.items()
-            },
+            socket_interfaces={netns: self._settings(watched) for netns, watched in self._watched.items()},
             known=known,
             rdma=self._rdma,
             home={netns for netns, watched in self._watched.items() if watched.permanent},
@@ -284,6 +360,15 @@ class NetdevRails:
         self._compare_links()
         names = [*(decision.device.name for decision in self._decisions), *self._rdma.names]
         self._patterns_remark.say(patterns_without_device(self._patterns, names))
+
+    def _settings(self, watched: _Watched) -> tuple[str, ...]:
+        """The values of NCCL_SOCKET_IFNAME that count in a namespace."""
+        tenants = watched.tenants
+        settings = sorted(watched.settings.items(), key=lambda entry: bool(entry[1]))
+        values, unread = share_settings((tenants.get(pid, UNKNOWN_TENANT), value) for pid, value in settings)
+        self.shares.unread.update(tenant for tenant, _value in unread - watched.unread)
+        watched.unread = unread
+        return values
 
     def _compare_links(self) -> None:
         """Compare the links of rails on cards; those of RDMA ports are compared there."""
@@ -308,12 +393,15 @@ class NetdevRails:
             return frozenset()
         netns, watched = found
         began_ns = self._clock.monotonic_ns()
-        watched.postponed = not watched.permanent and watched.paid_ns - began_ns > _ALLOWANCE_NS
+        watched.postponed = not watched.permanent and (watched.crowded or watched.account.is_spent(began_ns))
         try:
             if watched.postponed:
                 events.postpone()
                 return frozenset()
             changes = events.read()
+        except AnswerTooLong:
+            self._refuse(netns, watched)
+            return frozenset()
         except (OSError, MalformedNetlink) as error:
             if watched.events_error != str(error):
                 watched.events_error = str(error)
@@ -324,7 +412,7 @@ class NetdevRails:
             self._read_inventory(netns, watched)
             if any(change.change is not LinkChange.CARRIER for change in changes):
                 self._sampler.refresh(watched.key)
-        watched.paid_ns = max(watched.paid_ns, began_ns) + _REST * (self._clock.monotonic_ns() - began_ns)
+        watched.account.pay(began_ns, self._clock.monotonic_ns())
         lost = {
             change.name
             for change in changes
@@ -350,19 +438,45 @@ class NetdevRails:
         self._to_close.clear()
         closed = []
         self._expire_settings(now_ns)
+        self._open_waiting()
+        self.shares.forget_idle()
         for netns, watched in list(self._watched.items()):
-            if (watched.events_error or watched.postponed) and watched.sources.events is not None:
+            again = (watched.events_error or watched.postponed) and not watched.crowded
+            if again and watched.sources.events is not None:
                 self.handle_link_events(watched.sources.events)
             if watched.close_ns is not None and now_ns >= watched.close_ns:
                 if watched.sources.events is not None:
                     closed.append(watched.sources.events)
                 self._close(netns, now_ns)
-            elif watched.sources.events is None and now_ns - watched.inventory_ns > _INVENTORY_PERIOD_NS:
+            elif (
+                not watched.crowded
+                and watched.sources.events is None
+                and now_ns - watched.inventory_ns > _INVENTORY_PERIOD_NS
+            ):
                 self._read_inventory(netns, watched)
         self._gone = {netns: gone for netns, gone in self._gone.items() if gone.until_ns > now_ns}
         self._expired = {device: gone for device, gone in self._expired.items() if gone.until_ns > now_ns}
         self._labels = {device: label for device, label in self._labels.items() if device[0] in self.namespaces}
         return closed
+
+    def _open_waiting(self) -> None:
+        """Open namespaces for which there was no time so far."""
+        for pid, waiting in list(self._waiting.items()):
+            new = waiting.namespace.inode not in self._watched
+            events = self.add_process(
+                pid,
+                waiting.namespace,
+                waiting.socket_interfaces,
+                sockets_only=waiting.sockets_only,
+                tenant=waiting.tenant,
+            )
+            if pid not in self._waiting and waiting.namespace.inode in self._watched:
+                self._opened.append(Opened(pid, waiting.namespace, events if new else None))
+
+    def take_opened(self) -> list[Opened]:
+        """What was opened later than `add_process`, since the last call."""
+        opened, self._opened = self._opened, []
+        return opened
 
     def _expire_settings(self, now_ns: int) -> None:
         """Drop the settings of ended processes; what only they made a rail is none any more, and stays readable."""
@@ -372,6 +486,7 @@ class NetdevRails:
             for pid in due:
                 del watched.leaving[pid]
                 setting = watched.settings.pop(pid, "")
+                watched.tenants.pop(pid, None)
                 decide = decide or setting not in watched.settings.values() or pid in watched.sockets
                 watched.sockets.discard(pid)
         if not decide:
@@ -382,7 +497,8 @@ class NetdevRails:
         rails = {(one.device.netns, one.device.name) for one in self._decisions if one.rail is not None}
         for key in before - rails:
             last = tuple(fact for fact in facts[key] if fact.device == key[1])
-            self._expired[key] = _Gone(last, now_ns + self._lifetime_ns)
+            self._expired[key] = _Gone(last, now_ns + self._lifetime_ns, self._watched[key[0]].account)
+        self._expired = _newest_of_accounts(self._expired)
 
     def _log_trouble(self, state: SamplerState) -> None:
         """One line when counters begin to be in trouble, when that changes, and when it ends."""
@@ -537,7 +653,9 @@ class NetdevRails:
         watched = self._watched.pop(netns)
         facts = self._facts(self._sampler.state(), netns)
         named = tuple(replace(fact, netns=fact.netns or f"net:[{netns}]") for fact in facts)
-        self._gone[netns] = _Gone(named, now_ns + self._lifetime_ns)
+        del watched.account.namespaces[netns]
+        self._gone[netns] = _Gone(named, now_ns + self._lifetime_ns, watched.account)
+        self._gone = _newest_of_accounts(self._gone)
         self._sampler.remove(watched.key)
         # The daemon still polls the events: they are closed at the next update, after it has stopped polling.
         self._to_close.append(watched.sources)
@@ -552,3 +670,21 @@ class NetdevRails:
             sources.close()
         self._to_close.clear()
         self._watched.clear()
+
+
+_Place = TypeVar("_Place")
+
+
+def _newest_of_accounts(gone: dict[_Place, _Gone]) -> dict[_Place, _Gone]:
+    """What is gone without the oldest of it, where an account has more than as many rails as it may have devices."""
+    left: dict[Hashable, int] = {}
+    kept = []
+    for place, one in reversed(gone.items()):
+        most = one.account.most_devices
+        if most is not None:
+            room = left.get(one.account.key, most)
+            left[one.account.key] = room - max(1, len(one.facts))
+            if room <= 0:
+                continue
+        kept.append((place, one))
+    return dict(reversed(kept))

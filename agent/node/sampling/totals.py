@@ -9,6 +9,7 @@ into a histogram per device and direction.
 
 from __future__ import annotations
 
+import heapq
 from typing import Any, Final
 
 import numpy as np
@@ -27,6 +28,8 @@ IMPLAUSIBLE_BYTES_PER_SECOND: Final = 1e12
 """Ten times the fastest link: a step beyond it is a counter that was set, not traffic."""
 FORGET_NS: Final = 300_000_000_000
 """A device that is gone keeps its totals this long, in case it comes back."""
+MOST_GONE: Final = 256
+"""Devices of one source that are gone and keep their totals: whoever may rename devices makes any number of names."""
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
@@ -169,11 +172,10 @@ class Totals:
             self._previous_ns[: len(self.names)] = self._read_ns
         self._steady = False
         current = set(reading.names)
-        gone = [
-            name
-            for name, row in self.rows.items()
-            if name not in current and now_ns - self._previous_ns[row] < FORGET_NS
-        ]
+        seen_ns = self._previous_ns.tolist()
+        gone = [name for name, row in self.rows.items() if name not in current and now_ns - seen_ns[row] < FORGET_NS]
+        if len(gone) > MOST_GONE:
+            gone = heapq.nlargest(MOST_GONE, gone, key=lambda name: seen_ns[self.rows[name]])
         order = {name: row for row, name in enumerate((*reading.names, *gone))}
         kept = [name for name in order if name in self.rows]
         sources, targets = [self.rows[name] for name in kept], [order[name] for name in kept]
