@@ -15,7 +15,7 @@ from railscope.agent.facts.snapshot import NvlinkFacts
 from railscope.agent.facts.stall import Disagreement, LastCollectives, Stall
 from railscope.agent.node.collectives.communicators import Communicator
 from railscope.agent.node.inspection.inspection import InProcess
-from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT
+from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.agent.node.stalls.detector import StallLimits
 from railscope.agent.node.stalls.evidence import ProcessFacts, RailSigns
 from railscope.agent.node.stalls.stacks import Stacks
@@ -222,6 +222,8 @@ class World:
         self.calls_before: dict[int, int] = {}
         """By instance: calls before the agent came, of ranks for which NCCL's own numbers tell them."""
         self.owners: dict[int, ProcessOwner] = {}
+        self.tenants: dict[int, Tenant] = {}
+        """By pid, of those that are told."""
         self.disagreements: dict[str, Disagreement] = {}
         """By communicator: where ranks of this host did not make the same collectives."""
         self.last_collectives: dict[int, LastCollectives[str]] = {}
@@ -231,6 +233,7 @@ class World:
         self.outdated: list[int] = []
         """Processes that were to be read again, by pid."""
         self._asked: dict[int, tuple[int, int]] = {}
+        self.gap_ns = 0
         self.looks = 0
         self.rests = True
         """Only looks when the last look said so, or something came or went: as the daemon does."""
@@ -358,7 +361,8 @@ class World:
         rank = next((rank for rank in self.ranks if rank.pid == pid), None)
         if rank is None or rank.gone:
             return None
-        return ObservedProcess(ProcessIdentity(pid, 1), None, JobFacts(), "", "2.27.3")
+        tenant = self.tenants.get(pid, UNKNOWN_TENANT)
+        return ObservedProcess(ProcessIdentity(pid, 1), None, JobFacts(), "", "2.27.3", tenant=tenant)
 
     def _completed(self, instance: int) -> int | None:
         rank = next(rank for rank in self.ranks if rank.instance == instance)
@@ -371,14 +375,17 @@ class World:
 
     # What a closer look shows.
 
+    def bridge(self, gap_ns: int) -> None:
+        self.gap_ns = gap_ns
+
     def process(self, process: ObservedProcess) -> ProcessFacts:
         rank = self._of(process)
         since_ns, asked_ns = self._asked.get(rank.pid, (0, 0))
         now_ns = self.clock.now_ns
-        if now_ns - asked_ns > _WINDOW_NS:
+        if now_ns - asked_ns > _WINDOW_NS + self.gap_ns:
             since_ns = now_ns
         self._asked[rank.pid] = since_ns, now_ns
-        window_ns = min((now_ns - since_ns) // _READ_NS * _READ_NS, _WINDOW_NS)
+        window_ns = min((now_ns - since_ns) // _READ_NS * _READ_NS, _WINDOW_NS + self.gap_ns)
         return replace(rank.process, window_ns=window_ns)
 
     def rails(self, process: ObservedProcess, devices: frozenset[str]) -> tuple[RailSigns, ...]:

@@ -6,13 +6,18 @@ Simulated: see stall_world.
 from __future__ import annotations
 
 import errno
+import time
 from dataclasses import replace
 from itertools import pairwise
 from typing import NoReturn
 
 import pytest
 
-from railscope.agent.node.stalls.watchdog import EVALUATION_NS
+from railscope.agent.node.inspection.tenants import Tenant
+from railscope.agent.node.stalls import watchdog
+from railscope.agent.node.stalls.evidence import RailSigns
+from railscope.agent.node.stalls.watchdog import EVALUATION_NS, LONGEST_LOOK_PAUSE_NS
+from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.nccl.abi import Op
 from tests.unit.stall_world import (
@@ -25,6 +30,7 @@ from tests.unit.stall_world import (
     RUNNING,
     STANDING,
     STOPPED,
+    Rank,
     World,
     steady,
 )
@@ -216,3 +222,93 @@ def test_below_completion_no_table_of_what_was_followed_is_read(monkeypatch: pyt
     reader = world.watch._reader
     assert reader.sent_recently(world.clock.now_ns, world.ranks[0].pid) is None
     assert {one.op for one in reader.times.by_size()} == {Op.AllReduce.name}
+
+
+CROWD, CROWDED = 20, 9000
+"""Ranks of one process of another tenant; its pid."""
+
+
+class Crowded(World):
+    """The ranks of two processes, and a process of another tenant with very many ranks, all of which stand still."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, seen: bool, crowd: int) -> None:
+        super().__init__(seen=seen, ranks=2)
+        self.tenants = {4711: Tenant(1000), 4712: Tenant(1000), CROWDED: Tenant(5000)}
+        self.crowd = [Rank(self, 1000 + at, 0, CROWDED, comm_hash=at + 1) for at in range(crowd)]
+        self.looks_at_crowd: list[int] = []
+        monkeypatch.setattr(watchdog, "_CROWD", CROWD // 2)
+        spent = iter(range(0, 10**15, 100_000_000))  # each look takes a tenth of a second
+        monkeypatch.setattr(time, "thread_time_ns", lambda: next(spent))
+
+    def stand_still(self) -> None:
+        """The crowd comes, and waits for what does not come."""
+        self.ranks += self.crowd
+        for rank in self.crowd:
+            rank.begin()
+            rank.waits_in = ("poll",)
+
+    def rails(self, process: ObservedProcess, devices: frozenset[str]) -> tuple[RailSigns, ...]:
+        if process.identity.pid == CROWDED and self.looks_at_crowd[-1:] != [self.clock.now_ns]:
+            self.looks_at_crowd.append(self.clock.now_ns)
+        return super().rails(process, devices)
+
+    def stalled(self) -> set[int]:
+        return {stall.pid for stall in self.watch.current}
+
+
+@levels
+def test_where_thousands_of_one_tenants_ranks_stand_still_no_other_tenant_waits_for_its_look(
+    monkeypatch: pytest.MonkeyPatch, seen: bool
+) -> None:
+    took = []
+    for crowd in (0, CROWD):
+        world = Crowded(monkeypatch, seen=seen, crowd=crowd)
+        steady(world)
+        world.stand_still()
+        world.step(60 * LOOKS_A_SECOND)
+        told = crowd if seen else min(crowd, 1)  # of a process whose calls are all that is seen one operation is
+        assert len(world.watch.current) == told
+        for rank in world.ranks[:2]:
+            rank.begin()
+            rank.waits_in = ("poll",)
+        began_ns = world.clock.now_ns
+        while not world.stalled() & {4711, 4712}:
+            world.step()
+            assert len([stall for stall in world.watch.current if stall.pid == CROWDED]) == told, "as they were"
+        took.append(world.clock.now_ns - began_ns)
+    assert abs(took[1] - took[0]) <= EVALUATION_NS
+    pauses = [later - earlier for earlier, later in pairwise(world.looks_at_crowd[-10:])]
+    assert min(pauses) >= LONGEST_LOOK_PAUSE_NS, "its own looks are no dearer for it"
+    assert max(pauses) <= LONGEST_LOOK_PAUSE_NS + 1_000_000_000
+
+
+@levels
+def test_a_stall_is_told_of_though_looks_are_seconds_apart(seen: bool) -> None:
+    world = World(seen=seen, ranks=2)
+    steady(world)
+    for rank in world.ranks:
+        rank.begin()
+        rank.waits_in = ("poll",)
+    for _ in range(20):
+        world.clock.now_ns += LONGEST_LOOK_PAUSE_NS
+        world.watch.evaluate()
+    assert {stall.pid for stall in world.watch.current} == {4711, 4712}
+
+
+@levels
+def test_a_crowd_that_goes_on_is_seen_at_its_next_look(monkeypatch: pytest.MonkeyPatch, seen: bool) -> None:
+    world = Crowded(monkeypatch, seen=seen, crowd=CROWD)
+    steady(world)
+    world.stand_still()
+    world.step(60 * LOOKS_A_SECOND)
+    for rank in world.crowd:
+        rank.complete()
+        rank.work(8, 0.005)
+        rank.waits_in = ()
+    world.step(4 * LOOKS_A_SECOND)
+    assert not world.watch.current
+    for rank in world.crowd:
+        rank.gone = True
+    world.watch.processes_gone({CROWDED: 9})
+    world.step(8 * LOOKS_A_SECOND)
+    assert world.watch._crowds == frozenset()

@@ -468,7 +468,7 @@ class Daemon:
         if now_ns >= plan.look_ns:
             began_ns = time.thread_time_ns()
             pause_ns = self.observer.evaluate_stalls()
-            spent_ns = time.thread_time_ns() - began_ns
+            spent_ns = time.thread_time_ns() - began_ns - self.observer.crowds_ns
             schedule.stalls_evaluated(now_ns, spent_ns, pause_ns, self.observer.unsettled)
         elif self._is_early_look_due(now_ns):
             schedule.drained(now_ns, self._drain())

@@ -92,6 +92,11 @@ class Observer:
             return self._nccl.evaluate_stalls() if self._nccl is not None and self._nccl.in_use else REST_NS
 
     @property
+    def crowds_ns(self) -> int:
+        """See `Watchdog.crowds_ns`."""
+        return self._nccl.stalls.crowds_ns if self._nccl is not None else 0
+
+    @property
     def early_look_ns(self) -> int | None:
         """When `look_early` is due, CLOCK_MONOTONIC; None: nothing happened that needs it."""
         return self._nccl.stalls.early.due_ns if self._nccl is not None else None

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from railscope.agent.node.daemon.ring_pace import UNUSED_NS
-from railscope.agent.node.stalls.watchdog import EVALUATION_NS, REST_NS
+from railscope.agent.node.stalls.watchdog import EVALUATION_NS, LONGEST_LOOK_PAUSE_NS, LOOK_SHARE, REST_NS
 
 _TOGETHER_NS: Final = 25_000_000
 """What is due within this moment may be done at one waking."""
@@ -30,11 +30,6 @@ _SCAN_SHARE: Final = 100
 _SCAN_SHARE_UNHURRIED: Final = 500
 """A host with very many processes is scanned more rarely, so that scanning stays below 1 % of a core; below a fifth of
 that where mappings are heard of anyhow, and nobody waits for what a scan would mend."""
-_LOOK_SHARE: Final = 50
-"""Looks for stalls take so much of a core at most, one part in as many: where thousands of ranks of one process stand
-still, each look takes as long as hundreds of others."""
-LONGEST_LOOK_PAUSE_NS: Final = 3_000_000_000
-"""What else may stall does not wait longer for its look because of them."""
 BRISK_NS: Final = 1_000_000_000
 CALM_NS: Final = 4_000_000_000
 STEADY_NS: Final = 10_000_000_000
@@ -160,7 +155,7 @@ class Schedule:
         `unsettled`: what changed, if anything.
         """
         self._looked_ns = now_ns
-        self._look_pause_ns = min(_LOOK_SHARE * spent_ns, LONGEST_LOOK_PAUSE_NS)
+        self._look_pause_ns = min(LOOK_SHARE * spent_ns, LONGEST_LOOK_PAUSE_NS)
         wait_ns = max(self._least_look_ns, self._look_pause_ns, pause_ns)
         self._next_look_ns = now_ns + (wait_ns if self.used else UNUSED_NS)
         if unsettled is not None:

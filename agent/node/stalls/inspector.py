@@ -95,6 +95,8 @@ class Inspector:
         self._rails_of = rails_of
         self._states: dict[int, deque[_Look]] = {}
         self._trees = ProcessTrees(procfs)
+        self._gap_ns = 0
+        """See `bridge`."""
         self._outdated: set[int] = set()
         """Processes that are read again when they are asked about next, however recently they were."""
         self._looked_ns: dict[int, int] = {}
@@ -124,11 +126,15 @@ class Inspector:
         self._hidden: dict[int, str] = {}
         """By namespace: why its connections cannot be seen."""
 
+    def bridge(self, gap_ns: int) -> None:
+        """From now on what was read before a pause of up to so long still tells of the last moments."""
+        self._gap_ns = gap_ns
+
     def process(self, process: ObservedProcess) -> ProcessFacts:
         """What a process did over the last moments."""
         readings = self._states.get(process.identity.pid, deque())
         now_ns = self._clock.monotonic_ns()
-        _drop_if_old(readings, now_ns - _WINDOW_NS, lambda look: look.state.time_ns)
+        _drop_if_old(readings, now_ns - _WINDOW_NS - self._gap_ns, lambda look: look.state.time_ns)
         outdated = process.identity.pid in self._outdated
         if outdated or not readings or now_ns - readings[-1].state.time_ns >= READ_PERIOD_NS:
             self._outdated.discard(process.identity.pid)
@@ -315,14 +321,14 @@ class Inspector:
         fresh = pid not in suspects
         suspects.add(pid)
         readings = self._connections.setdefault(namespace.inode, deque())
-        _drop_if_old(readings, now_ns - _WINDOW_NS, lambda reading: reading[0])
+        _drop_if_old(readings, now_ns - _WINDOW_NS - self._gap_ns, lambda reading: reading[0])
         in_turn = not readings or now_ns - readings[-1][0] >= READ_PERIOD_NS
         if not in_turn and (not fresh or self._fresh[namespace.inode] >= MOST_FRESH):
             return
         self._fresh[namespace.inode] = 0 if in_turn else self._fresh[namespace.inode] + 1
         rails = {(facts.device, facts.port): (facts, lost) for facts, lost in self._rails_of(namespace.inode)}
         counters = self._counters.setdefault(namespace.inode, deque())
-        _drop_if_old(counters, now_ns - _WINDOW_NS, lambda reading: reading[0])
+        _drop_if_old(counters, now_ns - _WINDOW_NS - self._gap_ns, lambda reading: reading[0])
         readings.append((now_ns, self._ask(namespace, suspects)))
         counters.append((now_ns, rails))
         _drop_old(readings, now_ns - _WINDOW_NS, lambda reading: reading[0])

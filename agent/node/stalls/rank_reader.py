@@ -120,7 +120,7 @@ class RankReader:
         self._facts: dict[int, RankFacts] = {}
         """Of those that were requested."""
         self._near: frozenset[int] | None = None
-        """Processes that an early look is at; None: it is at all."""
+        """Processes that the last look is at; None: it is at all."""
         self._last_op: dict[int, int] = {}
         self._late: set[str] = set()
         """Hashes of communicators of which not every rank here was seen from its first call on."""
@@ -165,6 +165,7 @@ class RankReader:
         *,
         events: Mapping[int, int] = _NO_EVENTS,
         only: Collection[int] | None = None,
+        left_out: Collection[int] = (),
     ) -> list[RankFacts]:
         """Ranks of this host that may not be well: all but those whose last call or oldest operation is young.
 
@@ -176,21 +177,24 @@ class RankReader:
                 among those returned, however young what they are at is.
             only: of these processes' communicators alone, until `widen`; None: of all.  What is usual is not learnt
                 then, and ranks of processes that share none with these are left as they were.
+            left_out: these processes' communicators, which are left as they were until `widen`; nor is anything learnt.
 
         Raises:
             KernelRefusal: a table cannot be read.
         """
         keys, values = self._communicators.read()
-        self._near = None if only is None else self.companions(only)
-        if self._near is not None:
-            near = np.isin(keys["tgid"], list(self._near))
+        self._near = None
+        if only is not None or left_out:
+            chosen = self.companions(left_out if only is None else only)
+            near = np.isin(keys["tgid"], list(chosen), invert=only is None)
             keys, values = keys[near], values[near]
+            self._near = chosen if only is not None else frozenset(self._pids.union(keys["tgid"].tolist()) - chosen)
         instances, tgids = values["instance"].tolist(), keys["tgid"].tolist()
         oldest = self._oldest()
         self._connections = None
         self._unusual.update(stalled)
         period_ns = _HISTORY_NS if self.quiet_until_ns is None else _QUIET_HISTORY_NS
-        remember = self.learnt = only is None and now_ns - self._history_ns >= period_ns
+        remember = self.learnt = self._near is None and now_ns - self._history_ns >= period_ns
         if remember:
             self._history_ns = now_ns
             unusual, self._unusual = self._unusual, set()
@@ -244,7 +248,7 @@ class RankReader:
             # The kernel keeps what they did for half a second more.
             self.record_times()
         self.read_ns, self._rows, self._facts = now_ns, rows, {}
-        if only is None:
+        if self._near is None:
             self._late = {row.communicator.name for row in rows.values() if not row.communicator.whole}
         found = [self._fact(instance) for instance in suspects]
         if remember:
@@ -299,8 +303,20 @@ class RankReader:
                 found.add(instance if communicator.name == UNKNOWN else communicator.name)
         return frozenset(found)
 
+    @property
+    def _pids(self) -> set[int]:
+        """Processes with a rank, as of the last look."""
+        return {row.communicator.tgid for row in self._rows.values()}
+
+    def pids_by_comm(self) -> Mapping[str, Collection[int]]:
+        """Processes with a rank of each communicator, by its name, as of the last look, whatever that was at."""
+        found: defaultdict[str, set[int]] = defaultdict(set)
+        for row in self._rows.values():
+            found[row.communicator.name].add(row.communicator.tgid)
+        return found
+
     def widen(self) -> None:
-        """From now on ranks of all processes count again, those beside an early look's as of the look before it."""
+        """From now on ranks of all processes count again, those that the last look left out as of the one before."""
         self._near = None
 
     def companions(self, pids: Collection[int]) -> frozenset[int]:

@@ -10,7 +10,8 @@ agent/node/stalls/detector.py.  What is told of calls and operations on the way 
 from __future__ import annotations
 
 import logging
-from collections import defaultdict, deque
+import time
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +56,13 @@ EVALUATION_NS: Final = 250_000_000
 """Between two looks at what may stall."""
 REST_NS: Final = 1_000_000_000
 """At most, where nothing is suspected: what is usual is learnt once a second."""
+LOOK_SHARE: Final = 50
+"""Looks take so much of a core at most, one part in as many: where thousands of ranks of one tenant stand still, each
+look takes as long as hundreds of others."""
+LONGEST_LOOK_PAUSE_NS: Final = 3_000_000_000
+"""What else of that tenant may stall does not wait longer for its look because of them."""
+_CROWD: Final = 256
+"""Ranks of one tenant that may not be well: they are looked at in turns of their own, so that no other waits."""
 _MOST_ENDED: Final = 100
 _MOST_NAMED: Final = 4
 
@@ -128,6 +136,16 @@ class Watchdog:
         """Instances that were looked at closely last: suspected, or without a call for a second and more."""
         self._come_to_rest = False
         """Whether one of them was not before."""
+        self._crowds: frozenset[int] = frozenset()
+        """Processes of tenants of which very many ranks may not be well, as of the last look at all."""
+        self._crowds_due_ns = 0
+        """When they are looked at again."""
+        self._looked_ns = 0
+        """When the last look at all was."""
+        self._evaluated_ns = 0
+        """When the last look was."""
+        self.crowds_ns = 0
+        """How much of the last look's CPU time went to them."""
         self._ranks: Ranks | None = None
         """Ranks as of the last evaluation; None: not requested."""
         self._dependencies: Dependencies | None = None
@@ -174,7 +192,8 @@ class Watchdog:
     @property
     def suspicious(self) -> bool:
         """Whether a rank is suspected of something, or has just come to rest, as of the last look."""
-        return self._reader.quiet_until_ns is None or bool(self.current or self._deaths) or self._come_to_rest
+        unwell = self._reader.quiet_until_ns is None or bool(self._crowds)
+        return unwell or bool(self.current or self._deaths) or self._come_to_rest
 
     @property
     def busy(self) -> bool:
@@ -212,29 +231,53 @@ class Watchdog:
         """
         self._inspector.close_unused()
         self.find_calls()
-        now_ns = self._clock.monotonic_ns()
+        now_ns, began_ns = self._clock.monotonic_ns(), time.thread_time_ns()
+        self.crowds_ns = 0
+        left_out = self._crowds if now_ns < self._crowds_due_ns else frozenset[int]()
+        # What was found out before a long pause counts: each look would begin anew, and never come to a judgement.
+        pause_ns = now_ns - (self._evaluated_ns if left_out else self._looked_ns)
+        self._inspector.bridge(pause_ns if pause_ns > REST_NS else 0)
+        self._evaluated_ns = now_ns
+        events = self.early.recent(now_ns)
         try:
-            ranks = self._reader.read(now_ns, self._stalled, self._detector.broken, events=self.early.recent(now_ns))
+            ranks = self._reader.read(now_ns, self._stalled, self._detector.broken, events=events, left_out=left_out)
         except KernelRefusal as refusal:
             _log.error("stalls cannot be checked: %s", refusal.strerror)
             return EVALUATION_NS
         self._begin_look()
         self._settle_deaths(now_ns)
         resting = frozenset(rank.instance for rank in ranks)
-        self._come_to_rest, self._resting = bool(resting - self._resting), resting
+        self._come_to_rest = bool(resting - self._resting)
+        self._resting = self._resting | resting if left_out else resting
         if self._reader.learnt:
             self._checkpoints.update(now_ns, self._reader.last_calls())
         self._judge(now_ns, ranks)
         self._find_slow_ranks(now_ns)
         self._stall_log.sum_up()
-        if self._stacks is not None:
-            self._stacks.follow(self._blamed().values())
+        if left_out:
+            self._reader.widen()
+            self._ranks = self._dependencies = None
+        else:
+            if self._stacks is not None:
+                self._stacks.follow(self._blamed().values())
+            self._find_crowds(now_ns, ranks, time.thread_time_ns() - began_ns)
         self._count_lengths(now_ns)
         quiet_until_ns = self._reader.quiet_until_ns
         if quiet_until_ns is None or self._deaths:
             return EVALUATION_NS
         # No later than it could be with an evaluation every `EVALUATION_NS`.
         return min(quiet_until_ns - now_ns + EVALUATION_NS, REST_NS)
+
+    def _find_crowds(self, now_ns: int, ranks: Sequence[RankFacts], spent_ns: int) -> None:
+        """Find tenants with very many ranks that may not be well, after a look at all in so much CPU time."""
+        self._looked_ns = now_ns
+        unwell = Counter(self._tenant_of(rank.pid) for rank in ranks)
+        crowded = {tenant for tenant, count in unwell.items() if count > _CROWD}
+        self._crowds = (
+            frozenset(rank.pid for rank in ranks if self._tenant_of(rank.pid) in crowded) if crowded else frozenset()
+        )
+        self.crowds_ns = spent_ns * sum(unwell[tenant] for tenant in crowded) // max(1, len(ranks))
+        self._crowds_due_ns = now_ns + min(LOOK_SHARE * self.crowds_ns, LONGEST_LOOK_PAUSE_NS)
 
     def _begin_look(self) -> None:
         """Forget what was true of processes and communicators at the last look."""
@@ -343,10 +386,8 @@ class Watchdog:
     def _settle_deaths(self, now_ns: int) -> None:
         if not self._deaths:
             return
-        by_comm = self._every().by_comm
-        settled = self._deaths.settle(
-            now_ns, lambda comm: (rank.pid for rank in by_comm.get(comm, ())), self._is_ending
-        )
+        pids = self._reader.pids_by_comm()
+        settled = self._deaths.settle(now_ns, lambda comm: pids.get(comm, ()), self._is_ending)
         for death in settled.alone:
             self._record_death(death)
         if settled.together:
