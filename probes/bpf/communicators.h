@@ -134,7 +134,7 @@ static __always_inline struct lifecycle_event *new_lifecycle_event(struct thread
 	struct lifecycle_event *event;
 
 	if (!ALL_INLINED)
-		place = take_place((__u32)bpf_get_current_uid_gid(), thread->tgid, SHARED_LIFECYCLE_EVENTS,
+		place = take_place(answerable(), thread->tgid, SHARED_LIFECYCLE_EVENTS,
 				   RING_RECORDS(LIFECYCLE_RING_BYTES, lifecycle_event));
 	if (!place)
 		goto lost;
@@ -250,7 +250,7 @@ static __noinline struct communicator *add_communicator(struct communicator_key 
 
 	if (!key || !made)
 		return 0;
-	place = take_place((__u32)bpf_get_current_uid_gid(), key->tgid, SHARED_COMMUNICATORS, communicator_entries);
+	place = take_place(answerable(), key->tgid, SHARED_COMMUNICATORS, communicator_entries);
 	if (!place)
 		return 0;
 	instance = new_instance(key->tgid);

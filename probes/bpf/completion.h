@@ -111,7 +111,7 @@ static __noinline int complete(struct operation *operation, __u32 tgid)
 			      duration_ns);
 	if (!write_events)
 		return 0;
-	place = take_place((__u32)bpf_get_current_uid_gid(), tgid, SHARED_COMPLETION_EVENTS,
+	place = take_place(answerable(), tgid, SHARED_COMPLETION_EVENTS,
 			   RING_RECORDS(COMPLETION_RING_BYTES, completion_event));
 	event = place ? bpf_ringbuf_reserve(&completion_events, sizeof(*event), 0) : 0;
 	if (!event) {

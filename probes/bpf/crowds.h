@@ -39,7 +39,7 @@ static __always_inline struct crowd *crowd_of(struct crowd_key *key, __u64 taken
 /* Whether the caller may have one of the `free` slots that a crowded ring still has. */
 VERIFIED_ONCE int may_crowd(__u32 tgid, __u32 ring, __u64 taken, __u64 free)
 {
-	struct crowd_key key = {.uid = (__u32)bpf_get_current_uid_gid(), .ring = ring};
+	struct crowd_key key = {.uid = answerable(), .ring = ring};
 	struct crowd *user = crowd_of(&key, taken), *process;
 	__u64 of_user;
 

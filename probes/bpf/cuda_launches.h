@@ -144,7 +144,7 @@ static __always_inline struct cuda_call *cuda_call_of(__u32 range, __u64 call)
 /* A free range for a new communicator of the calling process, as cuda_communicator has it. */
 static __noinline __u32 claim_range(__u32 tgid, __u32 number)
 {
-	__u64 place = take_place((__u32)bpf_get_current_uid_gid(), tgid, SHARED_CUDA_RANGES, 1 << CUDA_RANGE_BITS);
+	__u64 place = take_place(answerable(), tgid, SHARED_CUDA_RANGES, 1 << CUDA_RANGE_BITS);
 	__u32 *owner;
 	__u32 at;
 

@@ -31,6 +31,7 @@ const volatile __u32 aggregate_entries = 65536;
 const volatile __u32 task_nsproxy = 0;
 const volatile __u32 nsproxy_net_ns = 0;
 const volatile __u32 net_ns_inum = 0;
+#include "answerable.h"
 const volatile __u32 driver_thread_entries = 4096;
 
 #pragma clang diagnostic ignored "-Wunused-function" /* some are for who takes entries out himself */
@@ -81,7 +82,7 @@ static __noinline struct driver_thread *add_driver_thread(struct thread *thread)
 	if (!thread)
 		return 0;
 	tid = thread->tid;
-	place = take_place((__u32)bpf_get_current_uid_gid(), thread->tgid, SHARED_DRIVER_THREADS,
+	place = take_place(answerable(), thread->tgid, SHARED_DRIVER_THREADS,
 			   driver_thread_entries);
 	if (!place) {
 		count_driver(DRIVER_STAT_FULL);

@@ -140,7 +140,7 @@ static __noinline int write_error(struct error_call *call, __u32 instance, __s32
 
 	if (!call)
 		return 0;
-	place = take_place((__u32)bpf_get_current_uid_gid(), call->tgid, SHARED_ERROR_EVENTS,
+	place = take_place(answerable(), call->tgid, SHARED_ERROR_EVENTS,
 			   RING_RECORDS(ERROR_RING_BYTES, error_event));
 	event = place ? bpf_ringbuf_reserve(&error_events, sizeof(*event), 0) : 0;
 	if (!event) {

@@ -223,7 +223,7 @@ int failover_return(struct registers *ctx)
 			   FAILED_OVER);
 		bpf_map_update_elem(&any_failed_over, &slot, &one, BPF_ANY);
 	}
-	place = take_place((__u32)bpf_get_current_uid_gid(), thread.tgid, SHARED_FAILOVER_EVENTS,
+	place = take_place(answerable(), thread.tgid, SHARED_FAILOVER_EVENTS,
 			   RING_RECORDS(FAILOVER_RING_BYTES, failover_event));
 	event = place ? bpf_ringbuf_reserve(&failover_events, sizeof(*event), 0) : 0;
 	if (!event) {

@@ -58,7 +58,7 @@ static __noinline int begin_call(struct host_call *call, struct thread *thread)
 			return 0;
 		drop_call(thread, before->uid, before->tgid);
 	}
-	place = take_place((__u32)bpf_get_current_uid_gid(), thread->tgid, SHARED_HOST_CALLS, HOST_CALLS);
+	place = take_place(answerable(), thread->tgid, SHARED_HOST_CALLS, HOST_CALLS);
 	if (!place) {
 		count(STAT_HOST_CALLS_FULL);
 		return 0;

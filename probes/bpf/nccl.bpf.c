@@ -33,6 +33,7 @@ const volatile __u32 aggregate_entries = 65536;
 const volatile __u32 task_nsproxy = 0; /* offsets in the kernel's structures, of the fields of these names */
 const volatile __u32 nsproxy_net_ns = 0;
 const volatile __u32 net_ns_inum = 0; /* 0: not known, or not needed */
+#include "answerable.h"
 const volatile __u32 call_ring_mask = 0; /* number of rings, a power of two, less one */
 const volatile __u32 call_slot_bits = 6; /* a ring has 2^bits slots */
 
@@ -94,15 +95,12 @@ struct {
 	__type(value, struct enqueue_time);
 } enqueue_times SEC(".maps");
 
-/* Sampled calls under way, by thread; only where there is no session program. */
-struct call_under_way {
-	__u64 start_ns;
-	__u32 op;
-	__u32 reserved;
-};
+/* Sampled calls under way, by thread, shared out; only where the return is probed. */
+#define CALLS_UNDER_WAY 4096
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 8192);
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, CALLS_UNDER_WAY);
 	__type(key, __u32);
 	__type(value, struct call_under_way);
 } calls_under_way SEC(".maps");
@@ -249,7 +247,7 @@ static __noinline int add_unslotted(struct call *call, __u32 tgid, __u32 instanc
 	entry = bpf_map_lookup_elem(&aggregates, &key);
 	if (!entry) {
 		struct hashed_aggregate zero = {};
-		__u64 place = take_place((__u32)bpf_get_current_uid_gid(), tgid, SHARED_AGGREGATES, aggregate_entries);
+		__u64 place = take_place(answerable(), tgid, SHARED_AGGREGATES, aggregate_entries);
 
 		if (!place)
 			return add_overflow(call);
@@ -424,9 +422,14 @@ int collective_entry(struct registers *ctx)
 		under_way->start_ns = start_ns;
 		under_way->op = call.op;
 	} else if (start_ns) {
-		struct call_under_way fresh = {.start_ns = start_ns, .op = call.op};
+		struct call_under_way fresh = {.start_ns = start_ns, .op = call.op, .tgid = thread.tgid};
+		__u64 place = take_place(answerable(), thread.tgid, SHARED_CALLS_UNDER_WAY, CALLS_UNDER_WAY);
 
-		bpf_map_update_elem(&calls_under_way, &thread.tid, &fresh, BPF_ANY);
+		fresh.uid = (__u32)place;
+		if (!place)
+			return 0;
+		if (bpf_map_update_elem(&calls_under_way, &thread.tid, &fresh, BPF_NOEXIST))
+			return_place(fresh.uid, thread.tgid, SHARED_CALLS_UNDER_WAY);
 	}
 	return 0;
 }
@@ -434,7 +437,7 @@ int collective_entry(struct registers *ctx)
 SEC("uretprobe")
 int collective_return(struct registers *ctx)
 {
-	struct call_under_way *under_way;
+	struct call_under_way *under_way, found;
 	struct thread thread;
 
 	(void)ctx;
@@ -442,9 +445,12 @@ int collective_return(struct registers *ctx)
 		return 0;
 	count(STAT_RETURNS);
 	under_way = bpf_map_lookup_elem(&calls_under_way, &thread.tid);
-	if (!under_way || !under_way->start_ns)
+	if (!under_way)
 		return 0;
-	add_enqueue_time(under_way->op & (OP_COUNT - 1), under_way->start_ns);
-	under_way->start_ns = 0;
+	found = *under_way;
+	if (!bpf_map_delete_elem(&calls_under_way, &thread.tid))
+		leave_place(found.uid, found.tgid, SHARED_CALLS_UNDER_WAY);
+	if (found.start_ns)
+		add_enqueue_time(found.op & (OP_COUNT - 1), found.start_ns);
 	return 0;
 }

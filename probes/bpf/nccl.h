@@ -196,12 +196,13 @@ struct hashed_aggregate {
 #define SHARED_FAILOVER_CALLS 23
 #define SHARED_FAILED_OVER 24
 #define SHARED_CUDA_CALLS 25
+#define SHARED_CALLS_UNDER_WAY 26
 #define SHARED_TABLES 32 /* a power of two */
 #define NOBODY 0xffffffffU /* no user's number */
 
 /* tgid 0: a user's whole share.  Of uid NOBODY: 0 everybody's, 1 that of users for whom there was no room. */
 struct share_key {
-	__u32 uid; /* real user, as the initial user namespace numbers them */
+	__u32 uid; /* who answers for the process: answerable.h */
 	__u32 tgid;
 };
 
@@ -213,6 +214,14 @@ struct share {
 
 struct share_freed {
 	__u64 freed[SHARED_TABLES]; /* entries that were taken out since */
+};
+
+struct call_under_way {
+	__u64 start_ns;
+	__u32 op;
+	__u32 uid;
+	__u32 tgid;
+	__u32 reserved;
 };
 
 /* Slots of tables that are searched by one multiplication: Knuth's, with the golden ratio of 2^64. */
@@ -363,6 +372,7 @@ ASSERT_SIZE(hashed_aggregate, 24);
 ASSERT_SIZE(share_key, 8);
 ASSERT_SIZE(share, 520);
 ASSERT_SIZE(share_freed, 256);
+ASSERT_SIZE(call_under_way, 24);
 ASSERT_SIZE(aggregate_slot, 32);
 ASSERT_SIZE(enqueue_time, 272);
 ASSERT_SIZE(identity, 48);

@@ -26,6 +26,7 @@ const volatile __u32 aggregate_entries = 65536;
 const volatile __u32 task_nsproxy = 0;
 const volatile __u32 nsproxy_net_ns = 0;
 const volatile __u32 net_ns_inum = 0;
+#include "answerable.h"
 
 #pragma clang diagnostic ignored "-Wunused-function" /* some are for the entry points only */
 #include "arguments.h"

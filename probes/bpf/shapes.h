@@ -109,7 +109,7 @@ VERIFIED_ONCE __u32 new_instance(__u32 tgid)
 	__u32 *counter;
 
 	if (!ALL_INLINED)
-		taken = take_place((__u32)bpf_get_current_uid_gid(), tgid, SHARED_SHAPES, 1 << SHAPES_BITS);
+		taken = take_place(answerable(), tgid, SHARED_SHAPES, 1 << SHAPES_BITS);
 	if (taken) {
 		instance = claim_shapes((__u32)taken, tgid);
 		if (instance)

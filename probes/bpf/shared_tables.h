@@ -20,7 +20,7 @@ static __always_inline int put_shared(void *map, const void *key, void *value, s
 
 	if (known)
 		return bpf_map_update_elem(map, key, value, BPF_EXIST) != 0;
-	place = take_place((__u32)bpf_get_current_uid_gid(), tgid, table, entries);
+	place = take_place(answerable(), tgid, table, entries);
 	if (!place)
 		return 1;
 	owner->uid = (__u32)place;

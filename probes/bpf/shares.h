@@ -8,8 +8,8 @@
  * next has room of his own.  Nothing is reserved for users who never come.  The same rule serves buffers of switches
  * (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet switches", 1998).
  *
- * Processes, not control groups, stand for containers: a user may make control groups of his own where systemd gave him
- * a part of the tree, and processes that he forks take from his own half only.
+ * A user is who answers for a process (answerable.h).  Control groups stand for nobody: a user may make some of his own
+ * where systemd gave him a part of the tree, and processes that he forks take from his own half only.
  *
  * The programs count what was taken, the reader what it took out again (probes/nccl/programs/shares.py): two writers of
  * one number would lose some.  What the programs take out themselves (calls under way, at their return) they count as

@@ -13,7 +13,7 @@ import gc
 import gzip
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
@@ -323,6 +323,9 @@ class Load:
 
     def stats(self) -> Mapping[Any, int]:
         return {**dict.fromkeys(Stat, self._runs), **dict.fromkeys(InternalStat, self._runs)}
+
+    def processes_gone(self, pids: Collection[int]) -> None:
+        pass
 
     def unreadable_calls(self) -> Mapping[int, int]:
         return {}

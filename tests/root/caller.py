@@ -61,6 +61,24 @@ def call_from_fork(name, times, *words):
 def sweep(name, position, values, *words):
     for value in range(values):
         call(name, 1, *words[:position], value, *words[position + 1 :])
+def sweep_from_fork(*words):
+    child = os.fork()
+    if not child:
+        sweep(*words)
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+def unshare(flags):
+    return ctypes.CDLL(None).unshare(flags)
+def nest():
+    user, group = os.geteuid(), os.getegid()
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: its files of /proc are its own again
+    assert unshare(0x10000000) == 0
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+def become(user):
+    os.setgid(user)
+    os.setuid(user)
 def memory(size, word=0):
     block = ctypes.create_string_buffer(size)
     if word:
@@ -142,6 +160,22 @@ class Caller:
     def sweep(self, name: str, position: int, values: int, *words: int) -> None:
         """Call a function once for each of the `values` first numbers as the argument at `position`."""
         self._ask(f"sweep({name!r}, {position}, {values}, {', '.join(map(str, words))})")
+
+    def sweep_from_fork(self, name: str, position: int, values: int, *words: int) -> int:
+        """As `sweep`, from a process that this one forks; returns its wait status."""
+        return int(self._ask(f"sweep_from_fork({name!r}, {position}, {values}, {', '.join(map(str, words))})"))
+
+    def unshare(self, flags: int) -> int:
+        """unshare(2)."""
+        return int(self._ask(f"unshare({flags})"))
+
+    def nest(self) -> None:
+        """Enter a user namespace below its own, in which it keeps its number."""
+        self._ask("nest()")
+
+    def become(self, user: int) -> None:
+        """Take another uid, as its user namespace numbers them."""
+        self._ask(f"become({user})")
 
     def memory(self, size_bytes: int, word: int = 0) -> int:
         """Address of fresh memory that is full of one 64-bit word."""

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
+from railscope.agent.node.inspection.tenants import Tenant, tenant_of
+from railscope.probes.loading.links import AttachKind
 from railscope.probes.loading.maps import Map
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.layouts.layout import Layouts
-from railscope.probes.nccl.programs.calls import NcclPrograms
-from railscope.probes.nccl.records.calls import AGGREGATE_SLOTS, CALL_SLOT, NOBODY, SHAPES, Stat
+from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms
+from railscope.probes.nccl.records.calls import AGGREGATE_SLOTS, CALL_SLOT, NOBODY, SHAPES, SHARED_TABLES, Stat
+from railscope.probes.processes.namespaces import FIRST_NAMESPACE
 from tests.root.caller import Caller
 from tests.root.probe_targets import FLOAT32, Target, assemble, attached, counted, loaded, on_x86_64, target
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.root, on_x86_64]
 
 GREEDY, MODEST = 5000, 5001
+CLONE_NEWUSER, CLONE_NEWPID = 0x10000000, 0x20000000
 ENTRIES = 96
 """Of communicators: one process may have a third, one user half."""
 
@@ -33,6 +40,24 @@ def plain(tmp_path_factory: pytest.TempPathFactory, layouts: Layouts) -> Iterato
 def make(caller: Caller, communicators: int) -> None:
     """A call on each of so many communicators."""
     caller.sweep("ncclAllReduce", 5, communicators, 0, 0, 100, FLOAT32, 0, 0, 7)
+
+
+CALLS = 4096
+_RETURNS_WHEN_TOLD = (
+    # (flag, …): sleeps 200 ms, again and again until the flag is 0.
+    "push %rdi; sub $16, %rsp; movq $0, (%rsp); movq $200000000, 8(%rsp);"
+    "1: mov 16(%rsp), %rax; cmpl $0, (%rax); je 2f;"
+    "mov %rsp, %rdi; xor %esi, %esi; mov $35, %eax; syscall; jmp 1b;"
+    "2: add $24, %rsp; xor %eax, %eax; ret"
+)
+
+
+DEEPLY_NESTED = NOBODY - 1
+
+
+def user_of(pid: int) -> int:
+    """The uid of a process, as the host numbers it."""
+    return Path(f"/proc/{pid}").stat().st_uid
 
 
 def held(programs: NcclPrograms) -> dict[int, int]:
@@ -64,6 +89,54 @@ def test_a_user_who_fills_the_table_leaves_room_for_another(plain: Target) -> No
         refused = programs.shares.refused()
         assert refused == {("communicators", GREEDY): 1998 - greedy}
         assert programs.stats()[Stat.COMMUNICATORS_FULL] == 1998 - greedy
+
+
+def test_whoever_has_subordinate_numbers_is_one_user_whatever_he_nests(plain: Target) -> None:
+    with ExitStack() as stack:
+        callers = [stack.enter_context(Caller(plain.path, user=GREEDY)) for _ in range(8)]
+        programs = stack.enter_context(loaded(communicator_entries=ENTRIES))
+        stack.enter_context(attached(programs, plain))
+        for at, caller in enumerate(callers):
+            programs.observe(caller.pid)
+            assert caller.unshare(CLONE_NEWUSER) == 0
+            for map_ in ("uid_map", "gid_map"):  # as newuidmap(1) does, which users may run
+                Path(f"/proc/{caller.pid}/{map_}").write_text(f"0 {100_000 + 1000 * at} 1000")
+            caller.become(0)
+            assert caller.unshare(CLONE_NEWUSER | CLONE_NEWPID) == 0
+            assert user_of(caller.pid) not in (0, GREEDY)
+            assert tenant_of(Path("/proc"), caller.pid) == Tenant(GREEDY)
+            make(caller, 1000)
+        assert sum(held(programs).values()) <= ENTRIES // 2
+        assert set(programs.shares.refused()) == {("communicators", GREEDY)}
+
+
+def test_whoever_nests_user_namespaces_deeply_shares_what_is_one_users(plain: Target) -> None:
+    with (
+        Caller(plain.path, user=GREEDY) as caller,
+        loaded(communicator_entries=ENTRIES) as programs,
+        attached(programs, plain),
+    ):
+        programs.observe(caller.pid)
+        for _ in range(10):
+            caller.nest()
+        make(caller, 1000)
+        assert set(programs.shares.refused()) == {("communicators", DEEPLY_NESTED)}
+
+
+def test_containers_have_a_share_each_though_all_in_them_are_called_root(plain: Target) -> None:
+    containers: list[int] = []
+    with ExitStack() as stack:
+        callers = [stack.enter_context(Caller(plain.path)) for _ in range(2)]
+        programs = stack.enter_context(loaded(namespaces=frozenset({Path("/proc/self/ns/net").stat().st_ino})))
+        stack.enter_context(attached(programs, plain))
+        for caller in callers:
+            assert caller.unshare(CLONE_NEWPID) == 0
+            assert caller.sweep_from_fork("ncclAllReduce", 5, 100, 0, 0, 100, FLOAT32, 0, 0, 7) == 0
+            keys, _ = programs.shares._taken.read()
+            new = [uid for uid, tgid in keys.tolist() if not tgid and uid not in (NOBODY, 0, *containers)]
+            assert len(new) == 1
+            containers += new
+    assert min(containers) > FIRST_NAMESPACE
 
 
 def test_what_is_taken_out_of_the_table_is_the_users_again(plain: Target) -> None:
@@ -167,3 +240,36 @@ def share_maps(programs: NcclPrograms) -> list[tuple[Map, str]]:
 def share_counts(shares: Map, field: str) -> dict[tuple[int, int], list[int]]:
     keys, values = shares.read()
     return {(int(key["uid"]), int(key["tgid"])): value[field].tolist() for key, value in zip(keys, values, strict=True)}
+
+
+def test_threads_inside_sampled_calls_leave_places_for_anothers_samples(
+    tmp_path_factory: pytest.TempPathFactory, layouts: Layouts
+) -> None:
+    path = assemble(tmp_path_factory.mktemp("slow"), ncclAllReduce=_RETURNS_WHEN_TOLD)
+    with (
+        target(path, layouts) as slow,
+        Caller(path, user=GREEDY) as greedy,
+        Caller(path, user=MODEST) as modest,
+        loaded(attach=AttachKind.MULTI, enqueue_time=EnqueueTime.PAIR, sample_every=1) as programs,
+        attached(programs, slow),
+    ):
+        for caller in (greedy, modest):
+            programs.observe(caller.pid)
+
+        def arguments(caller: Caller, goes_on: int) -> tuple[int, ...]:
+            return caller.memory(8, goes_on), 0, 100, FLOAT32, 0, caller.memory(4096, 1), 7
+
+        forever = arguments(greedy, 1)
+        for _ in range(CALLS // 3 + 100):
+            greedy.start("ncclAllReduce", *forever)
+        eventually(lambda: programs.shares.refused().get(("calls_under_way", GREEDY)) == 100 - 1)
+        modest.call("ncclAllReduce", 5, *arguments(modest, 0))
+        assert int(programs.enqueue_times()[Op.AllReduce]["calls"]) == 5
+        assert len(programs._calls_under_way.read()[0]) == CALLS // 3 + 1
+        greedy.end()
+        programs.processes_gone({greedy.pid})
+        assert len(programs._calls_under_way.read()[0]) == 0
+        programs.shares.flush()
+        taken, freed = (share_counts(map_, field) for map_, field in share_maps(programs))
+        number = SHARED_TABLES.index("calls_under_way")
+        assert taken[GREEDY, 0][number] == freed[GREEDY, 0][number] == CALLS // 3 + 1

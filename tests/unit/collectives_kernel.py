@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -193,6 +193,9 @@ class SimulatedPrograms:
     def enqueue_times(self) -> Records:
         self._refuse()
         return self._enqueue_times.copy()
+
+    def processes_gone(self, pids: Collection[int]) -> None:
+        pass
 
     def unreadable_calls(self) -> dict[int, int]:
         self._refuse()

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from railscope.probes.loading.bcc_source import read_source
 from railscope.probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op, data_type_name, op_name
 from railscope.probes.nccl.layouts.layout import CommLayout
 from railscope.probes.nccl.programs import calls as programs
@@ -80,7 +81,8 @@ def test_operations_with_a_peer_or_root_are_those_that_the_kernel_keeps_it_for()
 
 
 def test_the_constants_of_the_programs_are_packed_in_their_order() -> None:
-    declared = re.findall(r"^const volatile __u(\d+) (\w+)", PROGRAM, re.MULTILINE)
+    program = read_source(REPOSITORY / "probes/bpf/nccl.bpf.c")
+    declared = re.findall(r"^const volatile __u(\d+) (\w+)", program, re.MULTILINE)
     assert [name for _, name in declared] == [
         "pid_namespace_device",
         "pid_namespace_inode",
@@ -92,6 +94,8 @@ def test_the_constants_of_the_programs_are_packed_in_their_order() -> None:
         "task_nsproxy",
         "nsproxy_net_ns",
         "net_ns_inum",
+        *("task_cred", "cred_user_ns", "user_ns_level", "user_ns_parent", "user_ns_owner"),
+        *("task_thread_pid", "pid_level", "pid_numbers", "pid_ns_user_ns", "pid_ns_inum"),
         "call_ring_mask",
         "call_slot_bits",
     ]
@@ -100,7 +104,8 @@ def test_the_constants_of_the_programs_are_packed_in_their_order() -> None:
     )
     packed = programs.constants(settings, EnqueueTime.PAIR) + CallRings(16, 1 << 20).constants
     assert len(packed) == sum(int(bits) // 8 for bits, _ in declared)
-    assert struct.unpack_from("<IIIIIIIIII", packed, 16) == (1, 0, 6, 100, 65_536, 0, 0, 0, 15, 14)
+    assert struct.unpack_from("<IIIIIIII", packed, 16) == (1, 0, 6, 100, 65_536, 0, 0, 0)
+    assert struct.unpack_from("<II", packed, len(packed) - 8) == (15, 14)
     assert struct.unpack_from("<I", programs.constants(settings, EnqueueTime.OFF), 24)[0] >= 32
 
 

@@ -293,6 +293,7 @@ class Collectives:
         self._vanished |= set(tgids) - self._processes.keys()
         for tgid in tgids:
             self._communicators.end_process(tgid, ended_ns)
+        self._readings.processes_gone(tgids)
         if self._failovers is not None:
             self._failovers.end_processes(tgids)
         if self._completion is not None:

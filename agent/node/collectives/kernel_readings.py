@@ -7,7 +7,7 @@ agent.  So a refusal is remembered, for the collector's success, and the last re
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, Protocol, TypeVar
 
 from railscope.agent.facts.snapshot import Histogram, OpHistogram
@@ -72,6 +72,8 @@ class CountingPrograms(Protocol):
     def overflow_totals(self) -> Records: ...
 
     def unreadable_calls(self) -> Mapping[int, int]: ...
+
+    def processes_gone(self, pids: Collection[int]) -> None: ...
 
     def enqueue_times(self) -> Records: ...
 
@@ -148,6 +150,10 @@ class KernelReadings:
         reading = self._attempt("unreadable calls", self._programs.unreadable_calls)
         self._unreadable = self._unreadable if reading is None else reading
         return self._unreadable
+
+    def processes_gone(self, pids: Collection[int]) -> None:
+        """What ended processes left in calls under way leaves the kernel's table."""
+        self._attempt("calls under way", lambda: self._programs.processes_gone(pids))
 
     def limits_reached(self) -> Mapping[tuple[str, int | None], int]:
         """Calls that got no entry because a user's share was used up, by table and uid."""

@@ -11,9 +11,10 @@ import logging
 import os
 import platform
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -38,6 +39,7 @@ from railscope.probes.loading.maps import Map, MappedArray, Records
 from railscope.probes.nccl.functions.probe_points import ProbePoints
 from railscope.probes.nccl.layouts.layout import CommLayout
 from railscope.probes.nccl.programs.host_calls import HostCallTable
+from railscope.probes.nccl.programs.readings import delete_where
 from railscope.probes.nccl.programs.shapes import ShapeTable
 from railscope.probes.nccl.programs.shared import SharedMap, SharedRing
 from railscope.probes.nccl.programs.shares import Shares
@@ -71,6 +73,18 @@ _NAMESPACE_OF_TASK: Final = (
     ("nsproxy", "net_ns"),
     ("net", "ns"),
     ("ns_common", "inum"),
+)
+_ANSWERABLE: Final = (
+    ("task_struct", "cred"),
+    ("cred", "user_ns"),
+    ("user_namespace", "level"),
+    ("user_namespace", "parent"),
+    ("user_namespace", "owner"),
+    ("task_struct", "thread_pid"),
+    ("pid", "level"),
+    ("pid", "numbers"),
+    ("pid_namespace", "user_ns"),
+    ("pid_namespace", "ns"),
 )
 
 
@@ -202,6 +216,9 @@ class NcclPrograms:
         self._overflow = map_of("overflow_totals", records.SLOT, records.AGGREGATE, per_cpu=True)
         self._enqueue_times = map_of("enqueue_times", records.SLOT, records.ENQUEUE_TIME, per_cpu=True)
         self._stats = map_of("stats", records.SLOT, records.STAT, per_cpu=True)
+        self._calls_under_way = SharedMap(
+            loaded.map_fds["calls_under_way"], "calls_under_way", records.SLOT, records.CALL_UNDER_WAY, self.shares
+        )
         self._unreadable = map_of("unreadable_calls", records.SLOT, records.STAT)
         self._layouts = map_of("layouts", records.SLOT, records.COMM_LAYOUT)
         self._observed = map_of("observed_processes", records.SLOT, np.dtype("u1"))
@@ -298,6 +315,16 @@ class NcclPrograms:
     def observe(self, pid: int) -> None:
         """Let a process be counted, where `only_observed_processes` is set."""
         self._observed.update(struct.pack("<I", pid), b"\1")
+
+    def processes_gone(self, pids: Collection[int]) -> None:
+        """Take out what the threads of ended processes left that were inside sampled calls.
+
+        Raises:
+            KernelRefusal: the map cannot be read or changed.
+        """
+        if self.enqueue_time is EnqueueTime.PAIR:
+            ended = np.array(sorted(pids), np.uint32)
+            delete_where(self._calls_under_way, lambda _, calls: np.isin(calls["tgid"], ended))
 
     def forget(self, pid: int) -> None:
         self._observed.delete(struct.pack("<I", pid))
@@ -414,14 +441,14 @@ def constants(settings: ProgramSettings, enqueue_time: EnqueueTime) -> bytes:
     """The `const volatile` variables that all BPF objects on NCCL have, in their order."""
     off = enqueue_time is EnqueueTime.OFF
     return struct.pack(
-        "<QQIIIIIIII",
+        "<QQ18I",
         *pid_namespace(),
         int(settings.only_observed_processes),
         int(settings.write_events),
         _SAMPLING_OFF if off else settings.sample_every.bit_length() - 1,
         settings.communicator_entries,
         settings.aggregate_entries,
-        *(_namespace_offsets() if settings.namespaces else (0, 0, 0)),
+        *(_offsets() if settings.namespaces else (0, 0, 0, *_offsets()[3:])),
     )
 
 
@@ -433,14 +460,22 @@ def pid_namespace() -> tuple[int, int]:
     return namespace.st_dev, namespace.st_ino
 
 
-def _namespace_offsets() -> tuple[int, int, int]:
-    """The way from a thread to its network namespace's inode; zeros where the kernel does not tell."""
-    found = kernel_offsets(_NAMESPACE_OF_TASK)
+@lru_cache(maxsize=1)
+def _offsets() -> tuple[int, ...]:
+    """Where the kernel's structures have what the programs read of them (observed.h, answerable.h).
+
+    The way from a thread to its network namespace's inode, then what tells who is answerable for it; zeros where the
+    kernel does not tell.  Read once, as its BTF has some megabytes.
+    """
+    found = kernel_offsets((*_NAMESPACE_OF_TASK, *_ANSWERABLE))
     if found is None:
-        _log.info("the kernel has no BTF: processes that are forked are observed once a scan has found them")
-        return 0, 0, 0
-    nsproxy, net, namespace, inode = found
-    return nsproxy, net, namespace + inode
+        _log.info(
+            "the kernel has no BTF: processes that are forked are observed once a scan has found them, and whoever has "
+            "several user numbers has as many shares"
+        )
+        return (0,) * (len(_NAMESPACE_OF_TASK) + len(_ANSWERABLE) - 1)
+    nsproxy, net, namespace, inode, *answerable, pid_namespace = found
+    return nsproxy, net, namespace + inode, *answerable, pid_namespace + inode
 
 
 def _kernel_links(loaded: libbpf.LoadedObject, enqueue_time: EnqueueTime) -> bool:

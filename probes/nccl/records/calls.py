@@ -169,6 +169,9 @@ HOST_CALL: Final[Dtype] = np.dtype(
         ("unique_id", "u1", (UNIQUE_ID_BYTES,)),
     ]
 )
+CALL_UNDER_WAY: Final[Dtype] = np.dtype(
+    [("start_ns", "<u8"), ("op", "<u4"), ("uid", "<u4"), ("tgid", "<u4"), ("reserved", "<u4")]
+)
 SHARED_TABLES: Final = (
     *("communicators", "aggregates", "host_calls", "call_shapes"),
     *("connections", "operations", "parts", "histories", "sent_bytes", "launches"),
@@ -176,6 +179,7 @@ SHARED_TABLES: Final = (
     *("lifecycle_events", "completion_events", "error_events", "call_events", "cuda_ranges"),
     *("driver_threads", "failover_events"),
     *("error_calls", "async_results", "failover_calls", "failed_over", "cuda_calls_under_way"),
+    "calls_under_way",
 )
 """Tables and rings that are shared out among users, by their number in `nccl.h`."""
 _SHARE_PLACES: Final = 32
@@ -212,6 +216,7 @@ SIZES: Final = {
     "shapes_place": (SHAPES_PLACE, 16),
     "lifecycle_event": (owned(LIFECYCLE_EVENT), 240),
     "host_call": (HOST_CALL, 192),
+    "call_under_way": (CALL_UNDER_WAY, 24),
     "comm_layout": (COMM_LAYOUT, 52),
 }
 """Each struct's dtype and the size that nccl.h asserts, bytes."""
