@@ -68,6 +68,16 @@ static __always_inline struct call_shapes *shapes_of(__u32 instance)
 #define PLACE_ATTEMPTS 12
 #endif
 
+/* A place to try.  Where places are not shared out a user tries those of a half of his own, which that of others overlaps. */
+static __always_inline __u32 some_place(void)
+{
+	__u32 random = bpf_get_prandom_u32(), mask = (1 << SHAPES_BITS) - 1;
+
+	if (!ALL_INLINED)
+		return random & mask;
+	return ((__u32)(answerable() * HASH_FACTOR >> 32) + (random & mask >> 1)) & mask;
+}
+
 /* The number of a new communicator of a process, with a place that it has from now on; 0: none is free. */
 VERIFIED_ONCE __u32 claim_shapes(__u32 uid, __u32 tgid)
 {
@@ -77,7 +87,7 @@ VERIFIED_ONCE __u32 claim_shapes(__u32 uid, __u32 tgid)
 
 #pragma unroll /* in older kernels no loop may go back from a call */
 	for (int i = 0; i < PLACE_ATTEMPTS; i++) {
-		at = bpf_get_prandom_u32() & ((1 << SHAPES_BITS) - 1);
+		at = some_place();
 		shapes = bpf_map_lookup_elem(&call_shapes, &at);
 		place = bpf_map_lookup_elem(&shapes_places, &at);
 		if (!shapes || !place)

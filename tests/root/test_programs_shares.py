@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from railscope.agent.node.inspection.tenants import Tenant, tenant_of
+from railscope.probes.loading import bcc_loader
 from railscope.probes.loading.links import AttachKind
 from railscope.probes.loading.maps import Map
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.layouts.layout import Layouts
-from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms
+from railscope.probes.nccl.programs.calls import EnqueueTime, Loader, NcclPrograms
 from railscope.probes.nccl.records.calls import AGGREGATE_SLOTS, CALL_SLOT, NOBODY, SHAPES, SHARED_TABLES, Stat
 from railscope.probes.processes.namespaces import FIRST_NAMESPACE
 from tests.root.caller import Caller
@@ -208,6 +209,26 @@ def test_a_user_with_many_communicators_leaves_places_for_what_others_collective
         ours = values["instance"][keys["tgid"] == greedy.pid]
         assert len(ours) == 100
         assert all(programs.shapes.recent(instance, 1) for instance in ours.tolist())
+
+
+@pytest.mark.skipif(bcc_loader.installed_version() is None, reason="bcc is not installed: apt install python3-bpfcc")
+def test_with_the_second_loader_a_user_takes_half_of_these_places_at_most(plain: Target) -> None:
+    with (
+        Caller(plain.path, user=GREEDY) as greedy,
+        Caller(plain.path, user=MODEST) as modest,
+        loaded(loader=Loader.BCC) as programs,
+        attached(programs, plain),
+    ):
+        compared = {}
+        for caller, communicators in ((greedy, 5001), (modest, 201)):
+            programs.observe(caller.pid)
+            make(caller, communicators)
+            keys, values = programs.communicators.read()
+            ours = values["instance"][keys["tgid"] == caller.pid]
+            assert len(ours) == communicators - 1
+            compared[caller] = sum(programs.shapes.recent(instance, 1) is not None for instance in ours.tolist())
+        assert SHAPES // 2 * 0.9 < compared[greedy] <= SHAPES // 2
+        assert compared[modest] > 50, "a half of his own, of which another's takes a part"
 
 
 def test_a_user_who_floods_a_ring_of_calls_loses_his_own_records_alone(plain: Target) -> None:
