@@ -13,7 +13,7 @@ from typing import Final
 from railscope.agent.config.options import Config
 from railscope.agent.config.rail_patterns import RailPattern
 from railscope.agent.doctor.findings import Finding, RailReport, one_line, privilege_remedy
-from railscope.agent.node.inspection.tenants import Tenant, tenant_of
+from railscope.agent.node.inspection.tenants import Tenant, real_uid, tenant_of
 from railscope.agent.node.rails.gpu_affinity import MappedNic, map_rails, rdma_ports
 from railscope.agent.node.rails.job_settings import (
     Believed,
@@ -235,7 +235,7 @@ def _nccl_settings(config: Config, processes: Iterable[int], findings: list[Find
         # The ranks of a job have the same settings: one is enough.
         if (name, tenant) not in files:
             try:
-                content = read_topology_of_process(config.procfs, pid, name, tenant.uid)
+                content = read_topology_of_process(config.procfs, pid, name, real_uid(config.procfs, pid))
                 files[name, tenant] = topology_files.file_with(content, tenant) if content is not None else None
             except (OSError, ValueError) as error:
                 files[name, tenant] = None

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.rails import netdev_rails as rail_watch
 from railscope.agent.node.rails.ethernet_facts import RailEthernet
@@ -420,6 +421,41 @@ def test_a_tenant_has_so_many_devices_in_all_namespaces_and_others_as_many(monke
         place = NetworkNamespace(number, Path(f"/proc/{number}/ns/net"), own=False)
         one.rails.add_process(number, place, "", tenant=tenant)
     assert most == [256, 156, None, 256]
+    one.rails.close()
+
+
+def test_settings_of_a_tenant_that_bring_news_all_the_time_wait_for_the_next_tick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Steps(SystemClock):
+        now_ns = 0
+
+        def monotonic_ns(self) -> int:
+            return self.now_ns
+
+    clock, decide, decided = Steps(), rail_watch.decide_rails, list[int]()
+
+    def slowly(*devices: Iterable[NetworkDevice], **known: Any) -> tuple[RailDecision, ...]:
+        clock.now_ns += 200_000_000
+        decided.append(clock.now_ns)
+        return decide(*devices, **known)
+
+    one = Watch(monkeypatch, clock=clock)
+    one.inventory.names = ["docker9", "eth0"]
+    one.events.coming = [[ADDED]]
+    one.take()
+    monkeypatch.setattr(rail_watch, "decide_rails", slowly)
+    for at in range(10):
+        one.rails.add_process(100 + at, HOME, f"=x{at}", tenant=Tenant(5000))
+    assert len(decided) == 1
+    one.rails.add_process(43, HOME, "=docker9", tenant=Tenant(5001))
+    assert len(decided) == 2
+    assert set(one.numbers()) == {"docker9", "eth0"}, "another tenant waits for nobody"
+    one.rails.add_process(200, HOME, "", tenant=Tenant(5000))
+    one.rails.update(())
+    assert len(decided) == 3
+    one.rails.update(())
+    assert len(decided) == 3
     one.rails.close()
 
 

@@ -62,10 +62,11 @@ ROOT: Final = Tenant(0)
 
 def tenant_of(procfs: Path, pid: int) -> Tenant:
     """Which tenant a process belongs to, as far as it can be read; never raises for a process that has gone."""
-    return Tenant(maker_of_user_namespace(procfs, pid) or _real_uid(procfs, pid), _container(cgroup(procfs, pid) or ""))
+    return Tenant(maker_of_user_namespace(procfs, pid) or real_uid(procfs, pid), _container(cgroup(procfs, pid) or ""))
 
 
-def _real_uid(procfs: Path, pid: int) -> int | None:
+def real_uid(procfs: Path, pid: int) -> int | None:
+    """As whom a process runs, as this host numbers users; None: it has gone, or cannot be read."""
     try:
         descriptor = os.open(f"{procfs}/{pid}/status", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

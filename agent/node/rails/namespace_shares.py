@@ -81,12 +81,19 @@ class NamespaceShares:
 
     def account(self, namespace: NetworkNamespace, tenant: Tenant) -> Account:
         """Whose share a namespace is taken from; of tenants whose processes live there, the first one's."""
-        by_root = made_by_root(namespace)
-        key = namespace.inode if by_root or tenant == ROOT else tenant
-        account = self._accounts.get(key)
+        if tenant != ROOT and not made_by_root(namespace):
+            return self.account_of_tenant(tenant)
+        account = self._accounts.get(namespace.inode)
         if account is None:
-            most = None if tenant == ROOT else MOST_DEVICES_BY_ROOT if by_root else MOST_DEVICES
-            account = self._accounts[key] = Account(key, tenant, most)
+            most = None if tenant == ROOT else MOST_DEVICES_BY_ROOT
+            account = self._accounts[namespace.inode] = Account(namespace.inode, tenant, most)
+        return account
+
+    def account_of_tenant(self, tenant: Tenant) -> Account:
+        """What a tenant's own namespaces, and its processes' settings, are taken from."""
+        account = self._accounts.get(tenant)
+        if account is None:
+            account = self._accounts[tenant] = Account(tenant, tenant, None if tenant == ROOT else MOST_DEVICES)
         return account
 
     def is_avoided(self, netns: int) -> bool:

@@ -150,6 +150,8 @@ class NetdevRails:
         self._waiting: dict[int, _Waiting] = {}
         """By pid."""
         self._opened: list[Opened] = []
+        self._undecided = False
+        """Whether processes brought news that are looked at at the next tick."""
         self._gone: dict[int, _Gone] = {}
         self._expired: dict[tuple[int, str], _Gone] = {}
         """Devices that were rails for jobs that have ended, by namespace and name."""
@@ -254,8 +256,17 @@ class NetdevRails:
         watched.sockets = watched.sockets | {pid} if sockets_only else watched.sockets - {pid}
         watched.leaving.pop(pid, None)
         if news:
-            self._decide()
+            self._decide_for(tenant)
         return events
+
+    def _decide_for(self, tenant: Tenant) -> None:
+        """Decide now, as a process of this tenant brings news, or at the next tick, where that takes it too much."""
+        account, began_ns = self.shares.account_of_tenant(tenant), self._clock.monotonic_ns()
+        if tenant != ROOT and account.is_spent(began_ns):
+            self._undecided = True
+            return
+        self._decide()
+        account.pay(began_ns, self._clock.monotonic_ns())
 
     def remove_process(self, pid: int) -> None:
         self._waiting.pop(pid, None)
@@ -324,6 +335,7 @@ class NetdevRails:
         self._decide()
 
     def _decide(self) -> None:
+        self._undecided = False
         now_ns = self._clock.monotonic_ns()
         known = []
         held = {}
@@ -439,6 +451,8 @@ class NetdevRails:
         closed = []
         self._expire_settings(now_ns)
         self._open_waiting()
+        if self._undecided:
+            self._decide()
         self.shares.forget_idle()
         for netns, watched in list(self._watched.items()):
             again = (watched.events_error or watched.postponed) and not watched.crowded

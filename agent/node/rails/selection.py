@@ -118,15 +118,21 @@ NO_RDMA: Final = RdmaPorts()
 
 def socket_interface_matches(value: str, name: str) -> bool:
     """Whether NCCL_SOCKET_IFNAME=`value` lets NCCL use the device: prefixes by comma, `=` exact, `^` all but these."""
+    exclude, exact, wanted = _parsed(value)
+    matches = not wanted or (name in wanted if exact else name.startswith(wanted))
+    return matches != exclude
+
+
+@lru_cache(maxsize=256)
+def _parsed(value: str) -> tuple[bool, bool, tuple[str, ...]]:
+    """Whether a value excludes, whether it names devices exactly, and which; a job's may have hundreds."""
     exclude = value.startswith("^")
     rest = value[1:] if exclude else value
     exact = rest.startswith("=")
     rest = rest[1:] if exact else rest
     # What follows a colon is a port; an empty list matches everything.
-    wanted = [token.split(":", 1)[0] for token in rest.split(",")]
-    wanted = [token for token in wanted if token]
-    matches = not wanted or any(name == token if exact else name.startswith(token) for token in wanted)
-    return matches != exclude
+    wanted = (token.split(":", 1)[0] for token in rest.split(","))
+    return exclude, exact, tuple(dict.fromkeys(token for token in wanted if token))
 
 
 @lru_cache(maxsize=1024)
@@ -159,6 +165,7 @@ def decide_rails(
     elsewhere, besides those given here.  `held` are the numbers of devices that only jobs made rails: each keeps its
     own while no other rail takes it.
     """
+    known = frozenset(known)
     given = {pattern.glob: pattern.rail for pattern in patterns if pattern.rail}
     taken = set(numbers_of_jobs)
     namespaces: defaultdict[int, list[NetworkDevice]] = defaultdict(list)
@@ -226,7 +233,8 @@ def _with_requested(by_default: list[_Choice], settings: Sequence[str], members:
     values = [value for value in settings if len(value) > 1]
     if not values:
         return by_default
-    chosen_by = {choice.device.name: _request(choice.device, values, members) for choice in by_default}
+    hardware = _has_hardware(members, ())
+    chosen_by = {choice.device.name: _request(choice.device, values, hardware=hardware) for choice in by_default}
     # Jobs without a setting use NCCL's own choice.  What a loopback device carries leaves no host.
     used = {choice.device.name for choice in by_default if choice.is_rail and len(values) < len(settings)}
     used |= {choice.device.name for choice in by_default if chosen_by[choice.device.name]}
@@ -246,21 +254,21 @@ def _with_requested(by_default: list[_Choice], settings: Sequence[str], members:
     return choices
 
 
-def _request(device: NetworkDevice, values: Sequence[str], members: list[NetworkDevice]) -> str:
+def _request(device: NetworkDevice, values: Sequence[str], *, hardware: bool) -> str:
     """The setting that lets a job use a device; empty: none does.
 
     A job may ask for a device by name, be it switched off or not; what it merely does not exclude must be usable.
     """
-    for value in values:
-        if device.master or not socket_interface_matches(value, device.name):
-            continue
-        if not value.startswith("^") or not _obstacle(device, members, ()):
-            return value
-    return ""
+    if device.master:
+        return ""
+    usable = not _obstacle(device, (), hardware=hardware)
+    asking = (value for value in values if usable or not value.startswith("^"))
+    return next((value for value in asking if socket_interface_matches(value, device.name)), "")
 
 
 def _by_default(members: list[NetworkDevice], known: Collection[tuple[int, str]]) -> list[_Choice]:
-    reasons = {device.name: _obstacle(device, members, known) for device in members}
+    hardware = _has_hardware(members, known)
+    reasons = {device.name: _obstacle(device, known, hardware=hardware) for device in members}
     usable = [device for device in members if not reasons[device.name]]
     for value in (_DEFAULT_FIRST, _DEFAULT_EXCLUDED, *_DEFAULT_LAST):
         names = {device.name for device in usable if socket_interface_matches(value, device.name)}
@@ -279,11 +287,18 @@ def _words(value: str) -> str:
     return f"all but {value[1:]}" if value.startswith("^") else f"devices named {value}…"
 
 
-def _obstacle(device: NetworkDevice, members: list[NetworkDevice], known: Collection[tuple[int, str]]) -> str:
-    """Why NCCL would not send through a device, or why that would not be a rail; empty if nothing speaks against."""
+def _has_hardware(members: Iterable[NetworkDevice], known: Collection[tuple[int, str]]) -> bool:
+    """Whether one of a namespace's devices is a card that is in use."""
+    return any(member.kind == "physical" and not _unused(member, known) for member in members)
+
+
+def _obstacle(device: NetworkDevice, known: Collection[tuple[int, str]], *, hardware: bool) -> str:
+    """Why NCCL would not send through a device, or why that would not be a rail; empty if nothing speaks against.
+
+    `hardware`: there is some beside it.
+    """
     if device.master:
         return f"part of {device.master}"
-    hardware = any(member.kind == "physical" and not _unused(member, known) for member in members)
     if device.kind in _NOT_HARDWARE and hardware:
         return f"{device.kind} beside hardware"
     return "switched off" if _unused(device, known) else ""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from railscope.agent.node.inspection.questions import Found, Memory
-from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant, tenant_of
+from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant, real_uid
 from railscope.agent.node.targets.jobs import JobFacts, job_facts, place_of_cgroup
 from railscope.agent.node.targets.pods import FOLDER, find_pod_names
 from railscope.probes.processes.namespaces import NetworkNamespace
@@ -86,7 +86,7 @@ class Describe:
         if self.topology:
             try:
                 given = environment.get("NCCL_TOPO_FILE", "")
-                topology = read_topology_of_process(procfs, pid, given, tenant_of(procfs, pid).uid)
+                topology = read_topology_of_process(procfs, pid, given, real_uid(procfs, pid))
             except (OSError, ValueError) as error:
                 trouble = str(error)[:LONGEST_SETTING]
         if identity_of(procfs, pid) != self.identity:
