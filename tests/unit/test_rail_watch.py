@@ -18,7 +18,7 @@ from railscope.agent.node.rails import netdev_rails as rail_watch
 from railscope.agent.node.rails.ethernet_facts import RailEthernet
 from railscope.agent.node.rails.namespace_shares import MOST_SETTINGS
 from railscope.agent.node.rails.netdev_rails import NetdevRails
-from railscope.agent.node.rails.selection import RdmaPorts, RdmaRail
+from railscope.agent.node.rails.selection import RdmaPorts, RdmaRail, decide_rails
 from railscope.probes.clock import SystemClock
 from railscope.probes.netdev.counters import CounterReading
 from railscope.probes.netdev.events import LinkChange, LinkEvent, LinkEvents
@@ -433,12 +433,12 @@ def test_settings_of_a_tenant_that_bring_news_all_the_time_wait_for_the_next_tic
         def monotonic_ns(self) -> int:
             return self.now_ns
 
-    clock, decide, decided = Steps(), rail_watch.decide_rails, list[int]()
+    clock, decided = Steps(), list[int]()
 
     def slowly(*devices: Iterable[NetworkDevice], **known: Any) -> tuple[RailDecision, ...]:
         clock.now_ns += 200_000_000
         decided.append(clock.now_ns)
-        return decide(*devices, **known)
+        return decide_rails(*devices, **known)
 
     one = Watch(monkeypatch, clock=clock)
     one.inventory.names = ["docker9", "eth0"]
