@@ -6,6 +6,7 @@ The agent stays small and answers; it ends at once when it is told to.
 from __future__ import annotations
 
 import signal
+import subprocess
 import tempfile
 import time
 from collections import Counter
@@ -16,10 +17,13 @@ from typing import Any
 
 import pytest
 
+from railscope.agent.dataset.reader import open_dataset
 from railscope.agent.node.stalls.told_calls import MOST_OF_A_USER
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.job import LIBRARY, Job, JobOptions
-from tests.fabric.agent_process import AgentProcess
+from tests.fabric.agent_process import RAILSCOPE, AgentProcess
+from tests.fabric.test_datasets import recorded
+from tests.fabric.test_recordings import said
 from tests.tenants.attacks import (
     UID,
     as_user,
@@ -196,6 +200,34 @@ def test_a_call_that_does_not_return_is_told_of_though_another_user_has_thousand
     assert watched.longest_health_s < MOST_HEALTH_S * SLACK
     assert watched.longest_scrape_s < MOST_SCRAPE_S * SLACK
     assert watched.most_bytes < MOST_BYTES
+
+
+def test_a_recording_holds_every_call_of_a_job_though_another_user_makes_thousands_of_communicators(
+    fabric: Fabric, open_folder: Path
+) -> None:
+    folder = open_folder / "dataset"
+    command = [str(RAILSCOPE), "record", "-o", str(folder), "--level", "counts", "--seconds", "600"]
+    with ExitStack() as stack:
+        stack.enter_context(forged_communicators(16_384)(open_folder))
+        job = stack.enter_context(Job(fabric.hosts, JobOptions(seconds=4, pattern="ddp", hold=True)))
+        record = stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+        stack.callback(record.kill)
+        assert record.stderr is not None
+        awaited = ["recording into the folder ", f"attached to {LIBRARY}"]
+        while awaited and (line := record.stderr.readline()):
+            awaited = [words for words in awaited if words not in line]
+        assert not awaited
+        job.release()
+        reports = job.wait(60)
+        began = time.monotonic()
+        record.send_signal(signal.SIGINT)
+        _, log = record.communicate(timeout=60)
+        ended_s = time.monotonic() - began
+    assert record.returncode == 0, log
+    with open_dataset([folder]) as dataset:
+        held, ours = recorded(dataset), said(reports)
+    assert {kind: held.get(kind) for kind in ours} == ours, log
+    assert ended_s < MOST_END_S * SLACK
 
 
 def limits(agent: AgentProcess) -> dict[tuple[str, str], float]:
