@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -134,7 +134,9 @@ class Watched:
     """How an agent fared."""
 
     longest_scrape_s: float = 0.0
+    """Without the time in which the agent had no processor, as other tests had them."""
     longest_health_s: float = 0.0
+    """Likewise."""
     most_bytes: int = 0
     """Memory of the agent and all its processes, each page counted once among those that share it."""
     failures: list[str] = field(default_factory=list)
@@ -146,12 +148,12 @@ def watching(agent: AgentProcess) -> Iterator[Watched]:
     watched, over = Watched(), threading.Event()
 
     def ask(path: str) -> float:
-        began = time.monotonic()
+        began, waited = time.monotonic(), _waited_seconds(agent.process.pid)
         try:
             agent.page(path)
         except OSError as error:
             watched.failures.append(f"{path}: {error}")
-        return time.monotonic() - began
+        return time.monotonic() - began - max(0.0, _waited_seconds(agent.process.pid) - waited)
 
     def watch() -> None:
         while not over.wait(0.2):
@@ -166,6 +168,15 @@ def watching(agent: AgentProcess) -> Iterator[Watched]:
     finally:
         over.set()
         thread.join()
+
+
+def _waited_seconds(pid: int) -> float:
+    """For how long the threads of a process, together, were ready to run and had no processor (proc_pid_schedstat)."""
+    waited_ns = 0
+    for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with suppress(OSError):  # it has ended meanwhile
+            waited_ns += int(task.read_text().split()[1])
+    return waited_ns / 1e9
 
 
 def _memory_bytes(pid: int) -> int:
