@@ -35,7 +35,7 @@ def series() -> Iterator[tuple[str, dict[str, str], float]]:
     first = {name: value for name, value in rank("a", 0).items() if name != "exported_job"}
     yield "railscope_job_step_seconds_sum", first, 60
     yield "railscope_job_step_seconds_count", first, 30
-    for part, seconds in (("communication", 30), ("between", 20), ("silent", 10)):
+    for part, seconds in (("communication", 30.0), ("between", 20.0), ("silent", 10.0)):
         yield "railscope_job_step_part_seconds_total", {**first, "part": part}, seconds
     for state, seconds in (("start", 0.0), ("steps", 45.0), ("checkpoint", 15.0)):
         yield "railscope_job_time_seconds", {**first, "state": state}, seconds
