@@ -26,7 +26,7 @@ def test_a_job_that_costs_more_than_the_budget_loses_levels_and_no_count(
     two_hosts: Fabric, double: Double, tmp_path: Path
 ) -> None:
     # Point to point, which NCCL does not number: the agent cannot do without probes on calls.
-    iterations = 15_000
+    iterations = 6_000
     with Job(
         *(two_hosts, tmp_path, double), pattern="sendrecv", iterations=iterations, size_bytes=1_024, hold=True
     ) as job:
