@@ -23,7 +23,7 @@ PACKAGES_VM := $(PACKAGES_ROOT) qemu-system-x86 xz-utils zstd
 
 include build.mk
 
-.PHONY: help docs setup build bytecode demo stack check test test-search test-faults lint bench bench-fleet packages packages-test packages-bench packages-panels packages-spark packages-vm packages-deb packages-image deb test-packages test-panels test-spark test-vm gpu-kit clean wheel lock service-env fuzz soak soak-harm test-controls
+.PHONY: help docs setup build bytecode demo stack check test test-search test-faults lint bench bench-fleet packages packages-test packages-bench packages-panels packages-spark packages-vm packages-deb packages-image deb release test-packages test-panels test-spark test-vm gpu-kit clean wheel lock service-env fuzz soak soak-harm test-controls
 
 help:  ## what there is to make
 	@sed -n 's/^\([a-z-]*\):[^#]*##/\1:/p' $(MAKEFILE_LIST) | sort | awk -F ':  *' '{ printf "%-16s%s\n", $$1, substr($$0, length($$1) + 3) }'
@@ -130,7 +130,7 @@ test-panels: setup packages-test packages-panels  ## every dashboard panel in a 
 	$(BIN)/python -m tests.panels --install
 	RAILSCOPE_TEST_PANELS=1 $(BIN)/python -m pytest tests/panels
 
-test-packages: setup packages-test packages-deb packages-image  ## packages on bare roots of Debian 12 and 13, image, Helm chart (500 MB)
+test-packages: setup packages-test packages-deb packages-image  ## packages, image and release, on bare roots of Debian 12 and 13 (500 MB)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement tests/packages/requirements.txt
 	RAILSCOPE_TEST_PACKAGES=1 $(BIN)/python -m pytest --durations 10 tests/packages
 
@@ -150,6 +150,7 @@ lint: $(STAMPS)/venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy deploy/service/environment.py
+	$(BIN)/mypy deploy/release/release.py
 
 bench: setup packages-bench $(STAMPS)/nccl  ## ratios against the floor and the peers, as a table and JSON
 	$(BIN)/python -m tests.bench
@@ -159,6 +160,9 @@ bench-fleet: setup packages-test  ## simulated fleets of 8 to 512 nodes: what ru
 
 deb: setup packages-deb  ## dist/railscope_*.deb for amd64 and arm64
 	deploy/debian/build
+
+release: setup packages-deb packages-image  ## dist/release: packages, wheels, images, chart, checksums, SBOM; SNAPSHOT=1 between releases
+	$(PYTHON) deploy/release/release.py dist/release $(if $(SNAPSHOT),--snapshot)
 
 # The folder `build` of a former build would bring back modules that are gone.
 wheel: setup packages-deb  ## dist: a source distribution, and wheels for x86_64 and aarch64

@@ -6,7 +6,9 @@ CC ?= gcc
 BPF_SOURCES := $(wildcard probes/bpf/*.bpf.c)
 BPF_HEADERS := $(wildcard probes/bpf/*.h)
 BPF_OBJECTS := $(BPF_SOURCES:.bpf.c=.x86.bpf.o) $(BPF_SOURCES:.bpf.c=.arm64.bpf.o)
-BPF_CFLAGS := -g -O2 -Wall -Wextra -Werror -target bpf -mcpu=v3
+# Where a checkout lies is nobody's business, and the same commit gives the same bytes.
+WITHOUT_ITS_PLACE := -ffile-prefix-map=$(CURDIR)=.
+BPF_CFLAGS := -g -O2 -Wall -Wextra -Werror -target bpf -mcpu=v3 $(WITHOUT_ITS_PLACE)
 
 BUILT := $(BPF_OBJECTS)
 
@@ -57,4 +59,4 @@ BEATS_LIBRARY := probes/native/beats.$(shell uname -m).so
 BUILT += $(BEATS_LIBRARY)
 
 probes/native/beats.%.so: probes/native/beats.c
-	$(CC) -std=gnu11 -g -O2 -Wall -Wextra -Werror -pthread -fPIC -fvisibility=hidden -shared -Wl,--build-id $< -o $@
+	$(CC) -std=gnu11 -g -O2 -Wall -Wextra -Werror -pthread -fPIC -fvisibility=hidden -shared -Wl,--build-id $(WITHOUT_ITS_PLACE) $< -o $@

@@ -50,7 +50,7 @@ def image(packages: Packages, tmp_path_factory: pytest.TempPathFactory) -> oci.I
             pytest.skip(f"{program} is missing: run 'make packages-image' as root")
     folder = tmp_path_factory.mktemp("image")
     environment = {**os.environ, "RAILSCOPE_IMAGE_OUTPUT": str(folder), "RAILSCOPE_DEB": str(packages.old)}
-    done = subprocess.run([BUILD, ARCHITECTURE], env=environment, capture_output=True, text=True, timeout=500)
+    done = subprocess.run([BUILD], env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     return oci.unpack(Path(done.stdout.split()[-1]), folder / "root")
 
