@@ -10,12 +10,12 @@ import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from railscope.dashboards import rules_files
 from tests.faults.cluster import RAILSCOPE
+from tests.fleet.server import Server
 from tests.fleet.simulation import Fault, Fleet
 from tests.stack.prometheus import answering, free_port, running, tool
 
@@ -26,17 +26,8 @@ _FAULT_SECONDS: Final = 90.0
 _RAN_BEFORE_SECONDS: Final = 1800.0
 
 
-@dataclass(frozen=True, slots=True)
-class Past:
+class Past(Server):
     """A server that holds a fleet's last minutes."""
-
-    url: str
-    pid: int
-
-    def cpu_seconds(self) -> float:
-        """User and system time of the server so far: proc(5)."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / 100
 
     def diagnose(self) -> dict[str, Any]:
         """What `railscope diagnose --json` says at the end."""
@@ -100,6 +91,7 @@ def _served(folder: Path, blocks: Path) -> Iterator[Past]:
         f"--storage.tsdb.path={blocks}",
         "--storage.tsdb.retention.time=100y",
         f"--web.listen-address=127.0.0.1:{port}",
+        "--web.enable-remote-write-receiver",
     ]
     with running(command, folder / "prometheus.log") as process:
         yield Past(answering(f"http://127.0.0.1:{port}", "Prometheus"), process.pid)

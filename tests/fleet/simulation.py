@@ -102,6 +102,16 @@ class Sickness:
 
 
 @dataclass(frozen=True, slots=True)
+class Culprit:
+    """What is to blame for the stall of one job."""
+
+    cause: Cause
+    nodes: frozenset[int]
+    pid: int | None
+    """Of the process; None: a rail is to blame."""
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """Nodes that train one model."""
 
@@ -172,6 +182,19 @@ class Fleet:
         if fault is Fault.THREE:
             third = self.jobs[2]
             self._sick[third.name] = Sickness(Cause.PROCESS_STOPPED, now, frozenset({third.nodes - 1}), 2)
+
+    @property
+    def culprits(self) -> tuple[Culprit, ...]:
+        """What is to blame, of each job that stands still."""
+        first = {job.name: job.first for job in self.jobs}
+        return tuple(
+            Culprit(
+                one.cause or Cause.RANK_BEHIND,
+                frozenset(first[job] + node for node in one.nodes),
+                None if one.cause is Cause.RAIL_DOWN else FIRST_PID + one.gpu,
+            )
+            for job, one in self._sick.items()
+        )
 
     def text(self, node: int, now: float) -> bytes:
         """The exposition of one node, in Prometheus's text format."""

@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from railscope.dashboards import rules_files
 from railscope.exporters.series.lean import FULL, PROFILES
+from tests.fleet.rule_cost import LOADED
 from tests.stack.prometheus import answering, free_port, running, store_at, tool, until
 
 _INTERVAL_SECONDS: Final = 15
@@ -79,7 +79,7 @@ def measure(nodes: int, profile: str, folder: Path) -> list[Taken]:
     scrapes = (
         f"scrape_configs:\n  - job_name: railscope\n    file_sd_configs:\n      - files: [{folder}/targets.json]\n"
     )
-    config, rules = folder / "prometheus.yml", sorted(rules_files.SHIPPED.glob("*.yml"))
+    config, rules = folder / "prometheus.yml", LOADED
     every = f"global: {{scrape_interval: {interval}, evaluation_interval: {interval}}}\n"
     config.write_text(every + scrapes)
     (folder / "scrape.yml").write_text(f"global: {{scrape_interval: {interval}}}\n{scrapes}")
