@@ -101,7 +101,8 @@ RECEIVE_RATE: Final = Recorded("rail:railscope_receive_bytes:rate1m", catalogue.
 TRANSMIT_UTILIZATION: Final = Recorded("rail:railscope_transmit_utilization:ratio", catalogue.RAIL_TRANSMIT_BYTES)
 TRANSMIT_TO_SIBLINGS: Final = Recorded("rail:railscope_transmit_to_siblings:ratio", catalogue.RAIL_TRANSMIT_BYTES)
 EXPLAINED: Final = Recorded("rail:railscope_explained:ratio5m", catalogue.RAIL_EXPLAINED_RATIO)
-BYTES_BY_ORIGIN: Final = Recorded("rail_origin:railscope_bytes:ratio5m", catalogue.RAIL_BYTES_BY_ORIGIN)
+BYTES_BY_ORIGIN: Final = Recorded("rail_origin:railscope_bytes:ratio5m", catalogue.RAIL_EXPLAINED_RATIO)
+"""Of the port bytes the share of other processes."""
 RETRANSMITTED: Final = Recorded("rail:railscope_retransmitted:ratio1m", catalogue.RAIL_TCP_SENT_BYTES)
 ROUND_TRIP_TO_SIBLINGS: Final = Recorded(
     "rail:railscope_round_trip_to_siblings:ratio", catalogue.RAIL_TCP_DELIVERY_RATE

@@ -46,9 +46,10 @@ def waited_for_expression(window: str, least: float = WAITED_RATIO, matchers: st
     """
     spent = f"rate({catalogue.COMM_OPERATION_SECONDS.where(matchers)}[{window}])"
     return (
-        f"((sum by (cluster, comm) ({spent}) - on (cluster, comm) group_right () {spent})"
-        f" / on (cluster, comm) group_left () (count by (cluster, comm) ({spent}) - 1 > 0) - {spent})"
-        f" / on (cluster, comm) group_left () clamp_min(max by (cluster, comm) ({spent}), 1) > {least:g}"
+        # Of n ranks the mean of the others is the mean of all, moved away from this one by n / (n - 1).
+        f"(avg by (cluster, comm) ({spent}) - on (cluster, comm) group_right () {spent})"
+        f" / on (cluster, comm) group_left () (clamp_min(max by (cluster, comm) ({spent}), 1)"
+        f" * (1 - 1 / (count by (cluster, comm) ({spent}) > 1))) > {least:g}"
     )
 
 
