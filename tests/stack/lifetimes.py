@@ -231,7 +231,7 @@ def _jobs() -> Iterator[Life]:
             _counter("railscope_job_step_seconds_count", stepping, 1, 0.5),
         ],
         {"RailscopeStepsLonger": [{"comm": "c", "exported_job": "unknown", **WARNING}]},
-        begins_minutes=30,
+        begins_minutes=32,
     )
 
 

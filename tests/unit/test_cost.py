@@ -70,6 +70,10 @@ def test_it_has_every_metric_but_those_of_what_is_wrong_and_of_what_is_asked_for
         "comm_awaited_since_timestamp_seconds",
         "comm_counted_from_start",
         # Only of jobs whose calls repeat.
+        "collective_estimated_calls_total",
+        "collective_estimated_payload_bytes_total",
+        "collective_estimated_payload_error_ratio",
+        "comm_estimated_total",
         "job_step_part_seconds_total",
         "job_step_seconds",
         "job_step_silent_seconds_total",
