@@ -54,6 +54,8 @@ _NEARLY_FULL: Final = 0.9
 _MUCH_TIME: Final = 2.0
 """Seconds in flight from which an age stands out."""
 _BAD: Final = "bold red"
+_MOST_EVIDENCE: Final = 3
+"""Sentences of a stall: the first ones are of its cause, and what is wrong elsewhere would hide ranks and rails."""
 _HELP: Final = """\
  q Ctrl-C  quit                          space p   pause and go on
  Tab       next pane                     z Enter   only this pane, and back
@@ -351,8 +353,10 @@ def _stall_lines(view: NodeView, width: int) -> list[Text]:
     lines = []
     for stall in view.stalls:
         lines += _wrapped(f"STALL {_stall_words(stall)}", width, " " * 6, _BAD)
-        for sentence in stall.evidence:
-            lines += _wrapped(f"      {sentence}", width, " " * 8, "red")
+        more = len(stall.evidence) - _MOST_EVIDENCE
+        for number, sentence in enumerate(stall.evidence[:_MOST_EVIDENCE], 1):
+            rest = f"; {more} more in /stalls" if number == _MOST_EVIDENCE and more > 0 else ""
+            lines += _wrapped(f"      {sentence}{rest}", width, " " * 8, "red")
     if not lines and view.last_ended is not None:
         ended = view.last_ended
         ago = format_length(ended.ended_seconds_ago)
