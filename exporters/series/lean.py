@@ -47,6 +47,7 @@ WHOLE: Final = frozenset(
         *(catalogue.GPU_ECC_ERRORS, catalogue.GPU_ROW_REMAP_FAILED, catalogue.GPU_ROW_REMAP_PENDING),
         *(catalogue.GPU_RECOVERY_ACTION, catalogue.GPU_SLOWED, catalogue.GPU_PCIE_ERRORS),
         *(catalogue.RAIL_PHYSICAL_STATE, catalogue.RAIL_MODULE_ALARM, catalogue.RAIL_FEC_BLOCKS),
+        *(catalogue.JOB_STEP_SECONDS, catalogue.JOB_STEP_PART_SECONDS, catalogue.JOB_TIME_SECONDS),
         *(catalogue.PCIE_LINK_RATIO, catalogue.PCIE_ERRORS, catalogue.HARDWARE_EVENT_TIMESTAMP),
     }
 )

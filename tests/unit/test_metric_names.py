@@ -22,6 +22,12 @@ _SUFFIXES: Final = ("_bucket", "_sum", "_count")
 NO_METRICS: Final = {
     "railscope_recording": "an importer's module",
     "railscope_fault_": "the beginning of a table's name in nftables",
+    "railscope_": "the beginning of every metric's name, and of a package's",
+    **dict.fromkeys(
+        [f"railscope_{one}" for one in ("architecture", "config", "found", "hardware_events", "hosts", "packages")]
+        + ["railscope_ready", "railscope_ready_url"],
+        "a variable of the Ansible role",
+    ),
 }
 """Names of the same form, with what they are."""
 
@@ -95,5 +101,10 @@ def test_a_name_that_no_metric_has_is_found() -> None:
 
 
 def test_what_is_no_metric_is_still_somewhere() -> None:
-    text = "\n".join(path.read_text() for folder in FOLDERS for path in (REPOSITORY / folder).rglob("*.py"))
+    text = "\n".join(
+        path.read_text()
+        for folder in FOLDERS
+        for path in (REPOSITORY / folder).rglob("*")
+        if path.suffix in {".py", ".yml"}
+    )
     assert [name for name in NO_METRICS if name not in text] == []

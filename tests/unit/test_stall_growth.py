@@ -177,7 +177,7 @@ def test_the_end_of_all_processes_grows_as_there_are_of_them(few: int, many: int
 
     def work(processes: int) -> int:
         crowd = Crowd(2, processes, seen=True)
-        crowd.step(8)
+        crowd.step(32)  # a crowd is looked at in turns, and each of its ranks was looked at
         return lines_run(lambda: crowd.watch.processes_gone({FIRST_PID + one: 9 for one in range(processes)}))
 
     assert exponent(work, few, many) <= MOST_EXPONENT

@@ -37,7 +37,7 @@ def find_waiting(dataset: Dataset, gpus: Gpus) -> Waiting | None:
     for row in dataset.rows(sums).to_pylist():
         end = row["recording"], row["instance"]
         of_source = SOURCES.index(row["source"]) if row["source"] in SOURCES else len(SOURCES)
-        if end in gpus.gpu_of and row["operations"] >= _LEAST:
+        if end in gpus.gpu_of and end in gpus.communicator_of and row["operations"] >= _LEAST:
             best[end] = min(best.get(end, (99, 0, 0)), (of_source, row["operations"], int(row["spent_ns"])))
     ranks: defaultdict[str, list[tuple[float, int, int]]] = defaultdict(list)
     for end, (_, operations, spent_ns) in best.items():
