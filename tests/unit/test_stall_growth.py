@@ -171,13 +171,16 @@ def test_a_look_grows_as_the_processes() -> None:
     assert exponent(partial(work_of_a_look, processes_of_one_communicator), 24, 192) <= MOST_EXPONENT
 
 
-@pytest.mark.parametrize(("few", "many"), [(16, 128), (128, 512)])
+@pytest.mark.parametrize(("few", "many"), [(16, 128), (16, 512)])
 def test_the_end_of_all_processes_grows_as_there_are_of_them(few: int, many: int) -> None:
-    """For each of them the state of all was read: 512 ranks of 8 communicators each took 4 s to end."""
+    """For each of them the state of all was read: 512 ranks of 8 communicators each took 4 s to end.
+
+    Ranks of a crowd are looked at in turns; of those whose turn is not now a fact is made, once for each.
+    """
 
     def work(processes: int) -> int:
         crowd = Crowd(2, processes, seen=True)
-        crowd.step(32)  # a crowd is looked at in turns, and each of its ranks was looked at
+        crowd.step(8)
         return lines_run(lambda: crowd.watch.processes_gone({FIRST_PID + one: 9 for one in range(processes)}))
 
     assert exponent(work, few, many) <= MOST_EXPONENT
