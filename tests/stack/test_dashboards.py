@@ -26,6 +26,7 @@ INTERVAL: Final = "5s"
 DOCUMENTS: Final = documents.read_documents(build.COMMITTED)
 WITHOUT_DATA: Final = {
     ("railscope-stall", "Ranks disagree"): "all ranks of the hosts tell one signature",
+    ("railscope-job", "Waiting for the slowest rank"): "no rank enters another operation",
     ("railscope-node", "Links beside their siblings"): "no link is slower or narrower than its siblings",
     ("railscope-node", "Lanes"): "no link is slower or narrower than its siblings",
 }
@@ -103,6 +104,8 @@ def test_numbers_are_those_of_the_metrics(store: PrometheusStore) -> None:
 def test_a_job_that_is_chosen_is_the_only_one_that_is_shown(store: PrometheusStore) -> None:
     job = DOCUMENTS["railscope-job.json"]
     for panel in job.panels:
+        if ("railscope-job", panel.title) in WITHOUT_DATA:
+            continue
         for query in panel.queries:
             assert asked(store, query.expression, job="pretrain"), panel.title
             if COUNTED_FROM_NOTHING not in query.expression:
@@ -130,6 +133,7 @@ def test_variables_offer_what_there_is(store: PrometheusStore) -> None:
                 found = {one.labels.get(label, "") for one in asked(store, selector)}
                 assert offered.setdefault(variable.name, found) == found
     assert offered == {
+        "cluster": {""},  # no server above these hosts says which one they are of
         "job": {"pretrain", ""},
         "comm": {"00c0ffee00c0ffee", "unknown"},
         "host": set(HOSTS),
