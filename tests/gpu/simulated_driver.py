@@ -23,7 +23,6 @@ _NVIDIA_SMI: Final = f"""#!/bin/sh
 # A stand-in (simulated).
 case "$*" in
 --query-gpu=index,uuid,pci.bus_id,name*) echo '0, {_UUID}, 00000000:1B:00.0, {_NAME}' ;;
---query-gpu=ecc.errors.*.volatile.total*) echo 0 ;;
 --query-gpu=ecc.errors.*) echo '[N/A]' ;;
 "nvlink --status")
     echo 'GPU 0: {_NAME} (UUID: {_UUID})'
