@@ -33,9 +33,29 @@ def test_checkpoints_and_stalls_explain_what_was_seen_of_them_and_no_more() -> N
     time = JobTime(0)
     time.record_steps(steps(*[1] * 20, 31, *[1] * 19, first=0))
     for now in range(20, 51):
-        time.look(now * S, stalled=now > 40, writing=20 < now <= 40)
-    time.look(60 * S, stalled=False, writing=False)
+        time.look(now * S, stalled_since_ns=40 * S if now > 40 else None, writing=20 < now <= 40)
+    time.look(60 * S, stalled_since_ns=None, writing=False)
     assert seconds(time, 70) == {"steps": 40, "checkpoint": 20, "stalled": 10}
+
+
+def test_a_stall_counts_from_the_hand_over_though_it_is_told_of_later() -> None:
+    time = JobTime(0)
+    time.record_steps(steps(*[1] * 20, 61, *[1] * 19, first=0))
+    for now in range(20, 82):
+        time.look(now * S, stalled_since_ns=25 * S if 55 <= now <= 80 else None, writing=25 < now <= 35)
+    assert seconds(time, 100) == {"steps": 40, "checkpoint": 10, "stalled": 45, "other": 5}
+
+
+def test_what_held_a_job_up_before_its_first_step_explains_nothing_that_comes_later() -> None:
+    time = JobTime(0)
+    for now in range(91):
+        # It writes a cache as it starts, and stalls in the third step, before any step is told.
+        time.look(now * S, stalled_since_ns=72 * S if 77 < now <= 82 else None, writing=10 < now <= 40)
+    time.record_steps(steps(1, 1, 11, *[1] * 17, first=70))
+    assert seconds(time, 100) == {"start": 70, "steps": 20, "stalled": 10}
+    time.record_steps(steps(41, *[1] * 19, first=100))
+    time.look(160 * S, stalled_since_ns=None, writing=False)
+    assert seconds(time, 160) == {"start": 70, "steps": 40, "stalled": 10, "other": 40}
 
 
 def test_a_step_under_way_counts_until_it_is_longer_than_usual() -> None:

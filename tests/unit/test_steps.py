@@ -33,7 +33,7 @@ class Nothing:
     """What is seen of ranks besides their calls."""
 
     waits: Mapping[RankKey, RankWait] = field(default_factory=dict)
-    stalled_pids: frozenset[int] = frozenset()
+    stalled_since_ns: Mapping[int, int] = field(default_factory=dict)
     writing_pids: frozenset[int] = frozenset()
 
 
@@ -176,6 +176,32 @@ def test_what_ended_stays_for_a_while() -> None:
     assert steps.facts() == (counted,)
     steps.forget(1001)
     assert steps.facts() == ()
+
+
+def test_a_life_without_a_step_hands_on_what_the_lives_before_it_took() -> None:
+    processes = {pid: process(pid, job="4711") for pid in (100, 101, 102)}
+    steps = Steps(processes, frozenset, Inline(), Nothing())
+    lives = [replace(end(10 * at, 99 + at, 0xA0 + at, 0), first_ns=at * 1_000_000_000_000) for at in (1, 2, 3)]
+
+    def made(first: int, after: float) -> Records:
+        stream = Stream(random.Random(first))
+        stream.now = after
+        ddp(stream, 150)
+        return events(stream.calls, first=first)
+
+    steps.update(1_000_000_000_000, lives[:1], 1)
+    watched(steps, made(10, 1_010.0))
+    steps.update(1_900_000_000_000, [replace(lives[0], ended_ns=1)], 2)
+    (before,) = steps.facts()
+    steps.update(2_000_000_000_000, lives[1:2], 3)
+    steps.update(2_900_000_000_000, [replace(lives[1], ended_ns=1)], 4)
+    steps.update(3_000_000_000_000, lives[2:], 5)
+    watched(steps, made(30, 3_010.0))
+    steps.update(3_900_000_000_000, lives[2:], 5)
+    (now,) = [one for one in steps.facts() if one.comm == lives[2].name]
+    assert now.spent["start"] == before.spent["start"]
+    assert now.spent["restart"] == pytest.approx(3_010 - 1_900, abs=1)
+    assert sum(now.spent.values()) == pytest.approx(2_900)
 
 
 def test_processes_of_one_job_are_those_that_share_a_communicator_or_are_told_so() -> None:

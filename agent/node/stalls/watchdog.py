@@ -495,9 +495,12 @@ class Watchdog:
         return self._slow_ranks.waits
 
     @property
-    def stalled_pids(self) -> Set[int]:
-        """Processes of this host that are in an operation which stalls."""
-        return {stall.pid for stall in self._detector.current}
+    def stalled_since_ns(self) -> Mapping[int, int]:
+        """By pid of a process of this host that is in an operation which stalls: when the first was handed over."""
+        since_ns: dict[int, int] = {}
+        for stall in self._detector.current:
+            since_ns[stall.pid] = min(stall.since_ns, since_ns.get(stall.pid, stall.since_ns))
+        return since_ns
 
     @property
     def writing_pids(self) -> Set[int]:

@@ -1,14 +1,15 @@
 """What a job's time went into since it began on this host: steps, and what took the rest.
 
-A step counts with what it took, and with no more than twice the usual: what is longer was interrupted, and the rest of
-it is put down to what was seen meanwhile.  Before the first step the job starts, or starts again, where its batch
-system or launcher gives it the same name as one that ended here.  Ranks of it that stall, or write a checkpoint, are
-looked at once an update; what none of these explains is *other*: an evaluation, or a pause.
+A step counts with what it took.  One that took more than twice the usual was interrupted: it counts with the usual, and
+the rest of it is put down to what was seen meanwhile.  Before the first step the job starts, or starts again, where its
+batch system or launcher gives it the same name as one that ended here.  Ranks of it that stall, or write a checkpoint,
+are looked at once an update; a stall counts from the hand-over of its operation.  What none of these explains is
+*other*: an evaluation, or a pause.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
@@ -22,8 +23,10 @@ _INTERRUPTED: Final = 2.0
 """So many times the usual length."""
 _RECENT: Final = 64
 """Steps that make what is usual."""
+_MOST_EARLY: Final = 64
+"""Stretches in which something held a job up before its first step was told."""
 MOST_ENDED: Final = 256
-"""Jobs that are remembered when they have ended: 100 bytes each."""
+"""Jobs that are remembered when they have ended."""
 
 
 class Lives(NamedTuple):
@@ -48,7 +51,12 @@ class JobTime:
     """When the last one ended."""
     _recent: list[int] = field(default_factory=list)
     _seen_ns: dict[State, int] = field(default_factory=lambda: {"stalled": 0, "checkpoint": 0})
+    """Since the first step of this life began."""
+    _early: deque[tuple[State, int, int]] = field(default_factory=lambda: deque(maxlen=_MOST_EARLY))
+    """What was seen before the first step was told: what, from when, until when."""
     _looked_ns: int | None = None
+    _held_until_ns: int = 0
+    """Until when what held the job up is counted."""
 
     def record_steps(self, steps: Iterations) -> None:
         """Count steps (dtype ITERATION), in order of time."""
@@ -60,13 +68,33 @@ class JobTime:
         self._steps_ns += int(np.where(lengths_ns > _INTERRUPTED * usual_ns, usual_ns, lengths_ns).sum())
         if self._first_ns is None:
             self._first_ns = int(steps["start_ns"][0])
+            for state, from_ns, to_ns in self._early:
+                # What lies before the first step is told as `start` or `restart`.
+                self._seen_ns[state] += max(0, to_ns - max(from_ns, self._first_ns))
+            self._early.clear()
         self._last_ns = int(steps["end_ns"][-1])
 
-    def look(self, now_ns: int, *, stalled: bool, writing: bool) -> None:
-        """Record what holds ranks of the job up now, if anything does."""
-        since_ns, self._looked_ns = self._looked_ns, now_ns
-        if since_ns is not None and (stalled or writing):
-            self._seen_ns["checkpoint" if writing else "stalled"] += now_ns - since_ns
+    def look(self, now_ns: int, *, stalled_since_ns: int | None, writing: bool) -> None:
+        """Record what holds ranks of the job up now, if anything does.
+
+        Args:
+            now_ns: CLOCK_MONOTONIC.
+            stalled_since_ns: when the operation was handed over that stalls, the first of several; None: none does.
+            writing: a checkpoint is written.
+        """
+        looked_ns, self._looked_ns = self._looked_ns, now_ns
+        from_ns = looked_ns if writing else stalled_since_ns
+        if from_ns is None:
+            return
+        # A stall is told of when it has lasted for a while; what was seen meanwhile is not counted twice.
+        from_ns, self._held_until_ns = max(from_ns, self._held_until_ns), now_ns
+        state: State = "checkpoint" if writing else "stalled"
+        if self._first_ns is not None:
+            self._seen_ns[state] += now_ns - max(from_ns, self._first_ns)
+            return
+        if self._early and self._early[-1][0] == state and self._early[-1][2] == from_ns:
+            from_ns = self._early.pop()[1]
+        self._early.append((state, from_ns, now_ns))
 
     def spent_ns(self, now_ns: int) -> dict[State, int]:
         """What the time from the job's first beginning until now went into; the sum is that time."""

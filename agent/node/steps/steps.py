@@ -16,7 +16,7 @@ one tenant its jobs.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Set
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -120,8 +120,8 @@ class Watch(Protocol):
         """Of each rank that is compared with others of this host, what it waited of late."""
 
     @property
-    def stalled_pids(self) -> Set[int]:
-        """Processes that are in an operation which stalls."""
+    def stalled_since_ns(self) -> Mapping[int, int]:
+        """By pid of a process that is in an operation which stalls: when that was handed over (CLOCK_MONOTONIC)."""
 
     @property
     def writing_pids(self) -> Set[int]:
@@ -214,10 +214,11 @@ class Steps:
         self._now_ns = now_ns
         self._follow()
         self._settle()
-        stalled, writing = self._watch.stalled_pids, self._watch.writing_pids
+        stalled, writing = self._watch.stalled_since_ns, self._watch.writing_pids
         for job in self._jobs.values():
             peers = job.reference.peers
-            job.time.look(now_ns, stalled=not peers.isdisjoint(stalled), writing=not peers.isdisjoint(writing))
+            since_ns = min((stalled[pid] for pid in stalled.keys() & peers), default=None)
+            job.time.look(now_ns, stalled_since_ns=since_ns, writing=not peers.isdisjoint(writing))
         if changes == self._changes:
             return
         self._changes = changes
@@ -228,20 +229,23 @@ class Steps:
             job.ended_ns = now_ns
             if job.steps:
                 self._ended.append(job)
-                if job.name is not None:
-                    self._lives.put(job.name, job.time.ended(now_ns))
+            # One that ended before its first step hands on what it had from the lives before.
+            if job.name is not None and (job.steps or job.time.before is not None):
+                self._lives.put(job.name, job.time.ended(now_ns))
         most = _shares(found.values())
         names = {one.name for one in living if one.tgid in found}
-        ends: defaultdict[int, dict[int, RankKey]] = defaultdict(dict)
+        ends: dict[int, dict[int, RankKey]] = {pid: {} for pid in found}
+        began_ns = dict.fromkeys(found, now_ns)
         for one in living:
-            ends[one.tgid][one.instance] = one.name, format_label(one.rank)
+            if one.tgid in found:
+                ends[one.tgid][one.instance] = one.name, format_label(one.rank)
+                began_ns[one.tgid] = min(began_ns[one.tgid], one.first_ns)
         for pid, reference in found.items():
             if pid not in self._jobs:
                 stream = CallStream(self._executor, most[pid], least_ns=self._least_ns)
                 name = self._name(pid, reference.tenant)
                 before = self._lives.pop(name) if name is not None else None
-                began_ns = min((one.first_ns for one in living if one.tgid == pid), default=now_ns)
-                time = JobTime(began_ns, before)
+                time = JobTime(began_ns[pid], before)
                 self._jobs[pid] = _Job(reference, reference.rank, stream, time, ends=ends[pid], name=name)
                 continue
             job = self._jobs[pid]
