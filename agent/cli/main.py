@@ -348,8 +348,10 @@ def _verdicts(parsed: Any) -> int:
 def _doctor(parsed: Any) -> int:
     from railscope.agent.cli.config import take_service_file
 
-    # The doctor answers for the service, whose file says which devices and processes it observes.
-    take_service_file(parsed, os.environ)
+    # The doctor answers for the service, whose file says which devices and processes it observes; a topology file may
+    # be of another machine.
+    if not parsed.topology:
+        take_service_file(parsed, os.environ)
     config = config_from(parsed, os.environ)
     set_up_logging("error", config.log_format)
     from railscope.agent.doctor.command import run_doctor, run_topology

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from railscope.agent.cli import config as config_command
 from railscope.agent.cli.main import main
 from railscope.agent.config.options import Config
 from railscope.agent.config.rail_patterns import parse_rail_pattern
@@ -155,6 +156,20 @@ def test_configured_rails_hold_for_a_file(tmp_path: Path, capsys: pytest.Capture
     file.write_text(P4D_FILE)
     assert main(["doctor", "--topology", str(file), "--rail.devices", "0000:20:1b.0=7"]) == 0
     assert "rail 7" in capsys.readouterr().out
+
+
+def test_the_services_settings_are_of_this_host_and_not_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, file = tmp_path / "railscope.yml", tmp_path / "topology.xml"
+    served.write_text("rails: {devices: ['0000:20:1b.0=7'], no_such_key: 1}\n")
+    file.write_text(P4D_FILE)
+    monkeypatch.setattr(config_command, "SERVICE_FILE", served)
+    assert main(["doctor", "--topology", str(file)]) == 0
+    assert "rail 7" not in capsys.readouterr().out
+    for words in ([], ["--topology"]):
+        assert main(["doctor", *words]) == 2
+        assert f"{served}: line 1: rails.no_such_key is no key" in capsys.readouterr().err
 
 
 def test_a_file_without_cards_is_a_problem_that_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
