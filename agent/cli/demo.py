@@ -40,6 +40,7 @@ from railscope.agent.cli.demo_counts import (
     counts_are_equal,
     differences,
     format_ratio,
+    rail_line,
     rail_table,
     together,
     totals_of,
@@ -451,12 +452,7 @@ class _Demo:
             self._say(line)
         for rail in snapshot.rails:
             if rail.netns in self._namespaces:
-                handed = rail.transmit_collective_bytes
-                self._say(
-                    f"  {rail.netns.rsplit('-', 1)[-1]} {rail.device}: sent {(rail.transmit_bytes or 0) / 1e6:,.1f} MB"
-                    + (f", {handed / 1e6:,.1f} MB of them by collectives" if handed is not None else "")
-                    + f", expected / port {self._live_ratio(rail)}"
-                )
+                self._say(rail_line(rail, self._live_ratio(rail)))
         return now
 
     def _live_ratio(self, rail: RailFacts) -> str:

@@ -144,6 +144,19 @@ def count_table(did: Sequence[RankCount], seen: Sequence[RankCount]) -> Iterator
         yield f"{op:<14} {calls:>14,} {seen_calls:>14,} {size:>16,} {seen_size:>16,}"
 
 
+def rail_line(rail: RailFacts, explained: str) -> str:
+    """What a rail has sent so far, as one line; `explained`: expected wire bytes / port bytes, as it is shown.
+
+    What NCCL handed over and what the port counted are read at different moments: neither is a part of the other.
+    """
+    handed = rail.transmit_collective_bytes
+    return (
+        f"  {rail.netns.rsplit('-', 1)[-1]} {rail.device}: port sent {(rail.transmit_bytes or 0) / 1e6:,.1f} MB"
+        + (f", NCCL handed over {handed / 1e6:,.1f} MB" if handed is not None else "")
+        + f", expected / port {explained}"
+    )
+
+
 def rail_table(rails: Sequence[RailCount]) -> Iterator[str]:
     """What each rail carried, as lines of text."""
     handed = any(rail.collective_bytes is not None for rail in rails)

@@ -15,13 +15,14 @@ from railscope.agent.cli.demo_counts import (
     RailCount,
     communicator_lines,
     completion_table,
+    rail_line,
     rail_table,
 )
 from railscope.agent.cli.demo_fault import next_step_lines, verdict_lines
 from railscope.agent.facts.snapshot import CommunicatorFacts, RankTimes
 from railscope.testbed.hosts import TestbedError
 from railscope.testbed.nccl.library import LibraryMissing
-from tests.unit.exporters_snapshots import communicator, stall
+from tests.unit.exporters_snapshots import communicator, rail, stall
 
 
 def doing(comm: str, enqueued: int, *, alive: bool = True) -> CommunicatorFacts:
@@ -66,10 +67,19 @@ def test_a_view_tells_how_long_the_operations_since_the_last_one_took() -> None:
     assert "100 ops/s, each 2ms on the network" in line
 
 
+def test_a_rail_s_line_tells_what_nccl_handed_over_as_no_part_of_what_the_port_has_counted_by_then() -> None:
+    facts = replace(rail(device="rail0"), netns="railscope-ab-host1", transmit_bytes=482_000_000)
+    unseen = replace(facts, transmit_collective_bytes=None)
+    assert rail_line(unseen, "0.981") == "  host1 rail0: port sent 482.0 MB, expected / port 0.981"
+    assert rail_line(replace(facts, transmit_collective_bytes=492_600_000), "…") == (
+        "  host1 rail0: port sent 482.0 MB, NCCL handed over 492.6 MB, expected / port …"
+    )
+
+
 def test_tables_show_what_is_known_and_leave_out_a_column_of_which_nothing_is() -> None:
-    rail = RailCount("rail0", "railscope-ab-host1", "transmit", 2_000, 1_900, 0.95)
-    assert "by collectives" not in "\n".join(rail_table([rail]))
-    head, sent, received = rail_table([replace(rail, collective_bytes=1_800), replace(rail, direction="receive")])
+    carried = RailCount("rail0", "railscope-ab-host1", "transmit", 2_000, 1_900, 0.95)
+    assert "by collectives" not in "\n".join(rail_table([carried]))
+    head, sent, received = rail_table([replace(carried, collective_bytes=1_800), replace(carried, direction="receive")])
     assert head.split() == [
         "rail", "direction", "port", "bytes", "by", "collectives", "expected", "wire", "expected", "/", "port",
     ]  # fmt: skip
