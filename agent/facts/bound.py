@@ -21,15 +21,14 @@ _SURE: Final = 0.5
 """A share that is at least as large as all others that could be it together."""
 _WORTH: Final = 0.005
 """Smaller shares are not told of."""
-
-
 _STATES: Final = {
     "start": "before the first step",
     "restart": "until it began again",
     "stalled": "stalled",
     "checkpoint": "writing checkpoints",
-    "other": "else, as evaluations and pauses",
+    "other": "other, such as evaluations and pauses",
 }
+"""What follows the time that a job spent so (`railscope_job_time_seconds`), by state; of `steps` a share is told."""
 
 
 class Bound(StrEnum):
@@ -111,7 +110,7 @@ def describe_bound(shares: StepShares, awaited: str = "") -> tuple[str, ...]:
     elif bound is Bound.UNKNOWN and shares.unknown >= _SURE:
         first = "What bounds the job cannot be told: completions of its operations are not seen."
     elif bound is Bound.UNKNOWN:
-        first = "What bounds the job cannot be told: no share of its steps is half of them."
+        first = "What bounds the job cannot be told: nothing is half of a step."
     else:
         first = f"The job is bound by {bound}: {_share(_share_of(bound, shares))} of a step."
     parts = [
@@ -127,7 +126,8 @@ def describe_bound(shares: StepShares, awaited: str = "") -> tuple[str, ...]:
         sentences.append("Whether ranks wait for a slow one is not known: no two of them are compared.")
     if shares.unknown >= _WORTH:
         sentences.append(
-            f"{_share(shares.unknown)} cannot be told apart: completions are not seen of all communicators."
+            f"In {_share(shares.unknown)} of a step communication and computation cannot be told apart: completions "
+            "are not seen of all communicators."
         )
     if not shares.hidden_known and shares.communication >= _WORTH:
         sentences.append(
@@ -149,10 +149,9 @@ def describe_goodput(spent_seconds: Mapping[str, float], format_time: Callable[[
         return ""
     rest = sorted(((seconds, state) for state, seconds in spent_seconds.items() if state != "steps"), reverse=True)
     lost = [f"{format_time(seconds)} {_STATES.get(state, state)}" for seconds, state in rest if seconds >= 1]
-    took = f"; {', '.join(lost)}" if lost else ""
-    return (
-        f"Since it began {format_time(whole)} ago, {_share(spent_seconds.get('steps', 0.0) / whole)} was steps{took}."
-    )
+    took = f"; the rest was {', '.join(lost)}" if lost else ""
+    steps = _share(spent_seconds.get("steps", 0.0) / whole)
+    return f"The job began {format_time(whole)} ago; steps took {steps} of that time{took}."
 
 
 def _share_of(bound: Bound, shares: StepShares) -> float:

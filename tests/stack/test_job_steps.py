@@ -74,7 +74,7 @@ def test_waiting_is_told_over_all_hosts_and_who_is_waited_for(store: Store) -> N
         "The job is bound by a straggler: 36 % of a step is waiting for rank 2 on c.",
         "Of a step: 36 % waiting for rank 2 on c, 14 % communication, 50 % computation or input.",
         "How much of the 14 % is overlapped with computation cannot be told without a trace of the GPU.",
-        "Since it began 20 min 0 s ago, 75 % was steps; 5 min 0 s writing checkpoints.",
+        "The job began 20 min 0 s ago; steps took 75 % of that time; the rest was 5 min 0 s writing checkpoints.",
     )
 
 

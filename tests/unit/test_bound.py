@@ -48,13 +48,17 @@ def test_the_first_sentence_is_the_verdict_and_what_cannot_be_told_is_said() -> 
     assert unseen is not None
     told = describe_bound(unseen)
     assert told[0] == "What bounds the job cannot be told: completions of its operations are not seen."
-    assert told[-1] == "65 % cannot be told apart: completions are not seen of all communicators."
+    assert told[-1] == (
+        "In 65 % of a step communication and computation cannot be told apart: completions are not seen of all "
+        "communicators."
+    )
     assert StepShares.from_parts({}) is None
 
 
 def test_goodput_is_a_sentence() -> None:
     spent = {"steps": 90.0, "start": 6.0, "checkpoint": 4.0, "stalled": 0.0}
     assert describe_goodput(spent, lambda seconds: f"{seconds:.0f} s") == (
-        "Since it began 100 s ago, 90 % was steps; 6 s before the first step, 4 s writing checkpoints."
+        "The job began 100 s ago; steps took 90 % of that time; the rest was 6 s before the first step, 4 s writing "
+        "checkpoints."
     )
     assert not describe_goodput({}, str)
