@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from railscope.agent.analysis.facts.fact_columns import Sizes, SizeUse
-from railscope.agent.analysis.facts.report import Iteration, LatencyRow, ReceiveUse
+from railscope.agent.analysis.facts.report import Iteration, LatencyRow, ReceiveUse, RoleTime
 from railscope.agent.analysis.pictures import pictures
 from railscope.agent.analysis.pictures.axes import Scale, enclosing_powers, linear_ticks, log_ticks, time_ticks
 from railscope.agent.analysis.pictures.heat import draw_heat_map, heat_levels, heat_map, heat_map_of
@@ -30,27 +31,20 @@ from railscope.agent.analysis.pictures.parts import (
 )
 from railscope.agent.analysis.pictures.png import png_bytes
 from railscope.agent.analysis.pictures.svg import svg_file
+from railscope.agent.analysis.report.picture_files import PICTURES, write_pictures
+from railscope.agent.config.file import ConfigError
 from tests.unit.model_shapes import GPT_3B
 from tests.unit.reports import observed, report_of_shape, with_names
 
-REPORT = report_of_shape(GPT_3B)
+REPORT = replace(
+    report_of_shape(GPT_3B),
+    role_times=(RoleTime(0, "tp", 0.4, 0.2, 0.1, 0.05), RoleTime(0, "a role with a long name", 0.1, 0.05, 0.1, 0.05)),
+)
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def all_pictures() -> dict[str, Picture]:
-    servers = [gpu.server for gpu in REPORT.gpus]
-    found = {
-        "heat map": draw_heat_map(heat_map_of(REPORT.matrix, servers), "Wire bytes"),
-        "sizes": pictures.size_cdf(REPORT.sizes),
-        "iterations": pictures.iteration_strip(REPORT.iterations),
-        "composition": pictures.composition_bars(REPORT.composition),
-        "servers": pictures.server_bars(REPORT.matrix),
-        "latency": pictures.latency_ranges(REPORT.latency.rows),
-        "bandwidth": pictures.bandwidth_lines(REPORT.bandwidth),
-        "non-uniformity": pictures.non_uniformity_lines(REPORT.iterations),
-        "receives": pictures.receive_bars(REPORT.receives),
-    }
-    return {name: picture for name, picture in found.items() if picture is not None}
+    return {name: picture for name, draw in PICTURES.items() if (picture := draw(REPORT)) is not None}
 
 
 def boxes(picture: Picture, paint: str) -> list[Box]:
@@ -75,7 +69,14 @@ def overlap(first: Words, second: Words) -> bool:
 
 
 def test_every_part_of_a_complete_report_has_its_picture() -> None:
-    assert len(all_pictures()) == 9
+    assert all_pictures().keys() == PICTURES.keys()
+
+
+def test_a_picture_that_a_full_disk_does_not_take_is_named(tmp_path: Path) -> None:
+    (tmp_path / "servers.svg").symlink_to("/dev/full")
+    with pytest.raises(ConfigError, match=r"servers\.svg: cannot write the picture: No space left on device$"):
+        list(write_pictures(REPORT, tmp_path))
+    assert (tmp_path / "sizes.svg").stat().st_size > 0
 
 
 @pytest.mark.parametrize("name", sorted(all_pictures()))
@@ -291,7 +292,7 @@ def test_gpus_that_waited_alike_are_one_bar() -> None:
 
 
 def test_an_svg_file_stands_alone_and_its_text_is_text() -> None:
-    root = ElementTree.fromstring(svg_file(all_pictures()["heat map"]))
+    root = ElementTree.fromstring(svg_file(all_pictures()["pairs"]))
     assert {element.tag for element in root.iter()} == {
         f"{SVG}{name}" for name in ("svg", "title", "style", "rect", "text", "polyline")
     }

@@ -45,6 +45,7 @@ def write_pictures(report: Report, folder: Path) -> Iterator[Path]:
     Raises:
         ConfigError: a file cannot be written.
     """
+    file = folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, draw in PICTURES.items():
@@ -54,4 +55,5 @@ def write_pictures(report: Report, folder: Path) -> Iterator[Path]:
                 file.write_text(svg_file(picture), encoding="utf-8")
                 yield file
     except OSError as error:
-        raise ConfigError(f"{error.filename}: cannot write the picture: {error.strerror}") from None
+        # A full disk is an error without a file's name.
+        raise ConfigError(f"{file}: cannot write the picture: {error.strerror}") from None
