@@ -11,7 +11,7 @@ import pytest
 from railscope.agent.analysis.facts.report import Regularity
 from railscope.agent.analysis.report.html import html_text
 from railscope.agent.analysis.report.report import ReportOptions, make_report, make_runs
-from railscope.agent.analysis.report.scaling import Run, find_scaling, run_of, why_not_comparable
+from railscope.agent.analysis.report.scaling import Run, find_scaling, run_of, why_not_comparable, why_unlike
 from railscope.agent.analysis.report.text import as_text
 from railscope.agent.model.mapping import default_mapping
 from railscope.agent.model.shape import Shape
@@ -47,6 +47,13 @@ def test_both_factors_are_the_papers() -> None:
     assert [one.weak_factor for one in scaling] == pytest.approx([1.0, 0.8])
     assert [one.strong_factor for one in scaling] == pytest.approx([1.0, 0.2])
     assert find_scaling([run("base", 8, None), run("large", 32, 2.5)]) == ()
+
+
+def test_a_run_whose_iterations_were_not_found_is_not_said_to_be_another_job() -> None:
+    known, unknown = run("long", 8, 2.0, {"tp": 100.0}), replace(run("short", 8, None), ops=frozenset({"AllReduce"}))
+    assert why_unlike(known, unknown) == why_unlike(unknown, known) == ""
+    other = replace(unknown, name="other", ops=frozenset({"Send"}))
+    assert why_unlike(unknown, other) == "short calls AllReduce and other calls Send"
 
 
 @pytest.mark.parametrize(

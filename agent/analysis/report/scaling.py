@@ -90,15 +90,17 @@ def _gradient_bytes(report: Report) -> float:
 
 
 def why_not_comparable(first: Run, run: Run) -> str:
-    """Why a run is not the first one's job on another number of GPUs, the end of a sentence; empty: it may be.
-
-    Of runs without iterations only what is called can tell.
-    """
+    """Why a run is not the first one's job on another number of GPUs, the end of a sentence; empty: it may be."""
     return "" if run.gpus == first.gpus else why_unlike(first, run)
 
 
 def why_unlike(first: Run, run: Run) -> str:
-    """Why two runs are not one job, on however many GPUs, the end of a sentence; empty: they may be."""
+    """Why two runs are not one job, on however many GPUs, the end of a sentence; empty: they may be.
+
+    Of runs without iterations only what is called can tell, and one with and one without show nothing in common.
+    """
+    if (first.regularity is None) != (run.regularity is None):
+        return ""
     if run.work_bytes.keys() != first.work_bytes.keys():
         return " and ".join(f"{one.name} has {_parallelism(one)}" for one in (first, run))
     if None not in (first.grid, run.grid) and run.grid != first.grid:
