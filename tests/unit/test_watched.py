@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ import pytest
 from railscope.agent.facts.snapshot import EstimatedCalls
 from railscope.agent.node.collectives.call_counts import CallCount, CallCounts, CallKind, counts_from_rows
 from railscope.agent.node.collectives.watched import Watched, WatchedTable
-from railscope.agent.node.inspection.inspection import InProcess
-from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT
+from railscope.agent.node.inspection.inspection import InProcess, Inspection
+from railscope.agent.node.inspection.questions import Found, NotYet, Question
+from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.agent.node.targets.memory import ProcessMemory
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.memory.sequence_numbers import SequenceLayout
@@ -29,6 +31,7 @@ LAYOUT = SequenceLayout(
 )
 PID, ADDRESS, SHARED, HASH, INSTANCE, LIBRARY = 4711, 0x10000, 0x20000, 0xC0FFEE, 7, 3
 SECOND_NS = 1_000_000_000
+A = TypeVar("A")
 PAYLOAD = 1024
 
 
@@ -43,7 +46,11 @@ class Rank:
     table: SimulatedTable = field(
         default_factory=lambda: SimulatedTable(records.COMMUNICATOR_KEY, records.COMMUNICATOR)
     )
+    inspection: Inspection = field(default_factory=InProcess)
+    tenant_of: Callable[[int], Tenant] = lambda _pid: UNKNOWN_TENANT
     missed: list[int] = field(default_factory=list)
+    more: list[CallCount] = field(default_factory=list)
+    """Rows of others in the table of calls."""
     launched: dict[Op, int] = field(default_factory=dict)
     counted: dict[Op, list[int]] = field(default_factory=dict)
     """Calls and payload."""
@@ -65,7 +72,7 @@ class Rank:
         self._key = struct.pack("<QII", ADDRESS, PID, 0)
         self.table.rows[self._key] = row
         self.watched = Watched(
-            ProcessMemory(self.procfs, InProcess(), lambda _pid: UNKNOWN_TENANT),
+            ProcessMemory(self.procfs, self.inspection, self.tenant_of),
             lambda library: LAYOUT if library == LIBRARY else None,
             lambda _instance: self.whole,
             lambda _instance, calls: self.missed.append(calls),
@@ -92,10 +99,11 @@ class Rank:
 
     @property
     def counts(self) -> CallCounts:
-        return counts_from_rows(
+        own = (
             CallCount(CallKind(PID, INSTANCE, 0, op, 0, 10), calls, payload)
             for op, (calls, payload) in self.counted.items()
         )
+        return counts_from_rows((*own, *self.more))
 
     def tick(self, seconds: float = 1.0) -> None:
         """One update of the agent."""
@@ -237,3 +245,90 @@ def test_the_share_of_calls_that_nccl_numbers_is_known(rank: Rank) -> None:
     rank.call(30)
     rank.call(10, Op.Send)
     assert rank.watched.share_numbered(rank.counts) == 0.75
+
+
+def test_a_number_that_nccl_would_not_come_to_is_none(rank: Rank) -> None:
+    rank.call(10)
+    rank.probes_off()
+    rank.call(2**63)
+    rank.tick()
+    assert rank.watched.facts() == ()
+    assert rank.missed == []
+    assert rank.watched.position(INSTANCE) is None
+
+
+def test_what_leaves_the_table_while_calls_are_counted_changes_no_mean_payload(rank: Rank) -> None:
+    ended = [CallCount(CallKind(PID, INSTANCE + 1, 0, Op.AllReduce, 0, 1), 99, 99)]
+    rank.more = ended
+    rank.call(10, payload=1000)
+    rank.probes_off()
+    rank.call(100)
+    rank.tick()
+    rank.more = []
+    rank.counts_for_a_moment(100, payload=1000)
+    (found,) = rank.watched.facts()
+    assert (found.payload_bytes, found.payload_error_ratio) == (100_000, 0)
+
+
+def test_payload_of_libraries_that_are_not_watched_stands_for_none(rank: Rank) -> None:
+    rank.probes_off()
+    rank.call(100)
+    rank.tick()
+    rank.more = [CallCount(CallKind(PID + 1, INSTANCE + 1, 0, Op.AllReduce, 0, 1), 1000, 1)]
+    rank.counts_for_a_moment(10, payload=500)
+    (found,) = rank.watched.facts()
+    assert found.payload_bytes == 50_000
+
+
+class _Slow(InProcess):
+    """Has no answer about some processes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.silent: set[int] = set()
+
+    def ask(self, tenant: Tenant, question: Question[A], descriptors: Collection[int] = ()) -> Found[A]:
+        if question.pid in self.silent:
+            raise NotYet
+        return super().ask(tenant, question, descriptors)
+
+
+def test_a_process_that_cannot_be_read_for_long_keeps_no_other_waiting_and_does_not_seem_to_stand(
+    tmp_path: Path,
+) -> None:
+    slow = _Slow()
+    rank = Rank(tmp_path / "proc", inspection=slow)
+    other = PID + 1
+    (tmp_path / "proc" / str(other)).symlink_to(str(PID))
+    row = rank.table.rows[struct.pack("<QII", ADDRESS, PID, 0)].copy()
+    row["instance"] = INSTANCE + 1
+    rank.table.rows[struct.pack("<QII", ADDRESS, other, 0)] = row
+    rank.call(10)
+    rank.probes_off()
+    slow.silent = {PID}
+    rank.call(5)
+    for _ in range(60):
+        rank.tick()
+    assert rank.watched.position(INSTANCE + 1) == 15
+    assert rank.watched.position(INSTANCE) == 10
+    assert rank.now_ns - rank.last_call_ns() <= SECOND_NS
+    slow.silent = set()
+    rank.tick()
+    assert rank.watched.position(INSTANCE) == 15
+    rank.close()
+
+
+def test_how_often_a_process_is_read_depends_on_its_own_tenants_communicators(tmp_path: Path) -> None:
+    tenants = {PID: UNKNOWN_TENANT, PID + 1: Tenant(1000)}
+    rank = Rank(tmp_path / "proc", tenant_of=tenants.__getitem__)
+    for number in range(20_000):
+        row = rank.table.rows[struct.pack("<QII", ADDRESS, PID, 0)].copy()
+        row["instance"] = INSTANCE + 1 + number
+        rank.table.rows[struct.pack("<QII", ADDRESS + number, PID + 1, 0)] = row
+    rank.call(10)
+    rank.probes_off()
+    for calls in (11, 12):
+        rank.call()
+        rank.tick()
+        assert rank.watched.position(INSTANCE) == calls
+    rank.close()

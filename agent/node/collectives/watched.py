@@ -7,7 +7,8 @@ probes counted are calls that no probe met: estimated, as they are read a moment
 number for point to point, for collectives without an element and for replays of captured graphs.
 
 Of a communicator that makes such calls too nothing tells whether it stands: it is not judged, as one that cannot be
-read, or of which no call was counted yet.
+read, or of which no call was counted yet.  Each process is read by itself, as often as its tenant's communicators
+allow: whoever cannot be read keeps nobody else waiting, and seems to stand only as long as was read.
 
 The payload of calls is in no memory.  So calls are counted for a moment now and then (agent/node/daemon/watching.py):
 their mean payload by operation stands for those between, and how much the means of the last moments differ gives the
@@ -19,8 +20,8 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,6 +30,7 @@ import numpy as np
 from railscope.agent.facts.snapshot import EstimatedCalls
 from railscope.agent.node.collectives.call_counts import CallCounts, CallKind, Table
 from railscope.agent.node.inspection.questions import NotYet, Refused
+from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.targets.memory import LaunchedNumbers, ProcessMemory
 from railscope.probes.clock import Clock
 from railscope.probes.loading.maps import Records
@@ -39,13 +41,17 @@ _log = logging.getLogger("railscope.watched")
 
 _LEAST_PERIOD_NS: Final = 250_000_000
 _PERIOD_NS: Final = 500_000
-"""Between two readings, for each communicator: thousands of them are read once a second."""
+"""Between two readings of a process, for each communicator of its tenant: thousands of them are read once a second."""
+_FRESH_NS: Final = 1_000_000_000
+"""So long after a reading a rank is taken to be where it was."""
 _SAMPLES: Final = 16
 """Moments of which the mean payload is kept."""
 _NOTHING: Final = (0,) * FUNCTIONS
 
 _Numbers = tuple[int, ...]
 """Collectives by function."""
+_Counted = Mapping[CallKind, tuple[int, int]]
+"""Calls and payload, bytes, by row of the kernel's table."""
 
 
 @dataclass(slots=True)
@@ -69,6 +75,8 @@ class _Rank:
     """A captured graph lives."""
     advanced_ns: int = 0
     """When they were first seen to be what they are."""
+    read_ns: int = 0
+    """When they were seen last."""
     uncounted: list[int] = field(default_factory=lambda: [0] * FUNCTIONS)
     """Calls that met no probe."""
 
@@ -76,6 +84,21 @@ class _Rank:
     def judged(self) -> bool:
         """Whether it stands when its numbers do."""
         return self.numbers is not None and any(self.counted) and not (self.unnumbered or self.captured)
+
+
+@dataclass(slots=True)
+class _Process:
+    """A process with such ranks."""
+
+    instances: tuple[int, ...] = ()
+    period_ns: int = _LEAST_PERIOD_NS
+    """Between two readings."""
+    next_ns: int = 0
+    """When it is read again."""
+    asked: tuple[tuple[int, _Rank], ...] = ()
+    """Ranks, with their instances, whose numbers were asked for and have not come."""
+    moment: int = 0
+    """What tells that question from others."""
 
 
 class Watched:
@@ -103,10 +126,9 @@ class Watched:
         """Those of them whose calls meet no probe now."""
         self._ranks: dict[int, _Rank] = {}
         """By instance, of living communicators."""
-        self._asked: dict[int, tuple[int, ...]] = {}
-        """By pid, instances whose numbers were asked for and have not come."""
+        self._processes: dict[int, _Process] = {}
+        """By pid, those of these ranks."""
         self._moment = 0
-        self._next_ns = 0
         self._rows: tuple[Records, Records] | None = None
         self._counts: CallCounts | None = None
         """As of the last update."""
@@ -127,10 +149,12 @@ class Watched:
         """
         uncounted = frozenset(uncounted).intersection(watching)
         if self._uncounted and not uncounted and self._counts is not None:
-            self._payloads.begin(self._by_op(self._counts))
+            self._payloads.begin(_by_row(self._counts))
         elif uncounted - self._uncounted:
-            # What was counted meanwhile must be read before anything is subtracted.
+            # What was counted meanwhile must be read before anything is subtracted, and NCCL's numbers after that.
             self._rows = None
+            for process in self._processes.values():
+                process.asked, process.next_ns = (), 0
         self._watching, self._uncounted = frozenset(watching), uncounted
 
     def watches(self, library: int) -> bool:
@@ -165,39 +189,32 @@ class Watched:
             self._take_counts(counts)
             self._rows, self._counts = rows, counts
             if entering:
-                self._payloads.end(self._by_op(counts))
+                self._payloads.end(_by_row(counts), self._ranks)
         self.poll(now_ns)
 
     def poll(self, now_ns: int) -> None:
-        """Read the numbers of all watched communicators if that is due; what has not come is learnt next time."""
-        if not self._asked:
-            if now_ns < self._next_ns or self._rows is None:
-                return
-            of_process: defaultdict[int, list[int]] = defaultdict(list)
-            for instance, rank in self._ranks.items():
-                if rank.library in self._watching:
-                    of_process[rank.tgid].append(instance)
-            self._asked = {tgid: tuple(instances) for tgid, instances in of_process.items()}
-            self._moment += 1
-            self._next_ns = now_ns + max(_LEAST_PERIOD_NS, _PERIOD_NS * sum(map(len, self._asked.values())))
-        for tgid in list(self._asked):
-            self._read(tgid, now_ns)
+        """Read the numbers of watched communicators where that is due; what has not come is learnt next time."""
+        for tgid, process in self._processes.items():
+            if not process.asked:
+                if now_ns < process.next_ns or self._rows is None:
+                    continue
+                self._moment += 1
+                ranks = ((instance, self._ranks[instance]) for instance in process.instances)
+                process.asked = tuple(one for one in ranks if one[1].library in self._watching)
+                process.moment, process.next_ns = self._moment, now_ns + process.period_ns
+            if process.asked:
+                self._read(tgid, process, now_ns)
 
-    def _read(self, tgid: int, now_ns: int) -> None:
-        instances = self._asked[tgid]
-        ranks = [rank for one in instances if (rank := self._ranks.get(one)) is not None]
-        if len(ranks) != len(instances):  # some have ended since
-            del self._asked[tgid]
-            return
-        of_layout: defaultdict[SequenceLayout, list[int]] = defaultdict(list)
-        for at, rank in enumerate(ranks):
-            of_layout[rank.layout].append(at)
+    def _read(self, tgid: int, process: _Process, now_ns: int) -> None:
+        of_layout: defaultdict[SequenceLayout, list[tuple[int, _Rank]]] = defaultdict(list)
+        for instance, rank in process.asked:
+            of_layout[rank.layout].append((instance, rank))
         readings = [
-            LaunchedNumbers(tuple((ranks[at].address, ranks[at].comm_hash) for at in places), layout)
-            for layout, places in of_layout.items()
+            LaunchedNumbers(tuple((rank.address, rank.comm_hash) for _, rank in ranks), layout)
+            for layout, ranks in of_layout.items()
         ]
         try:
-            answers = self._memory.read(tgid, readings, moment=self._moment)
+            answers = self._memory.read(tgid, readings, moment=process.moment)
         except NotYet:
             return
         except Refused as refused:
@@ -209,11 +226,12 @@ class Watched:
                     tgid,
                     refused,
                 )
-            answers = tuple((None,) * len(places) for places in of_layout.values())
-        del self._asked[tgid]
-        for places, found in zip(of_layout.values(), answers, strict=True):
-            for at, launched in zip(places, found, strict=True):
-                self._learn(instances[at], ranks[at], launched, now_ns)
+            answers = tuple((None,) * len(ranks) for ranks in of_layout.values())
+        process.asked = ()
+        for ranks, found in zip(of_layout.values(), answers, strict=True):
+            for (instance, rank), launched in zip(ranks, found, strict=True):
+                if self._ranks.get(instance) is rank:
+                    self._learn(instance, rank, launched, now_ns)
 
     def _learn(self, instance: int, rank: _Rank, launched: tuple[bool, _Numbers] | None, now_ns: int) -> None:
         if launched is None:
@@ -222,7 +240,7 @@ class Watched:
         captured, numbers = launched
         if numbers != rank.numbers:
             rank.advanced_ns = now_ns
-        rank.captured, rank.numbers = captured, numbers
+        rank.captured, rank.numbers, rank.read_ns = captured, numbers, now_ns
         if rank.library not in self._uncounted or self._rows is None:
             return
         beyond = [number - counted for number, counted in zip(numbers, rank.counted, strict=True)]
@@ -256,6 +274,22 @@ class Watched:
                 known = None if layout is None else _Rank(tgid, address, comm_hash, library, layout)
             if known is not None:
                 self._ranks[instance] = known
+        self._find_processes()
+
+    def _find_processes(self) -> None:
+        instances: defaultdict[int, list[int]] = defaultdict(list)
+        for instance, rank in self._ranks.items():
+            instances[rank.tgid].append(instance)
+        tenants = {tgid: self._memory.tenant_of(tgid) for tgid in instances}
+        of_tenant: Counter[Tenant] = Counter()
+        for tgid, tenant in tenants.items():
+            of_tenant[tenant] += len(instances[tgid])
+        before, self._processes = self._processes, {}
+        for tgid, tenant in tenants.items():
+            process = self._processes[tgid] = before.get(tgid) or _Process()
+            process.instances = tuple(instances[tgid])
+            process.period_ns = max(_LEAST_PERIOD_NS, _PERIOD_NS * of_tenant[tenant])
+        self._unreadable &= self._processes.keys()
 
     def _take_counts(self, counts: CallCounts) -> None:
         counted: dict[int, list[int]] = {instance: [0] * FUNCTIONS for instance in self._ranks}
@@ -280,14 +314,18 @@ class Watched:
         return sum(rank.numbers)
 
     def last_calls_ns(self, instances: Iterable[int], last_ns: Iterable[int], now_ns: int) -> list[int]:
-        """When ranks made their last calls: now, of those that are not judged; probes saw one at `last_ns`."""
+        """When ranks made their last calls: now, of those that are not judged; probes saw one at `last_ns`.
+
+        Of one that was not read for a while nobody knows whether it still stands: it seems to for as long as it did.
+        """
         found = []
         for instance, seen_ns in zip(instances, last_ns, strict=True):
             rank = self._ranks.get(instance)
             if rank is None or rank.library not in self._watching:
                 found.append(seen_ns)
             else:
-                found.append(max(seen_ns, rank.advanced_ns) if rank.judged else now_ns)
+                unread_ns = max(0, now_ns - rank.read_ns - _FRESH_NS)
+                found.append(max(seen_ns, rank.advanced_ns + unread_ns) if rank.judged else now_ns)
         return found
 
     @property
@@ -308,19 +346,21 @@ class Watched:
             if calls
         )
 
-    def _by_op(self, counts: CallCounts) -> tuple[list[int], list[int]]:
-        """Calls and payload that probes counted, by function."""
-        ops = self._ops_of(counts)
-        chosen = [ops == function for function in range(FUNCTIONS)]
-        calls, payload_bytes = (
-            [int(numbers[one].sum()) for one in chosen] for numbers in (counts.calls, counts.payload_bytes)
-        )
-        return calls, payload_bytes
-
     def _ops_of(self, counts: CallCounts) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
         if self._ops[0] is not counts.kinds:
             self._ops = counts.kinds, np.array([kind.op for kind in counts.kinds], np.intp)
         return self._ops[1]
+
+
+def _by_row(counts: CallCounts) -> _Counted:
+    """What probes counted of calls that NCCL numbers."""
+    return {
+        kind: (calls, payload_bytes)
+        for kind, calls, payload_bytes in zip(
+            counts.kinds, counts.calls.tolist(), counts.payload_bytes.tolist(), strict=True
+        )
+        if kind.op < FUNCTIONS
+    }
 
 
 class WatchedTable:
@@ -360,7 +400,7 @@ class _Payloads:
     """Payload of calls that met no probe, from the mean of those that did for a moment, by function."""
 
     def __init__(self) -> None:
-        self._began: tuple[list[int], list[int]] = [0] * FUNCTIONS, [0] * FUNCTIONS
+        self._began: _Counted = {}
         self._samples: tuple[deque[tuple[int, int]], ...] = tuple(deque(maxlen=_SAMPLES) for _ in range(FUNCTIONS))
         """Calls and payload of the last moments in which there were any."""
         self._bytes = [0.0] * FUNCTIONS
@@ -372,16 +412,22 @@ class _Payloads:
         """Whether there were calls whose payload cannot be estimated yet."""
         return any(self._unpriced)
 
-    def begin(self, counted: tuple[list[int], list[int]]) -> None:
+    def begin(self, counted: _Counted) -> None:
         """Calls are counted from now on: what was counted before."""
         self._began = counted
 
-    def end(self, counted: tuple[list[int], list[int]]) -> None:
-        """And no longer."""
-        for function, samples in enumerate(self._samples):
-            calls, size = (now[function] - then[function] for now, then in zip(counted, self._began, strict=True))
-            if calls > 0 and size >= 0:
-                samples.append((calls, size))
+    def end(self, counted: _Counted, watched: Collection[int]) -> None:
+        """And no longer; `watched`: instances whose calls are, as others' payload stands for nothing here."""
+        calls_of, bytes_of = [0] * FUNCTIONS, [0] * FUNCTIONS
+        # Row by row: rows of what has ended meanwhile have left the table.
+        for kind, (calls, payload_bytes) in counted.items():
+            if kind.instance in watched:
+                calls_before, bytes_before = self._began.get(kind, (0, 0))
+                calls_of[kind.op] += calls - calls_before
+                bytes_of[kind.op] += payload_bytes - bytes_before
+        for function, (calls, size) in enumerate(zip(calls_of, bytes_of, strict=True)):
+            if calls > 0:
+                self._samples[function].append((calls, size))
                 self.add(function, 0)
         self._began = counted
 

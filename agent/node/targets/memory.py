@@ -159,7 +159,7 @@ class ProcessMemory:
         """`tenant_of` knows whose a process is, by its pid."""
         self._procfs = str(procfs)
         self._inspection = inspection
-        self._tenant_of = tenant_of
+        self.tenant_of = tenant_of
         self._moment = 0
 
     def read(self, pid: int, readings: Sequence[Reading[A]], *, moment: int | None = None) -> tuple[A, ...]:
@@ -175,7 +175,7 @@ class ProcessMemory:
             self._moment += 1
             moment = -self._moment
         question = ReadMemory(self._procfs, pid, tuple(readings), moment)
-        return self._inspection.ask(self._tenant_of(pid), question).answer
+        return self._inspection.ask(self.tenant_of(pid), question).answer
 
     def devices(self, identity: ProcessIdentity, library: FileKey, arrays: DeviceArrays) -> tuple[NetDevice, ...]:
         """See `net_devices`.
@@ -185,4 +185,4 @@ class ProcessMemory:
             Refused: they cannot be named.
         """
         question = NameDevices(self._procfs, identity, library, arrays)
-        return self._inspection.ask(self._tenant_of(identity.pid), question).answer
+        return self._inspection.ask(self.tenant_of(identity.pid), question).answer

@@ -27,6 +27,8 @@ FIRST_VERSION: Final = (2, 26)
 """The first that counts without a profiler."""
 FUNCTIONS: Final = 5
 """NCCL_NUM_FUNCTIONS of 2.23 to 2.32: Broadcast, Reduce, AllGather, ReduceScatter, AllReduce."""
+_MOST_LAUNCHED: Final = 1 << 40
+"""By one function, more than any job launches: but a process may write into its memory what it likes."""
 _NUMBER_BYTES: Final = 8
 _NOT_IN_A_GROUP: Final = 1
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)(?:\.|$)")
@@ -79,6 +81,7 @@ def sequence_layout(structures: Mapping[str, Structure], nccl_version: str) -> S
 def read_launched(memory: int, comm: int, comm_hash: int, layout: SequenceLayout) -> Launched | None:
     """What a communicator counts of its operations; None: the one of this hash is not at this address (any more).
 
+    None as well where what is there is no count that NCCL would come to.
     `memory` is a descriptor of the process's /proc/PID/mem.  A call that begins meanwhile may be missed: who knows that
     none did may believe `settled`.
     """
@@ -96,6 +99,8 @@ def read_launched(memory: int, comm: int, comm_hash: int, layout: SequenceLayout
     by_function = tuple(
         int.from_bytes(numbers[at : at + _NUMBER_BYTES], "little") for at in range(0, len(numbers), _NUMBER_BYTES)
     )
+    if max(by_function) > _MOST_LAUNCHED:
+        return None
     captured = any(references)
     return Launched(sum(by_function), group_next == _NOT_IN_A_GROUP and not captured, by_function, captured)
 
