@@ -45,6 +45,10 @@ class Rank:
     procfs: Path
     entered: int = 0
     """Collectives that NCCL counts, since the communicator was made."""
+    watched: bool = False
+    """At level watch: no call meets a probe."""
+    uncounted: int = 0
+    """Calls that met none."""
     table: SimulatedTable = field(
         default_factory=lambda: SimulatedTable(records.COMMUNICATOR_KEY, records.COMMUNICATOR)
     )
@@ -62,7 +66,8 @@ class Rank:
         self.sequences = Sequences(
             self.table,
             ProcessMemory(self.procfs, InProcess(), lambda _pid: UNKNOWN_TENANT),
-            lambda library: LAYOUT if library == LIBRARY else None,
+            lambda library: LAYOUT if library == LIBRARY and not self.watched else None,
+            lambda _instance: self.uncounted,
         )
 
     def close(self) -> None:
@@ -436,3 +441,19 @@ def test_what_was_never_compared_is_not_said_to_have_missed_nothing(rank: Rank) 
 def test_of_a_rank_seen_from_its_first_call_nothing_was_missed(rank: Rank) -> None:
     running(rank, before=0)
     assert rank.sequences.missed(INSTANCE) == 0
+
+
+def test_calls_that_met_no_probe_meanwhile_change_nothing_of_what_was_missed_before(rank: Rank) -> None:
+    running(rank)
+    missed = rank.sequences.missed(INSTANCE)
+    assert missed
+    rank.watched = True
+    rank.launch(500)
+    rank.uncounted = 500
+    rank.look()
+    assert rank.sequences.missed(INSTANCE) == missed
+    rank.watched = False
+    for _ in range(3):
+        rank.call()
+        rank.look()
+    assert rank.sequences.missed(INSTANCE) == missed

@@ -89,6 +89,7 @@ class Collectives:
                 programs.communicators,
                 memory,
                 lambda library: None if watched.watches(library) else layout_of(library),
+                lambda instance: self._communicators.uncounted(instance),
             )
             self._failovers = Failovers(completion, memory, self.communicator)
         self._programs = programs
@@ -465,9 +466,6 @@ class Collectives:
             found = self._sequences.missed(instance) if self._sequences is not None else None
             unchecked += found is None
             known = self._communicators.get(instance)
-            if found:
-                # These are told as estimated ones.
-                found -= self._communicators.uncounted(instance)
             if found and known is not None:
                 missed += max(0, found - self._entered_before((known.name, format_label(known.rank)), known.tgid))
         return missed, unchecked

@@ -120,6 +120,7 @@ class Communicators:
         """Rises whenever anything that is known of a communicator changes."""
         self._known: dict[int, Communicator] = {}
         self._settled: dict[int, Communicator] = {}
+        """Those that ended and are no longer in the kernel's table: nothing about them changes any more."""
         self._said: defaultdict[int, set[str]] = defaultdict(set)
         """What the log has of calls that made nothing, by process."""
         self._of_process: defaultdict[int, set[int]] = defaultdict(set)
@@ -132,7 +133,6 @@ class Communicators:
         """Those of these instances that were seen from their first call on."""
         self._no_longer_whole: list[int] = []
         """Those that were told to nobody yet."""
-        """Those that ended and are no longer in the kernel's table: nothing about them changes any more."""
 
     def find_gpus_again(self) -> None:
         """More is known of the host's GPUs, or of processes."""

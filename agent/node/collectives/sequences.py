@@ -109,12 +109,20 @@ class Sequences:
     """Not thread-safe: the daemon's lock guards it."""
 
     def __init__(
-        self, communicators: CommunicatorRows, memory: ProcessMemory, layout_of: Callable[[int], SequenceLayout | None]
+        self,
+        communicators: CommunicatorRows,
+        memory: ProcessMemory,
+        layout_of: Callable[[int], SequenceLayout | None],
+        uncounted_of: Callable[[int], int] = lambda _instance: 0,
     ) -> None:
-        """`layout_of` knows the layout of a library by its number."""
+        """`layout_of` knows the layout of a library by its number.
+
+        `uncounted_of` knows, by instance, calls that met no probe since the agent saw it: those are told elsewhere.
+        """
         self._communicators = communicators
         self._memory = memory
         self._layout_of = layout_of
+        self._uncounted_of = uncounted_of
         self._known: dict[int, Reckoning] = {}
         self._calls: dict[int, int] = {}
         """By instance, as of the last round."""
@@ -210,8 +218,9 @@ class Sequences:
             if end.instance in best:
                 end.reckoning.add_sample(*best[end.instance])
                 self._checked.add(end.instance)
-                if end.reckoning.farthest:
-                    self._missed[end.instance] = end.reckoning.farthest
+                missed = end.reckoning.farthest - self._uncounted_of(end.instance)
+                if missed > self._missed.get(end.instance, 0):
+                    self._missed[end.instance] = missed
             else:
                 end.reckoning.skip_sample(end.calls if known is None else known)
 
