@@ -213,10 +213,12 @@ def find_library(wanted: str) -> JobLibrary:
     except (LibraryMissing, BuildError) as error:
         if wanted == "nccl":
             raise TestbedError(" ".join(str(error).split())) from None
-        why = (
-            "`make demo` in a checkout fetches it" if isinstance(error, LibraryMissing) else str(error).splitlines()[0]
-        )
-        return JobLibrary(None, f"{own} (the real NCCL is not here: {why})")
+        if isinstance(error, LibraryMissing):
+            return JobLibrary(None, f"{own} (the real NCCL is not here: `make demo` in a checkout fetches it)")
+        # Of what a compiler or Python says, the last line is the reason.
+        failed, *said = str(error).splitlines()
+        why = f"{failed} {said[-1]}" if said else failed
+        return JobLibrary(None, f"{own} (the stand-in for CUDA does not build: {why})")
     words = (
         f"the job calls the real NCCL {NCCL_VERSION} on a stand-in for CUDA: its GPU kernels run on this machine's CPUs"
     )

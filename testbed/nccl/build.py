@@ -76,7 +76,8 @@ def build(repository: Path = REPOSITORY, compiler: str = "gcc", version: str = N
 
     Raises:
         LibraryMissing: NCCL has not been fetched.
-        BuildError: the compiler or the layout generator failed, or the double does not play this version.
+        BuildError: the compiler or the layout generator failed, its folder cannot be written, or the double does not
+            play this version.
     """
     if version not in (NCCL_VERSION, OLDER_NCCL_VERSION):
         raise BuildError(f"the double plays NCCL {NCCL_VERSION} and {OLDER_NCCL_VERSION}, not {version}")
@@ -84,13 +85,16 @@ def build(repository: Path = REPOSITORY, compiler: str = "gcc", version: str = N
     if shutil.which(compiler) is None:
         raise BuildError(f"{compiler} is missing: install the packages gcc and libc6-dev")
     folder = _folder(nccl, version)
-    folder.mkdir(parents=True, exist_ok=True)
     recipe = Path(__file__)
     stub = folder / "libnvidia-ml.so.1"
     double = _double(nccl, folder)
     layout, generator = double.layout, _GENERATOR
-    layout.parent.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
+    try:
+        layout.parent.mkdir(parents=True, exist_ok=True)
+        locked = (folder / "lock").open("w")
+    except OSError as error:
+        raise BuildError(f"{error.filename}: cannot build there: {error.strerror}") from None
+    with locked as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if _stale(layout, [generator, nccl]):
             _run([sys.executable, str(generator), str(nccl), str(layout)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +22,8 @@ from railscope.agent.cli.demo_counts import (
 from railscope.agent.cli.demo_fault import next_step_lines, verdict_lines
 from railscope.agent.facts.snapshot import CommunicatorFacts, RankTimes
 from railscope.testbed.hosts import TestbedError
-from railscope.testbed.nccl.library import LibraryMissing
+from railscope.testbed.nccl.build import BuildError, build
+from railscope.testbed.nccl.library import NCCL_VERSION, LibraryMissing
 from tests.unit.exporters_snapshots import communicator, rail, stall
 
 
@@ -112,3 +114,29 @@ def test_without_nccl_the_demo_says_so_and_goes_on_unless_it_is_asked_for(monkey
     )
     with pytest.raises(TestbedError, match="is missing: run testbed"):
         find_library("nccl")
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        ("gcc is missing: install the packages gcc and libc6-dev", "gcc is missing: install the packages gcc and "),
+        ("python3 failed:\nTraceback:\n …\nModuleNotFoundError: elftools", "python3 failed: ModuleNotFoundError: elf"),
+    ],
+)
+def test_a_stand_in_that_does_not_build_is_told_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, error: str, why: str
+) -> None:
+    def broken() -> None:
+        raise BuildError(error)
+
+    monkeypatch.setattr(demo, "build", broken)
+    assert f"(the stand-in for CUDA does not build: {why}" in find_library("auto").words
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path) -> None:
+    library = tmp_path / ".venv" / "nccl" / NCCL_VERSION / "libnccl.so.2"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    (tmp_path / ".venv" / "nccl" / "double").touch()
+    with pytest.raises(BuildError, match=r"double/layout-\w+: cannot build there: Not a directory$"):
+        build(tmp_path)
