@@ -215,6 +215,11 @@ def _refused(reason: str, command: str = "matrix") -> int:
 
 
 def picture_file(text: str) -> Path:
+    """The type of an option that names the file to write.
+
+    Raises:
+        ArgumentTypeError: its name does not end as a picture or a table does.
+    """
     path = Path(text)
     if path.suffix not in _ENDINGS:
         raise argparse.ArgumentTypeError(f"{text!r} ends in none of {', '.join(_ENDINGS)}")
