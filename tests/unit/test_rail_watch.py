@@ -325,6 +325,30 @@ def test_rails_that_only_a_job_asked_for_expire_with_it_and_stay_readable_for_a_
     watch.rails.close()
 
 
+def test_processes_that_wait_for_one_namespace_are_all_told_of_when_it_is_opened_and_wait_no_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clock = OwnTime()
+    watch = Watch(monkeypatch, clock=clock)
+    there, inventory = NetworkNamespace(8, tmp_path / "net", own=False), SimulatedInventory(8)
+    inventory.names = ["net1", "lo"]
+    sources = DeviceSources(8, inventory, NoCounters(), cast(LinkEvents, SimulatedEvents()), "netlink", "")
+    monkeypatch.setattr(rail_watch, "open_namespace", lambda *_, **__: sources)
+    tenant = Tenant(5000)
+    watch.rails.shares.account_of_tenant(tenant).pay(clock.now_ns, clock.now_ns + 10**9)
+    for pid in (61, 62):
+        assert watch.rails.add_process(pid, there, "", tenant=tenant) is None
+    assert not watch.rails.watches(8), "its user's share of the time is used up"
+    clock.now_ns += 10**10
+    watch.rails.update(())
+    assert [(one.pid, one.events) for one in watch.rails.take_opened()] == [(61, sources.events), (62, None)]
+    watch.rails.add_process(62, there, "=lo", tenant=tenant)
+    watch.rails.update(())
+    assert watch.numbers() == {"eth0": "2", "net1": "0", "lo": "1"}, "what it says later counts"
+    assert watch.rails.take_opened() == []
+    watch.rails.close()
+
+
 def test_a_setting_that_a_process_is_found_to_have_replaces_that_it_had_none(watch: Watch) -> None:
     watch.inventory.names = ["eth0", "lo"]
     watch.events.coming = [[ADDED]]

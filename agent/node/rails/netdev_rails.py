@@ -232,8 +232,9 @@ class NetdevRails:
         time, the namespace is opened by a later `update`: see `take_opened`.
         """
         events = None
+        # What it says now replaces what it waited with, whoever has opened the namespace meanwhile.
+        self._waiting.pop(pid, None)
         if namespace.inode not in self._watched:
-            self._waiting.pop(pid, None)
             if self.shares.is_avoided(namespace.inode):
                 return None
             account = self.shares.account(namespace, tenant)
@@ -253,7 +254,7 @@ class NetdevRails:
         news = news or sockets_only != (pid in watched.sockets)
         watched.had_job = True
         watched.settings[pid] = socket_interfaces
-        watched.sockets = watched.sockets | {pid} if sockets_only else watched.sockets - {pid}
+        (watched.sockets.add if sockets_only else watched.sockets.discard)(pid)
         watched.leaving.pop(pid, None)
         if news:
             self._decide_for(tenant)
