@@ -8,15 +8,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from railscope.agent.facts.rail_decision import RailDecision
-from railscope.agent.node.inspection.tenants import Tenant
+from railscope.agent.node.inspection.tenants import ROOT, Tenant
 from railscope.agent.node.rails import netdev_rails as rail_watch
 from railscope.agent.node.rails.ethernet_facts import RailEthernet
 from railscope.agent.node.rails.namespace_shares import MOST_SETTINGS
+from railscope.agent.node.rails.netdev_facts import rail_facts
 from railscope.agent.node.rails.netdev_rails import NetdevRails
 from railscope.agent.node.rails.selection import RdmaPorts, RdmaRail, decide_rails
 from railscope.probes.clock import SystemClock
@@ -346,6 +348,40 @@ def test_processes_that_wait_for_one_namespace_are_all_told_of_when_it_is_opened
     watch.rails.update(())
     assert watch.numbers() == {"eth0": "2", "net1": "0", "lo": "1"}, "what it says later counts"
     assert watch.rails.take_opened() == []
+    watch.rails.close()
+
+
+def test_what_ends_at_once_is_told_and_decided_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = OwnTime()
+    watch = Watch(monkeypatch, clock=clock, lifetime_ns=10**12)
+    watch.inventory.names = ["eth0", *(f"lo{at}" for at in range(50))]
+    watch.events.coming = [[ADDED]]
+    watch.take()
+    watch.rails.add_process(50, HOME, "")
+    watch.rails.add_process(51, HOME, "lo")
+
+    def elsewhere(namespace: NetworkNamespace, **_: object) -> DeviceSources:
+        there = SimulatedInventory(namespace.inode)
+        return DeviceSources(there.netns, there, NoCounters(), cast(LinkEvents, SimulatedEvents()), "netlink", "")
+
+    monkeypatch.setattr(rail_watch, "open_namespace", elsewhere)
+    for pid in range(100, 110):
+        watch.rails.add_process(pid, NetworkNamespace(pid, Path("/nowhere"), own=False), "", tenant=ROOT)
+    before = watch.rails.rails()
+    assert len(before) == 61
+    decided, told = Mock(wraps=decide_rails), Mock(wraps=rail_facts)
+    monkeypatch.setattr(rail_watch, "decide_rails", decided)
+    monkeypatch.setattr(rail_watch, "rail_facts", told)
+    for pid in (51, *range(100, 110)):
+        watch.rails.remove_process(pid)
+    clock.now_ns += 10**9
+    assert len(watch.rails.update(())) == 10
+    assert decided.call_count == 2, "settings that ended, namespaces that ended"
+    assert told.call_count == len(before) + 11, "each once for what is gone: all of them, then those without lo"
+    kept = watch.rails.rails()
+    assert sorted((one.netns, one.device, one.rail) for one in kept) == sorted(
+        (one.netns, one.device, one.rail) for one in before
+    ), "what they carried stays readable"
     watch.rails.close()
 
 

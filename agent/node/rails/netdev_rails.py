@@ -455,6 +455,7 @@ class NetdevRails:
         if self._undecided:
             self._decide()
         self.shares.forget_idle()
+        due = []
         for netns, watched in list(self._watched.items()):
             again = (watched.events_error or watched.postponed) and not watched.crowded
             if again and watched.sources.events is not None:
@@ -462,16 +463,19 @@ class NetdevRails:
             if watched.close_ns is not None and now_ns >= watched.close_ns:
                 if watched.sources.events is not None:
                     closed.append(watched.sources.events)
-                self._close(netns, now_ns)
+                due.append(netns)
             elif (
                 not watched.crowded
                 and watched.sources.events is None
                 and now_ns - watched.inventory_ns > _INVENTORY_PERIOD_NS
             ):
                 self._read_inventory(netns, watched)
+        if due:
+            self._close(due, now_ns)
         self._gone = {netns: gone for netns, gone in self._gone.items() if gone.until_ns > now_ns}
         self._expired = {device: gone for device, gone in self._expired.items() if gone.until_ns > now_ns}
-        self._labels = {device: label for device, label in self._labels.items() if device[0] in self.namespaces}
+        shown = self.namespaces
+        self._labels = {device: label for device, label in self._labels.items() if device[0] in shown}
         return closed
 
     def _open_waiting(self) -> None:
@@ -507,12 +511,11 @@ class NetdevRails:
         if not decide:
             return
         before = {(one.device.netns, one.device.name) for one in self._decisions if one.rail and one.requested}
-        facts = {key: self._facts(self._sampler.state(), key[0]) for key in before}
+        facts = self._facts_by_place() if before else {}
         self._decide()
         rails = {(one.device.netns, one.device.name) for one in self._decisions if one.rail is not None}
         for key in before - rails:
-            last = tuple(fact for fact in facts[key] if fact.device == key[1])
-            self._expired[key] = _Gone(last, now_ns + self._lifetime_ns, self._watched[key[0]].account)
+            self._expired[key] = _Gone((facts[key],), now_ns + self._lifetime_ns, self._watched[key[0]].account)
         self._expired = _newest_of_accounts(self._expired)
 
     def _log_trouble(self, state: SamplerState) -> None:
@@ -647,6 +650,11 @@ class NetdevRails:
             )
         return tuple(facts)
 
+    def _facts_by_place(self) -> dict[tuple[int, str], RailFacts]:
+        """Every rail that is watched, by namespace and device."""
+        places = [(one.device.netns, one.device.name) for one in self._decisions if one.rail is not None]
+        return dict(zip(places, self._facts(self._sampler.state(), None), strict=True))
+
     def rails_of_namespace(self, netns: int) -> tuple[tuple[RailFacts, int | None], ...]:
         """Rails of one network namespace, each with when it last gained or lost its carrier while watched."""
         return tuple(
@@ -664,19 +672,23 @@ class NetdevRails:
     def collectors(self) -> tuple[CollectorResult, ...]:
         return self._sampler.state().collector_results()
 
-    def _close(self, netns: int, now_ns: int) -> None:
-        watched = self._watched.pop(netns)
-        facts = self._facts(self._sampler.state(), netns)
-        named = tuple(replace(fact, netns=fact.netns or f"net:[{netns}]") for fact in facts)
-        del watched.account.namespaces[netns]
-        self._gone[netns] = _Gone(named, now_ns + self._lifetime_ns, watched.account)
+    def _close(self, namespaces: Sequence[int], now_ns: int) -> None:
+        """Let go of namespaces, all that are due at once: the others are decided about anew once."""
+        facts: dict[int, list[RailFacts]] = {netns: [] for netns in namespaces}
+        for (netns, _name), fact in self._facts_by_place().items():
+            if netns in facts:
+                facts[netns].append(replace(fact, netns=fact.netns or f"net:[{netns}]"))
+        for netns, last in facts.items():
+            watched = self._watched.pop(netns)
+            del watched.account.namespaces[netns]
+            self._gone[netns] = _Gone(tuple(last), now_ns + self._lifetime_ns, watched.account)
+            self._sampler.remove(watched.key)
+            # The daemon still polls the events: they are closed at the next update, after it has stopped polling.
+            self._to_close.append(watched.sources)
+            self._correlator.forget(str(netns))
+            self._carrier_changes.forget(netns)
+            self._ledgers.forget(netns)
         self._gone = _newest_of_accounts(self._gone)
-        self._sampler.remove(watched.key)
-        # The daemon still polls the events: they are closed at the next update, after it has stopped polling.
-        self._to_close.append(watched.sources)
-        self._correlator.forget(str(netns))
-        self._carrier_changes.forget(netns)
-        self._ledgers.forget(netns)
         self._decide()
 
     def close(self) -> None:

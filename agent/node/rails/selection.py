@@ -171,6 +171,9 @@ def decide_rails(
     namespaces: defaultdict[int, list[NetworkDevice]] = defaultdict(list)
     for device in devices:
         namespaces[device.netns].append(device)
+    known_in: defaultdict[int, list[str]] = defaultdict(list)
+    for home_of, name in known:
+        known_in[home_of].append(name)
     decisions: list[RailDecision] = []
     # Those without jobs come last: they take what is left.
     for netns, members in sorted(namespaces.items(), key=lambda entry: (entry[0] in idle, entry[0])):
@@ -195,7 +198,7 @@ def decide_rails(
                 fixed[device.name] = port.rail
                 ports.add(port)
         names = {device.name for device in members}
-        vanished = [name for home_of, name in known if home_of == netns and name not in names]
+        vanished = [name for name in known_in[netns] if name not in names]
         others = rdma.numbers | (taken if netns in idle else set())
         numbered = _number(chosen, fixed, others, vanished, {name: held.get((netns, name), "") for name in names})
         if netns not in idle:
@@ -324,11 +327,12 @@ def _number(
     own = [choice.device.name for choice in choices if choice.is_rail and not choice.requested]
     numbers = {name: fixed.get(name) or next(free) for name in sorted([*own, *vanished], key=natural_order)}
     requested = [choice.device.name for choice in choices if choice.is_rail and choice.requested]
+    taken.update(numbers.values())
     for name in requested:
         number = fixed.get(name) or held.get(name, "")
-        if number and (name in fixed or number not in {*taken, *numbers.values()}):
+        if number and (name in fixed or number not in taken):
             numbers[name] = number
-    taken.update(numbers.values())
+            taken.add(number)
     for name in requested:
         if name not in numbers:
             numbers[name] = next(free)
