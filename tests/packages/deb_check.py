@@ -146,13 +146,7 @@ def slurm() -> dict[str, Any]:
 
 def ansible() -> dict[str, Any]:
     """The role, on this machine itself: it installs the package that is there already, and writes a configuration."""
-    settings = json.dumps(
-        {
-            "railscope_hosts": "localhost",
-            "railscope_packages": "/packages",
-            "railscope_config": {"stalls": {"after": "20s"}},
-        }
-    )
+    settings = json.dumps({"railscope_hosts": "localhost", "railscope_config": {"stalls": {"after": "20s"}}})
     playbook = ("ansible-playbook", "--connection=local", "--inventory=localhost,", "--extra-vars", settings)
     return run(*playbook, "/deploy/ansible/railscope.yml", ANSIBLE_NOCOLOR="1", HOME="/root")
 
