@@ -109,6 +109,8 @@ class JobView:
     step_seconds: float | None
     """Mean."""
     shares: StepShares | None
+    ended: bool
+    """The rank that stood for it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +130,7 @@ class NodeView:
     """Those that have NVLinks."""
     ops: tuple[OpView, ...]
     jobs: tuple[JobView, ...]
-    """Of those whose steps are known."""
+    """Of those whose steps are known; what has ended comes last."""
     stalls: tuple[ScrapedStall, ...]
     """The longest first."""
     last_ended: ScrapedStall | None
@@ -169,8 +171,9 @@ def _jobs(first: NodeScrape | None, now: NodeScrape) -> tuple[JobView, ...]:
         if before is not None and before.parts.keys() <= parts.keys():
             more = {part: value - before.parts.get(part, 0.0) for part, value in parts.items()}
             parts = more if all(value >= 0 for value in more.values()) and any(more.values()) else parts
-        views.append(JobView(comm, job.job, ratio(seconds, steps), StepShares.from_parts(parts)))
-    return tuple(views)
+        ended = now.living is not None and (comm, rank) not in now.living
+        views.append(JobView(comm, job.job, ratio(seconds, steps), StepShares.from_parts(parts), ended))
+    return tuple(sorted(views, key=lambda job: job.ended))
 
 
 def _entered(now: NodeScrape) -> dict[tuple[str, str], float]:

@@ -70,6 +70,7 @@ def _of_job(job: JobView) -> dict[str, Value]:
         "communication_ratio": None if shares is None else shares.communication,
         "idle_ratio": None if shares is None else shares.idle,
         "unknown_ratio": None if shares is None else shares.unknown,
+        "ended": 1 if job.ended else None,
     }
 
 

@@ -190,9 +190,12 @@ def _job_lines(view: NodeView | None) -> list[Text]:
     if view is None:
         return []
     lines = []
-    for job in view.jobs[:_MOST_JOBS]:
+    living = [job for job in view.jobs if not job.ended]
+    for job in living[:_MOST_JOBS]:
         bound = "" if job.shares is None else f": {describe_bound(job.shares)[0]}"
         lines.append(Text(printable(f"{job.job or job.comm}: steps of {format_length(job.step_seconds)}{bound}")))
+    if len(living) > _MOST_JOBS:
+        lines.append(Text(f"{_count(len(living) - _MOST_JOBS, 'more job')} with steps: --plain shows them"))
     return lines
 
 

@@ -68,6 +68,34 @@ def test_at_120_columns_a_rank_shows_its_mean_time_lateness_process_and_job_too(
     assert line_with(lines, f"{COMM} 1/4").split()[10:] == ["5ms", "0%", "4712", "pretrain"]
 
 
+def with_jobs(snapshot: Snapshot, *comms: str, ended: str = "") -> Snapshot:
+    """The snapshot with a job of each of these communicators, of which one may have ended."""
+    (steps, *_) = snapshot.collectives.jobs
+    jobs = tuple(replace(steps, comm=comm, rank="0") for comm in comms)
+    ranks = [replace(communicator(comm), alive=comm != ended) for comm in comms]
+    changed = with_communicators(snapshot, *ranks)
+    return replace(changed, collectives=replace(changed.collectives, jobs=jobs))
+
+
+def test_the_steps_of_jobs_stand_above_the_panes_and_what_has_ended_takes_no_place() -> None:
+    snapshot = full_snapshot()
+    view = moving(with_jobs(snapshot, "a1", "b2", "c3", ended="a1"))
+    told = [line for line in screen(view, 120) if "steps of " in line]
+    assert len(told) == 2
+    assert all(line.startswith("pretrain: steps of ") for line in told)
+    of_jobs = [line.split() for line in render_lines(view) if " kind=job " in line]
+    assert [next(word for word in line if word.startswith("comm=")) for line in of_jobs] == [
+        "comm=b2", "comm=c3", "comm=a1",
+    ]  # fmt: skip
+    assert ["ended=1" in line for line in of_jobs] == [False, False, True]
+
+
+def test_jobs_that_there_is_no_room_for_are_counted() -> None:
+    lines = screen(moving(with_jobs(full_snapshot(), "a1", "b2", "c3", "d4")), 120)
+    assert sum("steps of " in line for line in lines) == 2
+    assert line_with(lines, "2 more jobs") == "2 more jobs with steps: --plain shows them"
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_rail_shows_its_rates_as_bars_against_its_speed_and_how_much_is_explained(width: int) -> None:
     lines = screen(moving(full_snapshot()), width)
@@ -292,7 +320,7 @@ def test_ranks_that_have_ended_leave_room_for_what_goes_on(order: dict[Pane, Ord
 def test_plain_lines_tell_ended_ranks_from_living_ones() -> None:
     lines = list(render_lines(split_often(2)))
     assert " ranks=5 ended_ranks=3 " in lines[0]
-    ended = [line for line in lines if line.endswith(" ended=1")]
+    ended = [line for line in lines if " kind=rank " in line and line.endswith(" ended=1")]
     assert len(ended) == 3
     assert all(" kind=rank " in line for line in ended)
 
