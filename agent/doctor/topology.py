@@ -30,17 +30,16 @@ from railscope.probes.processes.processes import environ
 from railscope.probes.rdma.counters import RdmaCounters
 from railscope.probes.rdma.inventory import read_ports
 from railscope.probes.rdma.port import RECEIVE, TRANSMIT, choose_byte_counters
+from railscope.probes.topology.data_direct import DataDirect
 from railscope.probes.topology.machine import (
     Gpu,
     Nic,
-    gpus_of_pci,
     gpus_of_topology,
-    nics_of_rdma,
     nics_of_topology,
+    read_machine,
     read_place,
 )
 from railscope.probes.topology.nccl_xml import read_topology, read_topology_of_process
-from railscope.probes.topology.pci import pci_devices
 
 WIDTH: Final = 100
 _LONGEST_NAME: Final = 28
@@ -129,8 +128,7 @@ def rdma_of_host(config: Config, processes: Iterable[int]) -> RdmaPorts:
     if not ports:
         return NO_RDMA
     believed = _nccl_settings(config, processes, [])  # what is refused is a finding about the topology
-    devices = pci_devices(config.sysfs)
-    nics, gpus = nics_of_rdma(config.sysfs, ports, devices), gpus_of_pci(devices)
+    gpus, nics = read_machine(config.sysfs, ports, DataDirect(config.sysfs))
     mapped = _mapped(config, nics, gpus, believed)
     return rdma_ports(ports, mapped)
 
@@ -146,8 +144,7 @@ def check_topology(
     Raises:
         OSError: sysfs cannot be listed.
     """
-    devices = pci_devices(config.sysfs)
-    gpus, nics = gpus_of_pci(devices), nics_of_rdma(config.sysfs, read_ports(config.sysfs), devices)
+    gpus, nics = read_machine(config.sysfs, read_ports(config.sysfs), DataDirect(config.sysfs))
     findings: list[Finding] = []
     if nics:
         mapped = _mapped(config, nics, gpus, _nccl_settings(config, processes, findings))

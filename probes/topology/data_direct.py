@@ -59,20 +59,34 @@ def _keywords(resource: bytes) -> dict[str, bytes]:
     return found
 
 
-def data_direct_places(sysfs: Path, devices: Iterable[PciDevice], addresses: Iterable[str]) -> Mapping[str, Place]:
-    """Where the data direct function of each card is, by the address of the card's own function.
+class DataDirect:
+    """Knows the functions for data direct of a machine; asks the firmware again only when functions or cards change."""
 
-    Args:
-        sysfs: root of the tree.
-        devices: functions of the machine, those for data direct among them.
-        addresses: of cards.
-    """
-    functions = [device.place for device in devices if device.is_data_direct]
-    if not functions:
-        return {}
+    def __init__(self, sysfs: Path) -> None:
+        """`sysfs`: root of the tree."""
+        self._sysfs = sysfs
+        self._read_for: tuple[tuple[Place, ...], tuple[str, ...]] = (), ()
+        self._found: Mapping[str, Place] = {}
+
+    def places(self, devices: Iterable[PciDevice], addresses: Iterable[str]) -> Mapping[str, Place]:
+        """Where the data direct function of each card is, by the address of the card's own function.
+
+        Args:
+            devices: functions of the machine, those for data direct among them.
+            addresses: of cards; empty ones are passed over.
+        """
+        functions = tuple(device.place for device in devices if device.is_data_direct)
+        cards = tuple(dict.fromkeys(address for address in addresses if address))
+        if (functions, cards) != self._read_for:
+            self._found = _read_places(self._sysfs, functions, cards) if functions else {}
+            self._read_for = functions, cards
+        return self._found
+
+
+def _read_places(sysfs: Path, functions: Iterable[Place], cards: Iterable[str]) -> dict[str, Place]:
     identifiers = {place: _read(sysfs, place.address).get("VU", b"") for place in functions}
     found = {}
-    for address in dict.fromkeys(addresses):
+    for address in cards:
         own = _read(sysfs, address)
         serial = own.get("SN", b"").strip()
         if len(serial) < _SHORTEST_SERIAL:

@@ -6,16 +6,16 @@ GPUs are numbered as NVML numbers them: by PCI address, unless the description g
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from railscope.probes.netdev.inventory import UNKNOWN
 from railscope.probes.rdma.inventory import RdmaPort
-from railscope.probes.topology.data_direct import data_direct_places
+from railscope.probes.topology.data_direct import DataDirect
 from railscope.probes.topology.nccl_xml import XmlTopology
 from railscope.probes.topology.paths import Place
-from railscope.probes.topology.pci import PciDevice, pci_device, pci_order, place_in_path
+from railscope.probes.topology.pci import PciDevice, pci_device, pci_devices, pci_order, place_in_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,19 @@ class Nic:
     """PCI address of the function by which it reaches GPUs, where `place` is; empty: its own."""
 
 
+def read_machine(
+    sysfs: Path, ports: Collection[RdmaPort], data_direct: DataDirect
+) -> tuple[tuple[Gpu, ...], tuple[Nic, ...]]:
+    """The GPUs of a machine, of which `sysfs` is the root, and its RDMA ports in their places.
+
+    Raises:
+        OSError: the PCI functions cannot be listed.
+    """
+    devices = pci_devices(sysfs)
+    places = data_direct.places(devices, (port.pci for port in ports))
+    return gpus_of_pci(devices), nics_of_rdma(sysfs, ports, places)
+
+
 def gpus_of_pci(devices: Iterable[PciDevice]) -> tuple[Gpu, ...]:
     """The NVIDIA GPUs of a machine, from its PCI functions."""
     places = sorted((device.place for device in devices if device.is_gpu), key=lambda place: pci_order(place.address))
@@ -135,15 +148,13 @@ def find_described_place(place: Place, described: Mapping[str, Place]) -> Place 
     return None
 
 
-def nics_of_rdma(sysfs: Path, ports: Iterable[RdmaPort], devices: Iterable[PciDevice]) -> tuple[Nic, ...]:
+def nics_of_rdma(sysfs: Path, ports: Iterable[RdmaPort], data_direct: Mapping[str, Place]) -> tuple[Nic, ...]:
     """RDMA ports with their places in the PCI tree, of which `sysfs` is the root.
 
-    `devices`: the machine's functions.  A card that has one for data direct is where that is, as for NCCL.
+    `data_direct`: see `DataDirect.places`.  A card that has such a function is where that is, as for NCCL.
     """
-    found = tuple(ports)
-    data_direct = data_direct_places(sysfs, devices, (port.pci for port in found if port.pci))
     nics = []
-    for port in found:
+    for port in ports:
         function = pci_device(sysfs, port.pci)
         place = function.place if function else Place(port.pci, (), port.numa_node)
         reached = data_direct.get(port.pci)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from railscope.probes.rdma.inventory import read_ports
-from railscope.probes.topology.machine import Gpu, Nic, gpus_of_pci, nics_of_rdma
+from railscope.probes.topology.data_direct import DataDirect
+from railscope.probes.topology.machine import Gpu, Nic, gpus_of_pci, read_machine
 from railscope.probes.topology.pci import pci_devices
 
 GPU_CLASS, VGA_CLASS, INFINIBAND_CLASS, ETHERNET_CLASS, BRIDGE_CLASS = (
@@ -115,7 +116,7 @@ class SimulatedMachine:
         return gpus_of_pci(pci_devices(self.sysfs))
 
     def nics(self) -> tuple[Nic, ...]:
-        return nics_of_rdma(self.sysfs, read_ports(self.sysfs), pci_devices(self.sysfs))
+        return read_machine(self.sysfs, read_ports(self.sysfs), DataDirect(self.sysfs))[1]
 
 
 def behind_switch(bus: int, slot: int, address: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,6 +16,7 @@ from railscope.probes.clock import SystemClock
 from railscope.probes.topology.machine import Gpu, Nic
 from railscope.probes.topology.nccl_xml import XmlTopology, parse_topology
 from railscope.probes.topology.paths import Place
+from railscope.probes.topology.pci import pci_devices
 from tests.trees.rdma import MLX5_COUNTERS, RdmaTree
 from tests.unit.growth import lines_run
 from tests.waiting import eventually
@@ -140,6 +142,21 @@ def test_a_tick_takes_as_long_whatever_a_topology_file_holds(machine: Path) -> N
             return lines_run(rails.update)
 
     assert lines_of_a_tick(250) < lines_of_a_tick(1) + 250
+
+
+def test_what_jobs_say_is_decided_about_without_reading_the_machine_again(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Mock(wraps=pci_devices)
+    monkeypatch.setattr("railscope.probes.topology.machine.pci_devices", read)
+    rails = RdmaRails(OwnTime(), sysfs=machine, sample_interval_ns=10**8, window_ns=10**9, patterns=())
+    with closing(rails):
+        rails.start()
+        for pid in range(1, 9):
+            rails.add_process(pid, description(NCCL_IB_HCA=f"=mlx5_1:1:{pid}"), Tenant(pid))
+            rails.update()
+        assert {one.device: one.rail for one in rails.rails()} == {"mlx5_0": "0", "mlx5_1": "1", "mlx5_2": "2"}
+    assert read.call_count == 1
 
 
 def test_one_job_s_settings_take_no_port_from_others_and_expire_with_it(machine: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -17,10 +18,13 @@ from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.rails.gpu_affinity import MappedNic, map_rails
 from railscope.agent.node.rails.job_settings import JobSettings, TopologyFiles, believe
 from railscope.agent.node.targets.processes import Describe, Description
-from railscope.probes.topology.data_direct import parse_product_data
+from railscope.probes.netdev.sysfs import read_bytes
+from railscope.probes.rdma.inventory import read_ports
+from railscope.probes.topology.data_direct import DataDirect, parse_product_data
 from railscope.probes.topology.machine import gpus_of_topology, nics_of_topology
 from railscope.probes.topology.nccl_xml import parse_topology
 from railscope.probes.topology.paths import PathType
+from railscope.probes.topology.pci import pci_devices
 from tests.trees.pci import SimulatedMachine
 
 ADA = Tenant(uid=1001)
@@ -525,6 +529,22 @@ def test_of_a_card_with_two_functions_each_has_a_data_direct_one(tmp_path: Path)
         "fab0_0": "0009:03:00.0",
         "fab0_1": "0009:03:00.1",
     }
+
+
+def test_product_data_are_read_again_only_when_functions_or_cards_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = cards_at_the_processor(tmp_path)
+    read = Mock(wraps=read_bytes)
+    monkeypatch.setattr("railscope.probes.topology.data_direct.read_bytes", read)
+    known = DataDirect(machine.sysfs)
+    devices, cards = pci_devices(machine.sysfs), [port.pci for port in read_ports(machine.sysfs)]
+    found = known.places(devices, cards)
+    assert len(found) == len(cards) == 4
+    assert known.places(pci_devices(machine.sysfs), cards) == found
+    assert read.call_count == 8, "each card and each function once"
+    assert known.places(devices, cards[1:]) == {card: found[card] for card in cards[1:]}
+    assert read.call_count == 15
 
 
 def test_a_card_whose_product_data_cannot_be_read_stays_where_it_is(tmp_path: Path) -> None:

@@ -39,9 +39,9 @@ from railscope.agent.node.sampling.utilization import Utilization
 from railscope.agent.node.targets.processes import NOT_DESCRIBED, Description
 from railscope.probes.clock import Clock
 from railscope.probes.rdma.inventory import RdmaPort
-from railscope.probes.topology.machine import gpus_of_pci, nics_of_rdma
+from railscope.probes.topology.data_direct import DataDirect
+from railscope.probes.topology.machine import Gpu, Nic, read_machine
 from railscope.probes.topology.nccl_xml import DATA_DIRECT
-from railscope.probes.topology.pci import pci_devices
 
 _log = logging.getLogger("railscope.rdma")
 
@@ -87,6 +87,8 @@ class RdmaRails:
         self._leaving: dict[int, int] = {}
         """Until when the settings of ended processes count, ns."""
         self._mapped: dict[tuple[str, int | None], MappedNic] = {}
+        self._data_direct = DataDirect(sysfs)
+        self._machine: tuple[tuple[RdmaPort, ...], tuple[Gpu, ...], tuple[Nic, ...]] | None = None
         self._mapped_from: tuple[tuple[RdmaPort, ...], Believed] | None = None
         self._wire: dict[tuple[str, str], RailWire] = {}
         self._handed_over = NOT_OBSERVED
@@ -229,8 +231,7 @@ class RdmaRails:
             return
         known = [key for key, entry in self._mapped.items() if entry.rail is not None and not entry.requested]
         try:
-            devices = pci_devices(self._sysfs)
-            gpus, nics = gpus_of_pci(devices), nics_of_rdma(self._sysfs, ports, devices)
+            gpus, nics = self._read_machine(ports)
             mapped = map_rails(
                 nics,
                 gpus,
@@ -250,6 +251,12 @@ class RdmaRails:
                 continue  # another port changed
             name = f"{entry.nic.device}:{entry.nic.port}"
             _log.info("%s is %s: %s", name, f"rail {entry.rail}" if entry.rail else "no rail", entry.reason)
+
+    def _read_machine(self, ports: tuple[RdmaPort, ...]) -> tuple[tuple[Gpu, ...], tuple[Nic, ...]]:
+        """GPUs and ports in their places; read again when ports change, and not for what jobs say."""
+        if self._machine is None or self._machine[0] != ports:
+            self._machine = ports, *read_machine(self._sysfs, ports, self._data_direct)
+        return self._machine[1:]
 
     def _rails(self) -> list[tuple[PortFacts, MappedNic]]:
         found = []
