@@ -16,7 +16,7 @@ import pytest
 from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.stalls import watchdog
 from railscope.agent.node.stalls.evidence import RailSigns
-from railscope.agent.node.stalls.watchdog import EVALUATION_NS, LONGEST_LOOK_PAUSE_NS
+from railscope.agent.node.stalls.watchdog import EVALUATION_NS, LONGEST_BRIDGED_NS, LONGEST_LOOK_PAUSE_NS
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.nccl.abi import Op
@@ -312,3 +312,12 @@ def test_a_crowd_that_goes_on_is_seen_at_its_next_look(monkeypatch: pytest.Monke
     world.watch.processes_gone({CROWDED: 9})
     world.step(8 * LOOKS_A_SECOND)
     assert world.watch._crowds == frozenset()
+
+
+@pytest.mark.parametrize(("pause_ns", "bridged"), [(LONGEST_LOOK_PAUSE_NS, True), (LONGEST_BRIDGED_NS + 1, False)])
+def test_what_was_read_before_the_agent_was_stopped_for_long_says_nothing_of_now(pause_ns: int, bridged: bool) -> None:
+    world = World()
+    steady(world)
+    world.clock.now_ns += pause_ns
+    world.watch.evaluate()
+    assert (world.gap_ns > 0) is bridged

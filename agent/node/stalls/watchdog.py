@@ -61,6 +61,8 @@ LOOK_SHARE: Final = 50
 look takes as long as hundreds of others."""
 LONGEST_LOOK_PAUSE_NS: Final = 3_000_000_000
 """What else of that tenant may stall does not wait longer for its look because of them."""
+LONGEST_BRIDGED_NS: Final = 4 * LONGEST_LOOK_PAUSE_NS
+"""After a longer pause, as where the agent was stopped, what was read before it says nothing about the last moments."""
 _CROWD: Final = 256
 """Ranks of one tenant that may not be well: they are looked at in turns of their own, so that no other waits."""
 _MOST_ENDED: Final = 100
@@ -236,7 +238,7 @@ class Watchdog:
         left_out = self._crowds if now_ns < self._crowds_due_ns else frozenset[int]()
         # What was found out before a long pause counts: each look would begin anew, and never come to a judgement.
         pause_ns = now_ns - (self._evaluated_ns if left_out else self._looked_ns)
-        self._inspector.bridge(pause_ns if pause_ns > REST_NS else 0)
+        self._inspector.bridge(pause_ns if REST_NS < pause_ns <= LONGEST_BRIDGED_NS else 0)
         self._evaluated_ns = now_ns
         events = self.early.recent(now_ns)
         try:
