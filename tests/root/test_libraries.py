@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import select
+import threading
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -421,6 +422,34 @@ def test_the_probes_on_calls_come_off_and_go_back_while_the_others_stay(tmp_path
         assert found.set_watched(()) == []
         assert found.uncounted == frozenset()
         assert one.links is not None
+
+
+class _SlowLinks(Links):
+    """Take a while to come off."""
+
+    def __init__(self, may_end: threading.Event) -> None:
+        super().__init__()
+        self._may_end = may_end
+
+    def close(self) -> None:
+        assert self._may_end.wait(60)
+
+
+def test_a_library_is_dropped_only_when_the_probes_that_are_coming_off_its_calls_are_off(tmp_path: Path) -> None:
+    path, may_end = library(tmp_path / "libnccl.so.2"), threading.Event()
+    with Caller(path) as job, discovering(job.pid) as found:
+        found.scan()
+        (one,) = found.libraries
+        one.calls = _SlowLinks(may_end)
+        assert found.set_watched({one.number}) == []
+        threading.Timer(0.1, may_end.set).start()
+        with path.open("r+b") as file:
+            os.utime(file.fileno(), ns=(1, 1))
+            file.write(b"\0")
+        found.detach_changed()
+        assert one.number not in {library.number for library in found.libraries}
+        assert one.detaching is not None
+        assert one.detaching.done()
 
 
 def test_a_tenant_has_a_share_of_the_places_and_what_lingers_makes_room(

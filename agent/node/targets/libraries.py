@@ -202,8 +202,6 @@ class Libraries:
         """Libraries that were not observed for want of room, by whose they are; never falls."""
         self._left_out: set[tuple[Tenant, FileKey]] = set()
         """Those of them that were counted."""
-        self._watched: frozenset[int] = frozenset()
-        """Numbers of libraries whose calls are to meet no probe."""
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="detach calls")
 
     @property
@@ -303,13 +301,12 @@ class Libraries:
 
         They come off aside, as the kernel takes its time: `uncounted` says when they have.
         """
-        self._watched = frozenset(numbers)
         errors = []
         for library in self.libraries:
-            if library.number in self._watched and library.calls is not None:
+            if library.number in numbers and library.calls is not None:
                 library.detaching, library.calls = self._aside.submit(library.calls.close), None
                 self.changes += 1
-            elif library.number not in self._watched and library.links is not None and library.calls is None:
+            elif library.number not in numbers and library.links is not None and library.calls is None:
                 try:
                     if _is_detached(library):
                         self._attach_calls(library)
@@ -591,6 +588,9 @@ class Libraries:
     def _drop(self, library: Library, why: str) -> None:
         if library.links is not None:
             close_together(links for links in (library.links, library.calls) if links is not None)
+            if library.detaching is not None:
+                # Its file may be written over, and its number used again: no probe may be left on either.
+                library.detaching.result()
             _log.info("detached from %s: %s", library.path, why)
         if self._changes is not None and library.watch is not None:
             self._changes.unwatch(library.watch)
