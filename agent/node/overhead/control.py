@@ -1,9 +1,9 @@
 """Applies the governor: adds up the probes' cost and sets the level that the budget allows.
 
 Calls are counted at every level but *watch*, at which the observer takes the probes off them
-(agent/node/daemon/watching.py).  Probes on CUDA's driver were asked for, and stay while
-they alone keep the budget: levels give way to them.  A second governor decides on them, which has two levels, *counts*
-for detached and *completion* for attached, and sees what they alone cost.
+(agent/node/daemon/watching.py).  Probes on CUDA's driver were asked for, and stay while they alone keep the budget:
+levels give way to them.  A second governor decides on them, which has two levels, *counts* for detached and
+*completion* for attached, and sees what they alone cost.
 """
 
 from __future__ import annotations
