@@ -130,14 +130,6 @@ def maker_of_user_namespace(procfs: Path, pid: int) -> int | None:
     return None
 
 
-def pid_namespace_of(procfs: Path, pid: int) -> int | None:
-    """The inode of a process's pid namespace; None: it has gone, or belongs to others."""
-    try:
-        return (procfs / str(pid) / "ns" / "pid").stat().st_ino
-    except OSError:
-        return None
-
-
 def named_namespaces(folder: Path = Path("/run/netns")) -> Mapping[int, str]:
     """Names of network namespaces given by `ip netns add`, by inode; empty where the folder is missing."""
     names: dict[int, str] = {}

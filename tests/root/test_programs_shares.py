@@ -16,7 +16,15 @@ from railscope.probes.loading.maps import Map
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.layouts.layout import Layouts
 from railscope.probes.nccl.programs.calls import EnqueueTime, Loader, NcclPrograms
-from railscope.probes.nccl.records.calls import AGGREGATE_SLOTS, CALL_SLOT, NOBODY, SHAPES, SHARED_TABLES, Stat
+from railscope.probes.nccl.records.calls import (
+    AGGREGATE_SLOTS,
+    CALL_SLOT,
+    DEEPLY_NESTED,
+    NOBODY,
+    SHAPES,
+    SHARED_TABLES,
+    Stat,
+)
 from railscope.probes.processes.namespaces import FIRST_NAMESPACE
 from tests.root.caller import Caller
 from tests.root.probe_targets import FLOAT32, Target, assemble, attached, counted, loaded, on_x86_64, target
@@ -51,9 +59,6 @@ _RETURNS_WHEN_TOLD = (
     "mov %rsp, %rdi; xor %esi, %esi; mov $35, %eax; syscall; jmp 1b;"
     "2: add $24, %rsp; xor %eax, %eax; ret"
 )
-
-
-DEEPLY_NESTED = NOBODY - 1
 
 
 def user_of(pid: int) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from railscope.agent.node.daemon.limits import MOST_USERS, OTHERS, RECENT_NS, LimitsReached
+from railscope.agent.node.daemon.limits import MOST_USERS, OTHERS, RECENT_NS, LimitsReached, user_of_share
+from railscope.probes.nccl.records.calls import DEEPLY_NESTED
+from railscope.probes.processes.namespaces import FIRST_NAMESPACE
 from tests.unit.stall_world import SimulatedClock
 
 
@@ -32,3 +34,8 @@ def test_who_lost_something_lately_is_named_and_later_is_not() -> None:
     clock.sleep(RECENT_NS / 1e9)
     limits.record("communicators", {5000: 1})
     assert limits.recent() == ""
+
+
+def test_shares_of_containers_are_roots_and_nobody_knows_whose_deeply_nested_ones_are() -> None:
+    shares = (5000, None, FIRST_NAMESPACE + 17, DEEPLY_NESTED)
+    assert [user_of_share(number) for number in shares] == [5000, None, 0, None]

@@ -10,13 +10,27 @@ from collections.abc import Mapping
 from typing import Final
 
 from railscope.agent.facts.label_numbers import UNKNOWN
+from railscope.agent.node.inspection.tenants import ROOT
 from railscope.probes.clock import Clock
+from railscope.probes.nccl.records.calls import DEEPLY_NESTED
+from railscope.probes.processes.namespaces import FIRST_NAMESPACE
 
 RECENT_NS: Final = 600_000_000_000
 """For so long after a loss its user is said to be at a limit."""
 MOST_USERS: Final = 64
 """Users that are named for each limit; the others are one."""
 OTHERS: Final = "other"
+
+
+def user_of_share(number: int | None) -> int | None:
+    """The uid of whoever has the share of this number in the programs' tables (probes/bpf/answerable.h).
+
+    A container has a share of its own, by the inode of its pid namespace, where its processes are root's.  None: not
+    known.
+    """
+    if number is None or number < FIRST_NAMESPACE:
+        return number
+    return None if number == DEEPLY_NESTED else ROOT.uid
 
 
 class LimitsReached:

@@ -31,11 +31,11 @@ from railscope.agent.node.completion.cuda import CudaCompletion
 from railscope.agent.node.completion.driver_calls import DriverCallWatch
 from railscope.agent.node.completion.handed_over import RailBytes
 from railscope.agent.node.daemon.hardware import Hardware
-from railscope.agent.node.daemon.limits import LimitsReached
+from railscope.agent.node.daemon.limits import LimitsReached, user_of_share
 from railscope.agent.node.daemon.watching import Watching
 from railscope.agent.node.inspection.inspection import Inspection
 from railscope.agent.node.inspection.questions import NotYet, Refused
-from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant, tenant_of
+from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant, sum_by_user, tenant_of
 from railscope.agent.node.overhead.control import LevelControl
 from railscope.agent.node.overhead.governor import level_name
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
@@ -58,7 +58,7 @@ from railscope.probes.nccl.memory.proxy_work import ProxyWorkLayout
 from railscope.probes.nccl.programs.calls import NcclPrograms
 from railscope.probes.nccl.records.calls import SHARED_TABLES
 from railscope.probes.netdev.events import LinkEvents
-from railscope.probes.processes.namespaces import FIRST_NAMESPACE, NamespaceError, network_namespace, pid_namespace_of
+from railscope.probes.processes.namespaces import NamespaceError, network_namespace
 from railscope.probes.processes.owner import ProcessOwner
 from railscope.probes.processes.processes import ProcessIdentity, cgroup, identity_of, is_alive, program_mark
 
@@ -66,7 +66,6 @@ _log = logging.getLogger("railscope.observer")
 
 MOST_ENDED: Final = 2000
 """Ended communicators that stay readable; older ones only count in the node's totals."""
-_MOST_CONTAINERS: Final = 4096
 
 
 def _ignore(_identity: ProcessIdentity, _events: LinkEvents | None) -> None:
@@ -175,8 +174,6 @@ class NcclObserver:
         self._inspection = sources.inspection
         self._new_process = sources.new_process
         self._lost_elsewhere = sources.lost_elsewhere
-        self._containers: dict[int, int | None] = {}
-        """Users of containers that lost something at a limit, by the inode of their pid namespace."""
         self._driver_calls = sources.driver_calls
         self._hardware = hardware
         self._clock = clock
@@ -507,29 +504,13 @@ class NcclObserver:
     def _record_limits(self) -> None:
         refused: defaultdict[str, Counter[int | None]] = defaultdict(Counter)
         for (table, number), calls in self._collectives.limits_reached().items():
-            refused[table][self._user(number)] += calls
+            refused[table][user_of_share(number)] += calls
         for table in SHARED_TABLES:
             self.limits.record(table, refused[table])
         for limit, lost in (("libraries", self._libraries.left_out), ("inspection", self._inspection.late())):
-            by_user: Counter[int | None] = Counter()
-            for tenant, count in lost.items():
-                by_user[tenant.uid] += count
-            self.limits.record(limit, by_user)
+            self.limits.record(limit, sum_by_user(lost))
         for limit, lost_there in {**self._lost_elsewhere, **self._hardware.lost_by_user()}.items():
             self.limits.record(limit, lost_there())
-
-    def _user(self, number: int | None) -> int | None:
-        """Whose share that number of the programs is: a user's own, or a container's pid namespace (answerable.h)."""
-        if number is None or number < FIRST_NAMESPACE:
-            return number
-        if number not in self._containers and len(self._containers) < _MOST_CONTAINERS:
-            there = (
-                process.tenant.uid
-                for process in self._processes.values()
-                if pid_namespace_of(self._config.procfs, process.identity.pid) == number
-            )
-            self._containers[number] = next(there, None)
-        return self._containers.get(number)
 
     def _handed_over(self) -> HandedBytes:
         if self._completion is None:

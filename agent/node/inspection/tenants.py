@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -58,6 +60,14 @@ class Tenant:
 UNKNOWN_TENANT: Final = Tenant(None)
 ROOT: Final = Tenant(0)
 """Root of the host, outside containers: trusted."""
+
+
+def sum_by_user(counts: Mapping[Tenant, int]) -> Mapping[int | None, int]:
+    """What tenants lost, say, by uid; None: not known."""
+    by_user: Counter[int | None] = Counter()
+    for tenant, count in counts.items():
+        by_user[tenant.uid] += count
+    return by_user
 
 
 def tenant_of(procfs: Path, pid: int) -> Tenant:

@@ -17,7 +17,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from railscope.agent.node.inspection.tenants import ROOT, Tenant
+from railscope.agent.node.inspection.tenants import ROOT, Tenant, sum_by_user
 from railscope.probes.clock import Clock
 from railscope.probes.processes.namespaces import NetworkNamespace, made_by_root
 
@@ -116,18 +116,11 @@ class NamespaceShares:
 
     def refused_by_user(self) -> Mapping[int | None, int]:
         """`refused`, by uid."""
-        return _by_user(self.refused)
+        return sum_by_user(self.refused)
 
     def unread_by_user(self) -> Mapping[int | None, int]:
         """`unread`, by uid."""
-        return _by_user(self.unread)
-
-
-def _by_user(counts: Mapping[Tenant, int]) -> Mapping[int | None, int]:
-    by_user: Counter[int | None] = Counter()
-    for tenant, count in counts.items():
-        by_user[tenant.uid] += count
-    return by_user
+        return sum_by_user(self.unread)
 
 
 def share_settings(settings: Iterable[tuple[Tenant, str]]) -> tuple[tuple[str, ...], frozenset[tuple[Tenant, str]]]:

@@ -185,6 +185,8 @@ SHARED_TABLES: Final = (
 _SHARE_PLACES: Final = 32
 """SHARED_TABLES of nccl.h, a power of two."""
 NOBODY: Final = 0xFFFFFFFF
+DEEPLY_NESTED: Final = NOBODY - 1
+"""In whose share is who nests user namespaces deeper than the programs look (answerable.h)."""
 SHARE_KEY: Final[Dtype] = np.dtype([("uid", "<u4"), ("tgid", "<u4")])
 SHARE: Final[Dtype] = np.dtype(
     [("taken", "<u8", (_SHARE_PLACES,)), ("refused", "<u8", (_SHARE_PLACES,)), ("entries", "<u8")]
