@@ -25,15 +25,15 @@ _HELMS: Final = re.compile(r"^ *(?:app\.kubernetes\.io/managed-by|helm\.sh/chart
 _HEAD: Final = "# Made of deploy/helm/railscope by tests/packages/manifests.py: change it there.\n"
 
 
-def render(values: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """What the chart makes of values, by the template's name; templates that make nothing are left out.
+def render(values: Mapping[str, Any] | None = None, chart: Path = CHART) -> dict[str, str]:
+    """What a chart makes of values, by the template's name; templates that make nothing are left out.
 
     Raises:
         helm_python.HelmError: the values are wrong by values.schema.json, or a template fails.
     """
     from helm_python.chart import Chart
 
-    rendered = Chart.load(CHART).render(dict(values or {}), name=NAME, namespace=NAME)
+    rendered = Chart.load(chart).render(dict(values or {}), name=NAME, namespace=NAME)
     named = {Path(path).stem: text for path, text in rendered.items() if text.strip()}
     return {name: text for name, text in named.items() if name != "NOTES"}
 

@@ -89,7 +89,7 @@ def test_manifests_are_valid_by_kubernetes_schemas(values: dict[str, Any], versi
 def test_plain_manifests_are_fresh_and_kustomize_takes_them() -> None:
     assert MANIFEST.read_text() == plain(), "run: .venv/bin/python -m tests.packages.manifests"
     if shutil.which("kubectl") is None:
-        pytest.skip("kubectl is missing: kustomize was not run")
+        pytest.skip("kubectl is missing: put it into PATH and run 'make test-packages' again")
     folder = REPOSITORY / "deploy/kustomize"
     done = subprocess.run(["kubectl", "kustomize", folder], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -123,6 +123,21 @@ def test_the_agents_variables_and_configuration_are_those_it_takes(tmp_path: Pat
         assert done.returncode == 0, done.stdout + done.stderr
         for expected in ("node-1", "/run/railscope", ":9779"):
             assert expected in done.stdout
+
+
+@pytest.mark.parametrize(("profile", "name"), [("Unconfined", "unconfined"), ("RuntimeDefault", "runtime/default")])
+def test_before_kubernetes_1_30_an_annotation_names_the_profile_as_these_versions_do(
+    profile: str, name: str, tmp_path: Path
+) -> None:
+    """Helm's library renders for the newest Kubernetes alone: here the template takes that for an older one."""
+    shutil.copytree(CHART, tmp_path / "chart")
+    template = tmp_path / "chart/templates/daemonset.yaml"
+    text = template.read_text()
+    assert '"<1.30.0-0"' in text
+    template.write_text(text.replace('"<1.30.0-0"', '">=1.30.0-0"'))
+    made = yaml.safe_load(render({"appArmorProfile": profile}, tmp_path / "chart")["daemonset"])
+    annotations = made["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["container.apparmor.security.beta.kubernetes.io/agent"] == name
 
 
 def test_gpus_are_the_runtimes_only_where_it_is_named() -> None:
