@@ -63,7 +63,7 @@ def build(output: Path, parts: Sequence[str] = PARTS, *, snapshot: bool = False)
     epoch = os.environ.get("SOURCE_DATE_EPOCH") or git("log", "-1", "--format=%ct").strip() or "0"
     output.mkdir(parents=True, exist_ok=True)
     if left := sorted(output.iterdir()):
-        raise NoRelease(f"{output} holds {left[0].name}: name an empty folder")
+        raise NoRelease(f"{output} holds {left[0].name}: remove what is in it, or name an empty folder")
     os.umask(0o022)
     environment = {**os.environ, "SOURCE_DATE_EPOCH": epoch, "LC_ALL": "C.UTF-8", "TZ": "UTC"}
     with tempfile.TemporaryDirectory(prefix="railscope-release-") as scratch:
@@ -161,7 +161,7 @@ def _write_tgz(archive: Path, entries: Sequence[tuple[str, bytes]], epoch: int) 
 def files_below(folder: Path) -> Iterator[Path]:
     """Regular files, also those that links of files and of folders lead to."""
     for parent, _, names in os.walk(folder, followlinks=True):
-        yield from (Path(parent, name) for name in names if not name.startswith("__pycache__"))
+        yield from (Path(parent, name) for name in names)
 
 
 def changelog_section(text: str, version: str, *, snapshot: bool) -> str:
