@@ -161,7 +161,7 @@ bench-fleet: setup packages-test  ## simulated fleets of 8 to 512 nodes: what ru
 deb: setup packages-deb  ## dist/railscope_*.deb for amd64 and arm64
 	deploy/debian/build
 
-release: setup packages-deb packages-image  ## dist/release: packages, wheels, images, chart, checksums, SBOM; SNAPSHOT=1 between releases
+release: setup packages-deb packages-image  ## dist/release, which must be empty: packages, wheels, image, chart, checksums, SBOM; SNAPSHOT=1 between releases
 	$(PYTHON) deploy/release/release.py dist/release $(if $(SNAPSHOT),--snapshot)
 
 # The folder `build` of a former build would bring back modules that are gone.
