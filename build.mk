@@ -42,7 +42,7 @@ WORKLOAD_DRIVER_SOURCES := $(wildcard testbed/workload/driver*.c)
 WORKLOAD_LIBRARY_SOURCES := $(filter-out $(WORKLOAD_DRIVER_SOURCES),$(wildcard testbed/workload/*.c))
 WORKLOAD_HEADERS := $(wildcard testbed/workload/*.h)
 WORKLOAD_CFLAGS := -std=gnu11 -g -O3 -Wall -Wextra -Werror -pthread -fPIC -fvisibility=hidden -fwrapv \
-	-fno-omit-frame-pointer -fno-optimize-sibling-calls \
+	-fno-omit-frame-pointer -fno-optimize-sibling-calls $(WITHOUT_ITS_PLACE) \
 	$(shell $(CC) -fno-shrink-wrap -E -x c /dev/null >/dev/null 2>&1 && echo -fno-shrink-wrap)
 BUILT += $(WORKLOAD_LIBRARY) $(WORKLOAD_DRIVER)
 
