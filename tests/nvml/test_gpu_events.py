@@ -19,6 +19,8 @@ from tests.nvml.test_watch import wait_until
 
 XID, DOUBLE_BIT, CLOCK, UNAVAILABLE = 0x8, 0x2, 0x10, 0x4000
 ALL = 0xFFFF
+EVENT_SETS = 8
+"""That the stand-in has at once."""
 
 
 @pytest.fixture
@@ -95,6 +97,17 @@ def test_what_a_watch_heard_is_taken_once_and_goes_on_after_a_gpu_was_lost(watch
     wait_until(lambda: watch.hears == (1,), "the other one is registered for again")
     stub.say(f"event 1 {XID} 48")
     wait_until(lambda: told(first, second), "the other one tells")
+
+
+def test_event_sets_are_given_back_with_their_session(watch: NvlinkWatch, stub: Stub, tmp_path: Path) -> None:
+    def hear() -> None:
+        with closing(NvlinkWatch(SystemClock(), sysfs=tmp_path, library=stub.library, period_seconds=0.01)) as another:
+            another.start()
+            wait_until(lambda: another.hears == (0, 1), "events are registered for")
+
+    for _ in range(EVENT_SETS):
+        hear()
+    assert watch.hears == (0, 1), "its own stays"
 
 
 def xids(condition: ConditionWatch) -> list[tuple[str, int]]:

@@ -175,7 +175,7 @@ class _EventThread:
                 self._events = GpuEvents(self._session, self._numbers, self._clock)
             told = self._events.read()
         except NvmlError as error:
-            self._give_back()
+            self.give_back()
             self._failures += 1
             # Of a GPU that cannot tell nothing is missed: it is no failure.
             self._remark.say("" if error.absent else str(error))
@@ -185,11 +185,11 @@ class _EventThread:
         if told:
             self._told(told)
         if not self._events.gpus:
-            self._give_back()
+            self.give_back()
             return _LONGEST_PAUSE_NS
         whole = len(self._events.gpus) == len(self._numbers)
         if not whole and self._clock.monotonic_ns() - self._registered_ns > _LONGEST_PAUSE_NS:
-            self._give_back()  # one that was lost may be back
+            self.give_back()  # one that was lost may be back
         return self._period_ns
 
     @property
@@ -197,7 +197,8 @@ class _EventThread:
         events = self._events
         return events.gpus if events is not None else ()
 
-    def _give_back(self) -> None:
+    def give_back(self) -> None:
+        """Let NVML forget the event set; only the thread itself may call this, or whoever saw its end."""
         if self._events is not None:
             self._events.close()
             self._events = None
@@ -345,13 +346,15 @@ class NvlinkWatch:
         for thread in threads:
             thread.stop()
         repeated = [thread.repeated for thread in threads]
-        if self._event_thread is not None:
-            self._event_thread.repeated.stop()
-            repeated.append(self._event_thread.repeated)
-            self._event_thread = None
+        events, self._event_thread = self._event_thread, None
+        if events is not None:
+            events.repeated.stop()
+            repeated.append(events.repeated)
         last_ns = self._clock.monotonic_ns() + _CLOSE_NS
         ended = [one.join(max(0, last_ns - self._clock.monotonic_ns()) / 1e9) for one in repeated]
         if session is not None and all(ended):
+            if events is not None:
+                events.give_back()
             session.close()
 
     def _say_who_hangs(self) -> None:
