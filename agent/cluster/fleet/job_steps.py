@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from railscope.agent.cluster.fleet.prometheus import PrometheusError, Sample, Store
-from railscope.agent.cluster.fleet.scrapes import match_any
+from railscope.agent.cluster.fleet.scrapes import host_names, match_any
 from railscope.agent.cluster.fleet.slow import promql_seconds, waited_for_expression
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.bound import StepShares
@@ -68,8 +68,8 @@ def read_job_steps(store: Store, job: str, window_seconds: float, at: float | No
 
 
 def _name(rank: Sample) -> str:
-    host = rank.labels.get("instance", "").rpartition(":")[0]
-    return f"rank {rank.labels.get('rank', '')}{f' on {host}' if host else ''}"
+    (host,) = host_names([rank]).values()
+    return f"rank {rank.labels.get('rank', '')} on {host}"
 
 
 def _longest(samples: tuple[Sample, ...]) -> Mapping[str, float]:

@@ -20,9 +20,9 @@ LABEL: Final = "cluster"
 _SELECTORS: Final = re.compile(
     r"""(?P<text>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|\b(?P<name>railscope_\w+|up)\b(?P<matchers>\s*\{)?"""
 )
-
-
+"""Strings, which are passed over, and selectors with the brace that may follow."""
 _MOST_SHOWN: Final = 8
+"""Names of clusters in an error."""
 
 
 class OneCluster:

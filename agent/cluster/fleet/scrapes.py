@@ -79,7 +79,7 @@ def read_scrapes(ask: Asker) -> Scrapes:
     stamps, scraped = _by_instance(found["stamp"]), _by_instance(found["scraped"])
     count, span = _by_instance(found["scrapes"]), _by_instance(found["span"])
     answered, started = _by_instance(found["up"]), _by_instance(found["started"])
-    names = _names([*found["ever"], *found["up"]])
+    names = host_names([*found["ever"], *found["up"]])
     # The stamps are the host's own: where its clock was set meanwhile, they may be a day apart.
     intervals = {
         one: min(seconds, _SPAN_SECONDS) / (count[one] - 1)
@@ -164,7 +164,7 @@ def _mixed(started: Iterable[Sample]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def _names(samples: Iterable[Sample]) -> dict[str, str]:
+def host_names(samples: Iterable[Sample]) -> dict[str, str]:
     """What each instance is called; by its full name where a shorter one would not be unique."""
     short: dict[str, str] = {}
     for sample in samples:
