@@ -11,6 +11,7 @@ from typing import Final
 
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.causes import Severity
+from railscope.agent.facts.hardware_evidence import HARMFUL_REASONS, RECOVERED_STATE
 from railscope.dashboards import recorded
 from railscope.dashboards.alerting.alert import Alert, Group, promql
 from railscope.dashboards.alerting.rails import HOST, RAIL
@@ -22,7 +23,8 @@ _SAID_FOR: Final = "None: it has happened, and is told of for an hour."
 _LINK_LOST: Final = 'counter=~"carrier_changes|link_downed|link_down_events(_phy)?"'
 _PAUSED: Final = 'counter=~"rx_.*(pause|pfc|xoff).*|.*_rx_(pause_phy|transitions)|port_xmit_wait"'
 _UNCORRECTABLE: Final = 'result="uncorrectable"'
-_SLOWED_BY: Final = 'reason=~"hardware|hardware_thermal|software_thermal|power_brake"'
+_SLOWED_BY: Final = f'reason=~"{"|".join(HARMFUL_REASONS)}"'
+_RECOVERED: Final = f'state="{RECOVERED_STATE}"'
 _BY_DRIVER: Final = "xid|sxid|gpu"
 _BROKEN_GPU: Final = f'kind=~"{_BY_DRIVER}",severity="page"'
 _ILL_GPU: Final = f'kind=~"{_BY_DRIVER}",severity="warn"'
@@ -51,7 +53,7 @@ def _links(least: Thresholds) -> Iterator[Alert]:
         Severity.WARNING,
         promql(
             f"""
-            {catalogue.RAIL_PHYSICAL_STATE.where('state="LinkErrorRecovery"')} == 1
+            {catalogue.RAIL_PHYSICAL_STATE.where(_RECOVERED)} == 1
             or
             (
                 {catalogue.RAIL_PHYSICAL_STATE} == 1
