@@ -299,3 +299,21 @@ def test_threads_inside_sampled_calls_leave_places_for_anothers_samples(
         taken, freed = (share_counts(map_, field) for map_, field in share_maps(programs))
         number = SHARED_TABLES.index("calls_under_way")
         assert taken[GREEDY, 0][number] == freed[GREEDY, 0][number] == CALLS // 3 + 1
+
+
+def test_a_call_that_was_under_way_as_probes_came_off_is_no_time_of_the_next_one(
+    tmp_path_factory: pytest.TempPathFactory, layouts: Layouts
+) -> None:
+    path = assemble(tmp_path_factory.mktemp("slow"), ncclAllReduce=_RETURNS_WHEN_TOLD)
+    with (
+        target(path, layouts) as slow,
+        Caller(path, user=GREEDY) as caller,
+        loaded(attach=AttachKind.MULTI, enqueue_time=EnqueueTime.PAIR, sample_every=1) as programs,
+    ):
+        programs.observe(caller.pid)
+        with attached(programs, slow):
+            caller.start("ncclAllReduce", caller.memory(8, 1), 0, 100, FLOAT32, 0, caller.memory(4096, 1), 7)
+            eventually(lambda: len(programs._calls_under_way.read()[0]) == 1)
+        with attached(programs, slow):
+            assert len(programs._calls_under_way.read()[0]) == 0
+        caller.end()

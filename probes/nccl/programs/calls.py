@@ -303,7 +303,9 @@ class NcclPrograms:
             if self.enqueue_time is EnqueueTime.SESSION:
                 links.attach(kind, programs["collective_session"], path, points.calls, pid=pid, session=True)
             else:
-                if self.enqueue_time is EnqueueTime.PAIR:
+                if self.enqueue_time is EnqueueTime.PAIR and points.calls:
+                    # A call that was under way as probes came off left its start: no time of the next one's.
+                    delete_where(self._calls_under_way, lambda keys, _: np.ones(len(keys), bool))
                     links.attach(kind, programs["collective_return"], path, points.calls, pid=pid, on_return=True)
                 links.attach(kind, programs["collective_entry"], path, points.calls, pid=pid)
             links.attach(kind, programs["collective_entry"], path, points.calls_entry_only, pid=pid)
