@@ -57,6 +57,12 @@ class _Stretch:
     """By rank, of those for which others waited for much of it."""
 
 
+_Spent = Mapping[str, Mapping[str, tuple[int, float]]]
+"""By communicator and rank: operations, and seconds in them."""
+_Made = dict[str, tuple[int, dict[str, _Share]]]
+"""By communicator: operations, and each rank's share."""
+
+
 @dataclass(slots=True)
 class _Totals:
     """As of the end of the last stretch, by communicator and rank."""
@@ -113,8 +119,9 @@ class SlowRanks:
             return
         seconds = (now_ns - before.at_ns) / 1e9
         at = (now_ns + self._realtime_offset_ns()) / 1e9
-        made = _by_calls(before, now, seconds) | _by_completions(before, now, seconds)
-        self._waits = _waits_by_calls(before, now, seconds) | _waits_by_completions(before, now, seconds)
+        by_calls, spent = _by_calls(before, now, seconds), _spent(before, now)
+        made = by_calls | _by_completions(spent, seconds)
+        self._waits = _waits_by_calls(by_calls, now.arrivals, seconds) | _waits_by_completions(spent, seconds)
         known = {comm for comm, _ in (*now.times, *now.arrivals)}
         self._stretches = {comm: them for comm, them in self._stretches.items() if comm in known}
         for comm, (operations, shares) in made.items():
@@ -126,7 +133,7 @@ class SlowRanks:
         )
 
 
-def _spent(before: _Totals, now: _Totals) -> Mapping[str, Mapping[str, tuple[int, float]]]:
+def _spent(before: _Totals, now: _Totals) -> _Spent:
     """Of each communicator with several ranks here: operations of each rank, and its seconds in them."""
     spent: defaultdict[str, dict[str, tuple[int, float]]] = defaultdict(dict)
     for (comm, rank), one in now.times.items():
@@ -137,32 +144,31 @@ def _spent(before: _Totals, now: _Totals) -> Mapping[str, Mapping[str, tuple[int
     return {comm: ranks for comm, ranks in spent.items() if len(ranks) > 1}
 
 
-def _waits_by_completions(before: _Totals, now: _Totals, seconds: float) -> dict[_Key, RankWait]:
+def _waits_by_completions(spent: _Spent, seconds: float) -> dict[_Key, RankWait]:
     """By how much longer operations took on a rank than on the one on which they took least."""
     found = {}
-    for comm, ranks in _spent(before, now).items():
+    for comm, ranks in spent.items():
         least = min(inside / operations for operations, inside in ranks.values())
         for rank, (operations, inside) in ranks.items():
             found[comm, rank] = RankWait(inside - operations * least, inside, seconds)
     return found
 
 
-def _waits_by_calls(before: _Totals, now: _Totals, seconds: float) -> dict[_Key, RankWait]:
+def _waits_by_calls(by_calls: _Made, arrivals: Iterable[_Key], seconds: float) -> dict[_Key, RankWait]:
     """For how long others alone had not made a call that the rank had made."""
-    shares = {comm: them for comm, (_, them) in _by_calls(before, now, seconds).items()}
-    whole = {comm: sum(share.ratio for share in them.values()) for comm, them in shares.items()}
+    whole = {comm: sum(share.ratio for share in shares.values()) for comm, (_, shares) in by_calls.items()}
     found = {}
-    for comm, rank in now.arrivals:
+    for comm, rank in arrivals:
         if comm in whole:
-            own = shares[comm].get(rank)
+            own = by_calls[comm][1].get(rank)
             found[comm, rank] = RankWait((whole[comm] - (own.ratio if own else 0.0)) * seconds, None, seconds)
     return found
 
 
-def _by_completions(before: _Totals, now: _Totals, seconds: float) -> dict[str, tuple[int, dict[str, _Share]]]:
+def _by_completions(spent: _Spent, seconds: float) -> _Made:
     """Of each communicator with several ranks here: operations, and what others waited for each rank."""
     found = {}
-    for comm, ranks in _spent(before, now).items():
+    for comm, ranks in spent.items():
         # Where several operations are under way at once their time counts so many times.
         whole = max(seconds, *(inside for _, inside in ranks.values()))
         total = sum(inside for _, inside in ranks.values())
@@ -175,7 +181,7 @@ def _by_completions(before: _Totals, now: _Totals, seconds: float) -> dict[str, 
     return found
 
 
-def _by_calls(before: _Totals, now: _Totals, seconds: float) -> dict[str, tuple[int, dict[str, _Share]]]:
+def _by_calls(before: _Totals, now: _Totals, seconds: float) -> _Made:
     """The same by who made calls last."""
     shares: defaultdict[str, dict[str, _Share]] = defaultdict(dict)
     calls: defaultdict[str, int] = defaultdict(int)
