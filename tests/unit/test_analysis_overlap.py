@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,20 @@ from railscope.agent.analysis.facts.report import Iteration, Unknown
 from railscope.agent.analysis.tables.gpus import find_gpus
 from railscope.agent.analysis.timing.iterations import find_iterations
 from railscope.agent.analysis.timing.overlap import find_overlap, find_role_times
+from railscope.agent.dataset.reader import Dataset
 from tests.unit.datasets import BEGAN_NS, JobDataset
 from tests.unit.timed_jobs import MS, ddp, pipeline
 
 
+def told(dataset: Dataset, iterations: Sequence[Iteration]) -> tuple[tuple[Iteration, ...], tuple[Unknown, ...]]:
+    """The iterations with what is known of them, and what is not."""
+    overlap = find_overlap(dataset, find_gpus(dataset), iterations)
+    return overlap.iterations, overlap.unknown
+
+
 def overlap_of(job: JobDataset) -> tuple[tuple[Iteration, ...], tuple[Unknown, ...]]:
     dataset = job.open()
-    gpus = find_gpus(dataset)
-    return find_overlap(dataset, gpus, find_iterations(dataset, gpus)[1])
+    return told(dataset, find_iterations(dataset, find_gpus(dataset))[1])
 
 
 def one_iteration(from_ns: int, to_ns: int) -> Iteration:
@@ -58,9 +65,7 @@ def test_computing_is_the_union_of_kernels_and_idle_time_is_none_of_it(tmp_path:
     for begin, took in ((5, 20), (10, 10), (60, 10), (95, 15)):
         job.compute(0, begin * MS, took * MS)
     dataset = job.open()
-    (one, two), unknown = find_overlap(
-        dataset, find_gpus(dataset), (one_iteration(0, 100 * MS), one_iteration(100 * MS, 200 * MS))
-    )
+    (one, two), unknown = told(dataset, (one_iteration(0, 100 * MS), one_iteration(100 * MS, 200 * MS)))
     assert not unknown
     assert one.compute_seconds == pytest.approx(0.035)
     assert two.compute_seconds == pytest.approx(0.010)
@@ -72,9 +77,7 @@ def test_operations_at_the_same_time_count_once(tmp_path: Path) -> None:
     for begin, took in ((0, 40), (10, 10), (30, 30), (90, 30)):
         job.operation("aa", 0, "AllReduce", 1 << 20, begin * MS, took * MS, source="cuda")
     dataset = job.open()
-    (one, two), _ = find_overlap(
-        dataset, find_gpus(dataset), (one_iteration(0, 100 * MS), one_iteration(100 * MS, 200 * MS))
-    )
+    (one, two), _ = told(dataset, (one_iteration(0, 100 * MS), one_iteration(100 * MS, 200 * MS)))
     assert one.comm_seconds == pytest.approx(0.070)  # 0–60 and 90–100: what is longer than the iteration is cut
     assert one.comm_ratio == pytest.approx(0.70)
     assert two.comm_seconds == pytest.approx(0.020)
@@ -86,9 +89,7 @@ def test_the_gpu_that_communicates_longest_speaks_for_all_iterations(tmp_path: P
     for rank, begin, took in ((0, 0, 30), (1, 0, 10), (1, 100, 50)):
         job.operation("aa", rank, "AllReduce", 1 << 20, begin * MS, took * MS, source="cuda")
     dataset = job.open()
-    found, _ = find_overlap(
-        dataset, find_gpus(dataset), (one_iteration(0, 100 * MS), one_iteration(100 * MS, 200 * MS))
-    )
+    found, _ = told(dataset, (one_iteration(0, 100 * MS), one_iteration(100 * MS, 200 * MS)))
     assert [one.comm_seconds for one in found] == [pytest.approx(0.010), pytest.approx(0.050)]
 
 
@@ -99,7 +100,7 @@ def test_operations_at_the_same_time_make_no_gpu_the_busiest(tmp_path: Path) -> 
     for rank, begin, took in ((0, 0, 40), (0, 5, 30), (0, 10, 20), (1, 0, 25), (1, 50, 25), (0, 300, 90)):
         job.operation("aa", rank, "AllReduce", 1 << 20, begin * MS, took * MS, source="cuda")
     dataset = job.open()
-    (found,), _ = find_overlap(dataset, find_gpus(dataset), (one_iteration(0, 100 * MS),))
+    (found,), _ = told(dataset, (one_iteration(0, 100 * MS),))
     assert found.comm_seconds == pytest.approx(0.050)
 
 
@@ -116,7 +117,7 @@ def test_without_recorded_kernels_nobody_knows_what_is_hidden(tmp_path: Path) ->
     job.communicator("aa", (0, 1))
     job.operation("aa", 0, "AllReduce", 1 << 20, 0, MS, source="cuda")
     dataset = job.open()
-    (one,), unknown = find_overlap(dataset, find_gpus(dataset), (one_iteration(0, 100 * MS),))
+    (one,), unknown = told(dataset, (one_iteration(0, 100 * MS),))
     assert one.comm_ratio == pytest.approx(0.01)
     assert one.non_overlapped_seconds is None
     assert one.compute_seconds is None
@@ -129,7 +130,7 @@ def test_times_of_network_threads_are_said_to_lack_what_stays_inside_a_server(tm
     job.communicator("aa", (0, 1, 2, 3))
     job.operation("aa", 0, "AllReduce", 1 << 20, 0, MS, source="proxy")
     dataset = job.open()
-    _, unknown = find_overlap(dataset, find_gpus(dataset), (one_iteration(0, 100 * MS),))
+    _, unknown = told(dataset, (one_iteration(0, 100 * MS),))
     assert [one.row for one in unknown] == [11, 12]
     assert "inside a server" in unknown[0].reason
 
@@ -140,7 +141,7 @@ def test_kernels_of_a_process_with_several_gpus_are_nobodys(tmp_path: Path) -> N
     job.operation("aa", 0, "AllReduce", 1 << 20, 0, MS, source="cuda")
     job.compute(0, 0, MS)
     dataset = job.open()
-    (one,), unknown = find_overlap(dataset, find_gpus(dataset), (one_iteration(0, 100 * MS),))
+    (one,), unknown = told(dataset, (one_iteration(0, 100 * MS),))
     assert one.comm_seconds == pytest.approx(0.001)
     assert one.non_overlapped_seconds is None
     assert "one process per GPU" in unknown[0].reason
@@ -152,7 +153,7 @@ def test_kernels_where_nobody_names_the_process_are_nobodys_and_the_reason_says_
     job.operation("aa", 0, "AllReduce", 1 << 20, 0, MS, source="cuda")
     job.compute(0, 0, MS)
     dataset = job.open()
-    (one,), (unknown,) = find_overlap(dataset, find_gpus(dataset), (one_iteration(0, 100 * MS),))
+    (one,), (unknown,) = told(dataset, (one_iteration(0, 100 * MS),))
     assert one.non_overlapped_seconds is None
     assert unknown.row == 12
     assert "The process that drives the GPU" in unknown.reason
@@ -192,7 +193,7 @@ def test_a_union_is_at_most_its_parts_and_no_order_changes_it(
             for gpu in range(2):
                 job.compute(gpu, begin * MS, took * MS)
         dataset = job.open()
-        found.append(find_overlap(dataset, find_gpus(dataset), windows))
+        found.append(told(dataset, windows))
     assert found[0] == found[1]
     for one in found[0][0]:
         assert one.comm_seconds is not None
@@ -216,11 +217,11 @@ def test_time_is_told_by_parallelism_and_of_each_kind_what_is_not_overlapped(tmp
     dataset = job.open()
     gpus = find_gpus(dataset)
     windows = (one_iteration(0, 100 * MS), one_iteration(100 * MS, 200 * MS))
-    iterations, _ = find_overlap(dataset, gpus, windows)
-    found = find_role_times(dataset, gpus, iterations, {"tp": "tp", "dp": "dp", "idle": "ep"})
+    overlap = find_overlap(dataset, gpus, windows)
+    found = find_role_times(dataset, gpus, overlap, {"tp": "tp", "dp": "dp", "idle": "ep"})
     assert [(one.gpu, one.role) for one in found] == [(0, "dp"), (0, "tp"), (0, "unknown")]
     assert [one.seconds for one in found] == [pytest.approx(value) for value in (0.020, 0.015, 0.005)]
     assert [one.ratio for one in found] == [pytest.approx(value) for value in (0.20, 0.15, 0.05)]
     # 20 to 25 and 50 to 60 of the replicas', 0 to 25 of the tensor groups' lie outside the kernel.
     assert [one.non_overlapped_seconds for one in found] == [pytest.approx(value) for value in (0.0075, 0.0125, 0.005)]
-    assert find_role_times(dataset, gpus, windows, {}) == ()
+    assert find_role_times(dataset, gpus, overlap._replace(busiest=None), {}) == ()

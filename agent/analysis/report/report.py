@@ -204,11 +204,11 @@ def _times_are_known(recordings: Iterable[dict[str, Any]]) -> bool:
 
 def _course(dataset: Dataset, gpus: Gpus, classes: SizeClasses, roles: Mapping[str, str]) -> _Course:
     regularity, bare, unknown_iterations = find_iterations(dataset, gpus)
-    overlapped, unknown_overlap = find_overlap(dataset, gpus, bare)
-    iterations, unknown_non_uniformity = find_non_uniformity(dataset, gpus, overlapped)
+    overlap = find_overlap(dataset, gpus, bare)
+    iterations, unknown_non_uniformity = find_non_uniformity(dataset, gpus, overlap.iterations)
     receives, unknown_receives = find_receives(dataset, gpus, iterations, classes)
-    unknown = (*unknown_iterations, *unknown_overlap, *unknown_non_uniformity, *unknown_receives)
-    role_times = find_role_times(dataset, gpus, iterations, roles)
+    unknown = (*unknown_iterations, *overlap.unknown, *unknown_non_uniformity, *unknown_receives)
+    role_times = find_role_times(dataset, gpus, overlap, roles)
     return _Course(regularity, iterations, receives, role_times, unknown)
 
 

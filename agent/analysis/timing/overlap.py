@@ -17,8 +17,8 @@ only what crosses the network.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 import ibis
 import numpy as np
@@ -47,14 +47,31 @@ _SUSPECTS: Final = (
 )
 
 
-def find_overlap(
-    dataset: Dataset, gpus: Gpus, iterations: Sequence[Iteration]
-) -> tuple[tuple[Iteration, ...], tuple[Unknown, ...]]:
-    """The iterations with communication and non-overlapped time, as far as they can be known."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Busiest:
+    """The GPU that communicates longest."""
+
+    gpu: int
+    computed: Intervals | None
+    """When it computed; None: not known."""
+
+
+class Overlap(NamedTuple):
+    """Communication and computation of iterations."""
+
+    iterations: tuple[Iteration, ...]
+    """With communication and non-overlapped time, as far as they can be known."""
+    unknown: tuple[Unknown, ...]
+    busiest: Busiest | None = None
+    """None: it is not known how long the iterations communicate."""
+
+
+def find_overlap(dataset: Dataset, gpus: Gpus, iterations: Sequence[Iteration]) -> Overlap:
+    """How long the GPU that communicates longest does so in each iteration, and how much of that beside computation."""
     rows = rows_by_gpu(dataset, "operations", gpus)
     if not rows or not iterations:
         reason = _NO_TIMES if not rows else _NO_ITERATIONS
-        return tuple(iterations), (Unknown(COMMUNICATION, reason), Unknown(NON_OVERLAPPED, reason))
+        return Overlap(tuple(iterations), (Unknown(COMMUNICATION, reason), Unknown(NON_OVERLAPPED, reason)))
     from_ns = np.array([one.from_ns for one in iterations], np.int64)
     to_ns = np.array([one.to_ns for one in iterations], np.int64)
     busiest = _busiest(dataset, gpus, int(from_ns[0]), int(to_ns[-1]))
@@ -69,7 +86,7 @@ def find_overlap(
     suspects = find_suspects(dataset, gpus, busiest, int(from_ns[0]), int(to_ns[-1]))
     if suspects:
         reason = _SUSPECTS.format(", ".join(suspects))
-        return tuple(iterations), (Unknown(COMMUNICATION, reason), Unknown(NON_OVERLAPPED, reason))
+        return Overlap(tuple(iterations), (Unknown(COMMUNICATION, reason), Unknown(NON_OVERLAPPED, reason)))
     computed = find_computation(dataset, gpus, busiest)
     if isinstance(computed, str):
         unknown.append(Unknown(NON_OVERLAPPED, computed))
@@ -78,7 +95,7 @@ def find_overlap(
     else:
         alone = list(busy.difference(computed).length_in(from_ns, to_ns).tolist())
         computing = list(computed.length_in(from_ns, to_ns).tolist())
-    return tuple(
+    found = tuple(
         replace(
             one,
             comm_seconds=spent / 1e9,
@@ -90,33 +107,30 @@ def find_overlap(
         for one, spent, whole, left, used in zip(
             iterations, busy_ns.tolist(), length.tolist(), alone, computing, strict=True
         )
-    ), tuple(unknown)
+    )
+    return Overlap(found, tuple(unknown), Busiest(busiest, None if isinstance(computed, str) else computed))
 
 
-def find_role_times(
-    dataset: Dataset, gpus: Gpus, iterations: Sequence[Iteration], roles: Mapping[str, str]
-) -> tuple[RoleTime, ...]:
+def find_role_times(dataset: Dataset, gpus: Gpus, overlap: Overlap, roles: Mapping[str, str]) -> tuple[RoleTime, ...]:
     """Communication by kind of parallelism, the longest first; `roles` are those of communicators, by `comm`.
 
     Empty: of these iterations it is not known how long they communicate.
     """
-    if not iterations or iterations[0].comm_seconds is None:
+    iterations, busiest = overlap.iterations, overlap.busiest
+    if busiest is None:
         return ()
     from_ns = np.array([one.from_ns for one in iterations], np.int64)
     to_ns = np.array([one.to_ns for one in iterations], np.int64)
-    busiest = _busiest(dataset, gpus, int(from_ns[0]), int(to_ns[-1]))
-    if busiest is None:
-        return ()
-    computed = find_computation(dataset, gpus, busiest)
+    computed = busiest.computed
     whole = int((to_ns - from_ns).sum())
     found = []
-    for role, busy in _intervals_by_role(dataset, gpus, busiest, roles).items():
+    for role, busy in _intervals_by_role(dataset, gpus, busiest.gpu, roles).items():
         spent = int(busy.length_in(from_ns, to_ns).sum())
-        alone = None if isinstance(computed, str) else int(busy.difference(computed).length_in(from_ns, to_ns).sum())
+        alone = None if computed is None else int(busy.difference(computed).length_in(from_ns, to_ns).sum())
         if spent:
             found.append(
                 RoleTime(
-                    gpu=busiest,
+                    gpu=busiest.gpu,
                     role=role,
                     seconds=spent / len(iterations) / 1e9,
                     ratio=spent / whole,
