@@ -90,7 +90,7 @@ def test_a_namespace_with_more_devices_than_its_user_may_have_is_not_read_to_its
         for _ in range(2):
             assert rails.add_process(pid, namespace, "ib", tenant=tenant_of(PROCFS, pid)) is None
         assert not rails.watches(namespace.inode)
-        assert rails.shares.refused == {Tenant(UID): 1}, "it is left alone for a while"
+        assert rails.shares.refused_by_user == {UID: 1}, "it is left alone for a while"
 
 
 def test_a_namespace_that_gets_more_devices_than_its_user_may_have_is_let_go(rails: NetdevRails) -> None:

@@ -17,7 +17,7 @@ from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.node.inspection.tenants import ROOT, Tenant
 from railscope.agent.node.rails import netdev_rails as rail_watch
 from railscope.agent.node.rails.ethernet_facts import RailEthernet
-from railscope.agent.node.rails.namespace_shares import MOST_SETTINGS
+from railscope.agent.node.rails.namespace_shares import MOST_SETTINGS, NamespaceShares
 from railscope.agent.node.rails.netdev_facts import rail_facts
 from railscope.agent.node.rails.netdev_rails import NetdevRails
 from railscope.agent.node.rails.selection import RdmaPorts, RdmaRail, decide_rails
@@ -527,8 +527,15 @@ def test_each_tenants_first_setting_counts_before_anybodys_second_whoever_came_f
         watch.rails.add_process(100 + at, HOME, f"!{at:03}", tenant=Tenant(5000))
     watch.rails.add_process(43, HOME, "=docker9", tenant=Tenant(5001))
     assert set(watch.numbers()) == {"docker9", "eth0"}
-    lost = watch.rails.shares.unread_by_user()
+    lost = watch.rails.shares.unread_by_user
     assert lost == {5000: 100 - MOST_SETTINGS + 1}, "only who has many loses, and it is counted once"
+
+
+def test_what_is_lost_is_counted_by_user_however_many_containers_come_and_go() -> None:
+    shares = NamespaceShares(SystemClock())
+    for at in range(100):
+        shares.refuse(at, Tenant(0, f"{at:064x}"))
+    assert shares.refused_by_user == {0: 100}
 
 
 def test_settings_of_later_processes_take_no_rail_from_a_job_that_runs(watch: Watch) -> None:

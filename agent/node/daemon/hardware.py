@@ -174,7 +174,7 @@ class Hardware:
     def lost_by_user(self) -> Mapping[str, Callable[[], Mapping[int | None, int]]]:
         """What users lost at limits of their own, by limit: how to read it."""
         shares = self.rails.shares
-        return {"namespaces": shares.refused_by_user, "interfaces": shares.unread_by_user}
+        return {"namespaces": lambda: shares.refused_by_user, "interfaces": lambda: shares.unread_by_user}
 
     def remove_process(self, pid: int) -> None:
         self.rails.remove_process(pid)

@@ -13,11 +13,11 @@ ones.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from railscope.agent.node.inspection.tenants import ROOT, Tenant, sum_by_user
+from railscope.agent.node.inspection.tenants import ROOT, Tenant
 from railscope.probes.clock import Clock
 from railscope.probes.processes.namespaces import NetworkNamespace, made_by_root
 
@@ -74,10 +74,10 @@ class NamespaceShares:
         self._accounts: dict[Hashable, Account] = {}
         self._avoided: dict[int, int] = {}
         """Until when namespaces with too many devices are left alone, by inode, ns."""
-        self.refused: Counter[Tenant] = Counter()
-        """Namespaces whose rails are not shown, by whose processes live there."""
-        self.unread: Counter[Tenant] = Counter()
-        """Values of NCCL_SOCKET_IFNAME that add no rails, by whose processes have them."""
+        self.refused_by_user: Counter[int | None] = Counter()
+        """Namespaces whose rails are not shown, by the uid of whose processes live there."""
+        self.unread_by_user: Counter[int | None] = Counter()
+        """Values of NCCL_SOCKET_IFNAME that add no rails, by the uid of whose processes have them."""
 
     def account(self, namespace: NetworkNamespace, tenant: Tenant) -> Account:
         """Whose share a namespace is taken from; of tenants whose processes live there, the first one's."""
@@ -107,20 +107,12 @@ class NamespaceShares:
             self._avoided = {inode: until for inode, until in self._avoided.items() if until > now_ns}
         if len(self._avoided) < _MOST_AVOIDED:
             self._avoided[netns] = now_ns + _AVOIDED_NS
-        self.refused[tenant] += 1
+        self.refused_by_user[tenant.uid] += 1
 
     def forget_idle(self) -> None:
         """Drop accounts of which nothing is watched, and that owe no time."""
         now_ns = self._clock.monotonic_ns()
         self._accounts = {key: one for key, one in self._accounts.items() if one.namespaces or one.paid_ns > now_ns}
-
-    def refused_by_user(self) -> Mapping[int | None, int]:
-        """`refused`, by uid."""
-        return sum_by_user(self.refused)
-
-    def unread_by_user(self) -> Mapping[int | None, int]:
-        """`unread`, by uid."""
-        return sum_by_user(self.unread)
 
 
 def share_settings(settings: Iterable[tuple[Tenant, str]]) -> tuple[tuple[str, ...], frozenset[tuple[Tenant, str]]]:

@@ -379,7 +379,7 @@ class NetdevRails:
         tenants = watched.tenants
         settings = sorted(watched.settings.items(), key=lambda entry: bool(entry[1]))
         values, unread = share_settings((tenants.get(pid, UNKNOWN_TENANT), value) for pid, value in settings)
-        self.shares.unread.update(tenant for tenant, _value in unread - watched.unread)
+        self.shares.unread_by_user.update(tenant.uid for tenant, _value in unread - watched.unread)
         watched.unread = unread
         return values
 
