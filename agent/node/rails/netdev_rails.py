@@ -7,9 +7,9 @@ alive; what its rails had carried stays readable for a while.
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from operator import itemgetter
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -25,7 +25,7 @@ from railscope.agent.node.inspection.tenants import ROOT, UNKNOWN_TENANT, Tenant
 from railscope.agent.node.rails.carrier_changes import CarrierChanges
 from railscope.agent.node.rails.counter_rules import TABLES_ONLY, OwnSeverities
 from railscope.agent.node.rails.ethernet_facts import RailEthernet
-from railscope.agent.node.rails.namespace_shares import Account, NamespaceShares, share_settings
+from railscope.agent.node.rails.namespace_shares import Account, NamespaceShares
 from railscope.agent.node.rails.netdev_facts import members_of_bond, netns_labels, rail_facts
 from railscope.agent.node.rails.selection import (
     LINGER_PERIODS,
@@ -34,13 +34,12 @@ from railscope.agent.node.rails.selection import (
     decide_rails,
 )
 from railscope.agent.node.rails.siblings import NO_STATE, LinkState, compare_links, port_of_netdev
+from railscope.agent.node.rails.watched_namespace import WatchedNamespace
 from railscope.agent.node.sampling.sampler import OnReading, Sampler
 from railscope.agent.node.sampling.state import SamplerState, SourceResult, join_troubles
-from railscope.agent.node.sampling.totals import FORGET_NS, MOST_GONE
 from railscope.agent.node.sampling.utilization import Utilization
 from railscope.probes.clock import Clock
 from railscope.probes.netdev.events import LinkChange, LinkEvents
-from railscope.probes.netdev.inventory import NetworkDevice
 from railscope.probes.netdev.netlink import AnswerTooLong, MalformedNetlink
 from railscope.probes.netdev.sources import DeviceSources, open_namespace, recorded_sources
 from railscope.probes.processes.namespaces import NamespaceError, NetworkNamespace, named_namespaces
@@ -50,45 +49,6 @@ from railscope.probes.topology.pci import PciDevice, pci_device
 _log = logging.getLogger("railscope.rails")
 
 _INVENTORY_PERIOD_NS: Final = 10_000_000_000
-
-
-@dataclass(slots=True)
-class _Watched:
-    sources: DeviceSources
-    key: str
-    account: Account
-    processes: set[int] = field(default_factory=set)
-    settings: dict[int, str] = field(default_factory=dict)
-    """NCCL_SOCKET_IFNAME of the processes that run here and of those that have just ended; empty: NCCL's own choice."""
-    tenants: dict[int, Tenant] = field(default_factory=dict)
-    """Whose these processes are."""
-    unread: frozenset[tuple[Tenant, str]] = frozenset()
-    """Settings that do not count, as there are too many."""
-    sockets: set[int] = field(default_factory=set)
-    """Those of these processes whose settings keep them off RDMA."""
-    leaving: dict[int, int] = field(default_factory=dict)
-    """Until when the settings of ended processes count, ns."""
-    devices: tuple[NetworkDevice, ...] = ()
-    inventory_ns: int = 0
-    close_ns: int | None = None
-    permanent: bool = False
-    rails: dict[str, int] = field(default_factory=dict)
-    """When each device was last seen as a rail by its own, ns: not by a job's setting alone."""
-    held: dict[str, str] = field(default_factory=dict)
-    """Numbers of those that only jobs made rails."""
-    crowded: bool = False
-    """Whether it has more devices than its tenant may have: it is about to be closed."""
-    had_job: bool = False
-    """Whether a process that uses NCCL was ever seen here."""
-    events_error: str = ""
-    """Why the link events could not be read; empty: they could."""
-    postponed: bool = False
-    """Whether changes were left for a later tick."""
-    remark: Remark = field(init=False)
-    """What its counters are in trouble with."""
-
-    def __post_init__(self) -> None:
-        self.remark = Remark(_log, self.key, "is read again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +105,7 @@ class NetdevRails:
         self._own_severities = own_severities
         self._sampler = Sampler(clock, on_reading)
         self._correlator = Correlator(window_ns=window_ns)
-        self._watched: dict[int, _Watched] = {}
+        self._watched: dict[int, WatchedNamespace] = {}
         self.shares = NamespaceShares(clock)
         self._waiting: dict[int, _Waiting] = {}
         """By pid."""
@@ -245,18 +205,7 @@ class NetdevRails:
         watched = self._watched.get(namespace.inode)
         if watched is None or watched.crowded:
             return events
-        news = watched.tenants.get(pid) != tenant
-        watched.tenants[pid] = tenant
-        watched.processes.add(pid)
-        watched.close_ns = None
-        news = news or not watched.had_job or socket_interfaces not in watched.settings.values()
-        news = news or watched.settings.get(pid, socket_interfaces) != socket_interfaces
-        news = news or sockets_only != (pid in watched.sockets)
-        watched.had_job = True
-        watched.settings[pid] = socket_interfaces
-        (watched.sockets.add if sockets_only else watched.sockets.discard)(pid)
-        watched.leaving.pop(pid, None)
-        if news:
+        if watched.add_process(pid, socket_interfaces, sockets_only=sockets_only, tenant=tenant):
             self._decide_for(tenant)
         return events
 
@@ -273,11 +222,7 @@ class NetdevRails:
         self._waiting.pop(pid, None)
         until_ns = self._clock.monotonic_ns() + LINGER_PERIODS * self._interval_ns
         for watched in self._watched.values():
-            if pid in watched.processes:
-                watched.processes.discard(pid)
-                watched.leaving[pid] = until_ns
-                if not watched.processes and not watched.permanent:
-                    watched.close_ns = until_ns
+            watched.end_process(pid, until_ns)
 
     def _enter(self, namespace: NetworkNamespace, account: Account, *, permanent: bool) -> LinkEvents | None:
         began_ns = self._clock.monotonic_ns()
@@ -309,21 +254,21 @@ class NetdevRails:
         self, netns: int, sources: DeviceSources, key: str, account: Account, *, permanent: bool
     ) -> LinkEvents | None:
         self._gone.pop(netns, None)
-        watched = _Watched(sources, key, account, permanent=permanent)
+        watched = WatchedNamespace(sources, key, account, permanent=permanent)
         self._watched[netns] = watched
         account.namespaces[netns] = 0
         self._sampler.add(key, netns, sources.counters, self._interval_ns / 1e9)
         self._read_inventory(netns, watched)
         return sources.events
 
-    def _refuse(self, netns: int, watched: _Watched) -> None:
+    def _refuse(self, netns: int, watched: WatchedNamespace) -> None:
         """A namespace has got more devices than its tenant may have: it is closed at the next `update`."""
         _log.info("network namespace %d is not watched any more: it has too many devices", netns)
         self.shares.refuse(netns, watched.account.tenant)
         watched.close_ns = self._clock.monotonic_ns()
         watched.crowded = True
 
-    def _read_inventory(self, netns: int, watched: _Watched) -> None:
+    def _read_inventory(self, netns: int, watched: WatchedNamespace) -> None:
         watched.inventory_ns = self._clock.monotonic_ns()
         try:
             watched.devices = tuple(watched.sources.inventory.read())
@@ -338,50 +283,34 @@ class NetdevRails:
     def _decide(self) -> None:
         self._undecided = False
         now_ns = self._clock.monotonic_ns()
-        known = []
-        held = {}
+        known, held, settings = [], {}, {}
         for netns, watched in self._watched.items():
+            known += [(netns, name) for name in watched.find_known(now_ns)]
             held.update({(netns, name): number for name, number in watched.held.items()})
-            watched.rails = {name: seen for name, seen in watched.rails.items() if now_ns - seen < FORGET_NS}
-            if len(watched.rails) > MOST_GONE + len(watched.devices):
-                newest = sorted(watched.rails.items(), key=itemgetter(1))[-MOST_GONE - len(watched.devices) :]
-                watched.rails = dict(newest)
-            known += [(netns, name) for name in watched.rails]
+            settings[netns], lost = watched.read_settings()
+            self.shares.unread_by_user.update(tenant.uid for tenant in lost)
         self._decisions = decide_rails(
             [device for watched in self._watched.values() for device in watched.devices],
             patterns=self._patterns,
-            socket_interfaces={netns: self._settings(watched) for netns, watched in self._watched.items()},
+            socket_interfaces=settings,
             known=known,
             rdma=self._rdma,
             home={netns for netns, watched in self._watched.items() if watched.permanent},
             idle={netns for netns, watched in self._watched.items() if not watched.had_job},
-            sockets=self._sending | {netns for netns, watched in self._watched.items() if watched.sockets},
+            sockets=self._sending | {netns for netns, watched in self._watched.items() if watched.uses_sockets},
             numbers_of_jobs=self._numbers_of_jobs,
             held=held,
         )
-        for watched in self._watched.values():
-            watched.held.clear()
+        of_namespaces: defaultdict[int, list[RailDecision]] = defaultdict(list)
         for decision in self._decisions:
-            if decision.rail is not None:
-                watched = self._watched[decision.device.netns]
-                if decision.requested:
-                    watched.held[decision.device.name] = decision.rail
-                else:
-                    watched.rails[decision.device.name] = now_ns
-                if watched.had_job:
-                    self._numbers_of_jobs.add(decision.rail)
+            of_namespaces[decision.device.netns].append(decision)
+        for netns, watched in self._watched.items():
+            watched.record_rails(of_namespaces[netns], now_ns)
+            if watched.had_job:
+                self._numbers_of_jobs.update(one.rail for one in of_namespaces[netns] if one.rail is not None)
         self._compare_links()
         names = [*(decision.device.name for decision in self._decisions), *self._rdma.names]
         self._patterns_remark.say(patterns_without_device(self._patterns, names))
-
-    def _settings(self, watched: _Watched) -> tuple[str, ...]:
-        """The values of NCCL_SOCKET_IFNAME that count in a namespace."""
-        tenants = watched.tenants
-        settings = sorted(watched.settings.items(), key=lambda entry: bool(entry[1]))
-        values, unread = share_settings((tenants.get(pid, UNKNOWN_TENANT), value) for pid, value in settings)
-        self.shares.unread_by_user.update(tenant.uid for tenant, _value in unread - watched.unread)
-        watched.unread = unread
-        return values
 
     def _compare_links(self) -> None:
         """Compare the links of rails on cards; those of RDMA ports are compared there."""
@@ -499,16 +428,8 @@ class NetdevRails:
 
     def _expire_settings(self, now_ns: int) -> None:
         """Drop the settings of ended processes; what only they made a rail is none any more, and stays readable."""
-        decide = False
-        for watched in self._watched.values():
-            due = [pid for pid, until_ns in watched.leaving.items() if until_ns <= now_ns]
-            for pid in due:
-                del watched.leaving[pid]
-                setting = watched.settings.pop(pid, "")
-                watched.tenants.pop(pid, None)
-                decide = decide or setting not in watched.settings.values() or pid in watched.sockets
-                watched.sockets.discard(pid)
-        if not decide:
+        changed = [watched.expire_settings(now_ns) for watched in self._watched.values()]
+        if not any(changed):
             return
         before = {(one.device.netns, one.device.name) for one in self._decisions if one.rail and one.requested}
         facts = self._facts_by_place() if before else {}
