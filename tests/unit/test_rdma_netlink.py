@@ -139,7 +139,7 @@ def test_a_kernel_without_rdma_says_so_and_one_with_it_lists_its_devices() -> No
     except OSError as error:
         if error.errno != errno.EPROTONOSUPPORT:
             raise
-        pytest.skip(f"this kernel has no RDMA netlink (protocol {NETLINK_RDMA}); the decoder is tested on its own")
+        pytest.skip(f"this kernel has no RDMA netlink (protocol {NETLINK_RDMA}): run 'make test-vm'")
     try:
         assert all(index >= 0 for index in rdma.device_indexes().values())
     finally:

@@ -116,10 +116,9 @@ def test_a_wheel_tells_its_licence_and_its_commit(wheel: tuple[str, Path]) -> No
     assert licences == {"LICENSE", "GPL-2.0-only.txt", "BSD-2-Clause.txt"}
 
 
+@pytest.mark.parametrize("wheel", [platform.machine()], indirect=True)
 def test_a_source_distribution_builds_the_same_wheel(tmp_path: Path, wheel: tuple[str, Path]) -> None:
-    machine, made = wheel
-    if machine != platform.machine():
-        pytest.skip("once is enough")
+    _, made = wheel
     source = tmp_path / "source"
     project_wheel(REPOSITORY, source, tmp_path / "unused")
     shutil.copy(REPOSITORY / "MANIFEST.in", source)
