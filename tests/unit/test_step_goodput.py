@@ -31,19 +31,33 @@ def test_what_interrupts_a_step_is_no_step() -> None:
 
 def test_checkpoints_and_stalls_explain_what_was_seen_of_them_and_no_more() -> None:
     time = JobTime(0)
-    time.record_steps(steps(*[1] * 20, 31, *[1] * 19, first=0))
+    time.record_steps(steps(*[1] * 20, first=0))
     for now in range(20, 51):
         time.look(now * S, stalled_since_ns=40 * S if now > 40 else None, writing=20 < now <= 40)
-    time.look(60 * S, stalled_since_ns=None, writing=False)
+    assert seconds(time, 50) == {"steps": 22, "checkpoint": 18, "stalled": 10}
+    time.record_steps(steps(31, *[1] * 19, first=20))
+    time.look(70 * S, stalled_since_ns=None, writing=False)
     assert seconds(time, 70) == {"steps": 40, "checkpoint": 20, "stalled": 10}
 
 
 def test_a_stall_counts_from_the_hand_over_though_it_is_told_of_later() -> None:
     time = JobTime(0)
-    time.record_steps(steps(*[1] * 20, 61, *[1] * 19, first=0))
+    time.record_steps(steps(*[1] * 20, first=0))
     for now in range(20, 82):
         time.look(now * S, stalled_since_ns=25 * S if 55 <= now <= 80 else None, writing=25 < now <= 35)
+    time.record_steps(steps(61, *[1] * 19, first=20))
     assert seconds(time, 100) == {"steps": 40, "checkpoint": 10, "stalled": 45, "other": 5}
+
+
+def test_what_did_not_hold_steps_up_explains_no_later_pause() -> None:
+    time = JobTime(0)
+    for now in range(1, 101):
+        # An operation that is slow is told of as a stall, and the steps go on all the same.
+        time.look(now * S, stalled_since_ns=10 * S if 20 <= now <= 60 else None, writing=False)
+        time.record_steps(steps(1, first=now - 1))
+    time.record_steps(steps(61, *[1] * 4, first=100))
+    time.look(165 * S, stalled_since_ns=None, writing=False)
+    assert seconds(time, 165) == {"steps": 105, "other": 60}
 
 
 def test_what_held_a_job_up_before_its_first_step_explains_nothing_that_comes_later() -> None:

@@ -3,8 +3,8 @@
 A step counts with what it took.  One that took more than twice the usual was interrupted: it counts with the usual, and
 the rest of it is put down to what was seen meanwhile.  Before the first step the job starts, or starts again, where its
 batch system or launcher gives it the same name as one that ended here.  Ranks of it that stall, or write a checkpoint,
-are looked at once an update; a stall counts from the hand-over of its operation.  What none of these explains is
-*other*: an evaluation, or a pause.
+are looked at once an update; a stall counts from the hand-over of its operation, and not while steps go on.  What none
+of these explains is *other*: an evaluation, or a pause.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
+from railscope.agent.rhythm.intervals import Intervals, union
 from railscope.agent.rhythm.tracker import Iterations
 
 State = Literal["steps", "start", "restart", "stalled", "checkpoint", "other"]
@@ -23,8 +24,8 @@ _INTERRUPTED: Final = 2.0
 """So many times the usual length."""
 _RECENT: Final = 64
 """Steps that make what is usual."""
-_MOST_EARLY: Final = 64
-"""Stretches in which something held a job up before its first step was told."""
+_MOST_HELD: Final = 256
+"""Stretches in which something holds a job up, behind the last step that was told."""
 MOST_ENDED: Final = 256
 """Jobs that are remembered when they have ended."""
 
@@ -51,9 +52,9 @@ class JobTime:
     """When the last one ended."""
     _recent: list[int] = field(default_factory=list)
     _seen_ns: dict[State, int] = field(default_factory=lambda: {"stalled": 0, "checkpoint": 0})
-    """Since the first step of this life began."""
-    _early: deque[tuple[State, int, int]] = field(default_factory=lambda: deque(maxlen=_MOST_EARLY))
-    """What was seen before the first step was told: what, from when, until when."""
+    """From the first step of this life to the last one that was told, outside steps that took no longer than usual."""
+    _held: deque[tuple[State, int, int]] = field(default_factory=lambda: deque(maxlen=_MOST_HELD))
+    """What was seen behind that: what, from when, until when."""
     _looked_ns: int | None = None
     _held_until_ns: int = 0
     """Until when what held the job up is counted."""
@@ -65,14 +66,12 @@ class JobTime:
         lengths_ns = steps["end_ns"] - steps["start_ns"]
         self._recent = (self._recent + lengths_ns.tolist())[-_RECENT:]
         usual_ns = int(np.median(self._recent))
-        self._steps_ns += int(np.where(lengths_ns > _INTERRUPTED * usual_ns, usual_ns, lengths_ns).sum())
+        interrupted = lengths_ns > _INTERRUPTED * usual_ns
+        self._steps_ns += int(np.where(interrupted, usual_ns, lengths_ns).sum())
         if self._first_ns is None:
             self._first_ns = int(steps["start_ns"][0])
-            for state, from_ns, to_ns in self._early:
-                # What lies before the first step is told as `start` or `restart`.
-                self._seen_ns[state] += max(0, to_ns - max(from_ns, self._first_ns))
-            self._early.clear()
         self._last_ns = int(steps["end_ns"][-1])
+        self._settle(union(steps["start_ns"][~interrupted], steps["end_ns"][~interrupted]))
 
     def look(self, now_ns: int, *, stalled_since_ns: int | None, writing: bool) -> None:
         """Record what holds ranks of the job up now, if anything does.
@@ -86,15 +85,15 @@ class JobTime:
         from_ns = looked_ns if writing else stalled_since_ns
         if from_ns is None:
             return
-        # A stall is told of when it has lasted for a while; what was seen meanwhile is not counted twice.
-        from_ns, self._held_until_ns = max(from_ns, self._held_until_ns), now_ns
-        state: State = "checkpoint" if writing else "stalled"
-        if self._first_ns is not None:
-            self._seen_ns[state] += now_ns - max(from_ns, self._first_ns)
+        # A stall is told of when it has lasted for a while; what was seen or done meanwhile is not counted twice.
+        from_ns = max(from_ns, self._held_until_ns, self._last_ns)
+        if from_ns >= now_ns:
             return
-        if self._early and self._early[-1][0] == state and self._early[-1][2] == from_ns:
-            from_ns = self._early.pop()[1]
-        self._early.append((state, from_ns, now_ns))
+        self._held_until_ns = now_ns
+        state: State = "checkpoint" if writing else "stalled"
+        if self._held and self._held[-1][0] == state and self._held[-1][2] == from_ns:
+            from_ns = self._held.pop()[1]
+        self._held.append((state, from_ns, now_ns))
 
     def spent_ns(self, now_ns: int) -> dict[State, int]:
         """What the time from the job's first beginning until now went into; the sum is that time."""
@@ -115,13 +114,30 @@ class JobTime:
         steps = min(self._steps_ns + max(0, under_way), now_ns - first_ns)
         add("steps", steps)
         rest = now_ns - first_ns - steps
-        states: tuple[State, ...] = ("stalled", "checkpoint")
-        for state in states:
-            took = min(rest, self._seen_ns[state])
+        seen_ns = dict(self._seen_ns)
+        for state, from_ns, to_ns in self._held:
+            seen_ns[state] += max(0, to_ns - max(from_ns, first_ns))
+        for state, time_ns in seen_ns.items():
+            took = min(rest, time_ns)
             add(state, took)
             rest -= took
         add("other", rest)
         return spent
+
+    def _settle(self, usual: Intervals) -> None:
+        """Count what was seen up to the last step, except in `usual` steps: what did not hold them up explains nothing.
+
+        What lies before the first step is `start` or `restart`.
+        """
+        assert self._first_ns is not None
+        behind = []
+        for state, from_ns, to_ns in self._held:
+            edges_ns = np.clip([from_ns, to_ns], self._first_ns, self._last_ns)
+            self._seen_ns[state] += int(edges_ns[1] - edges_ns[0] - usual.length_in(edges_ns[:1], edges_ns[1:])[0])
+            if to_ns > self._last_ns:
+                behind.append((state, max(from_ns, self._last_ns), to_ns))
+        self._held.clear()
+        self._held.extend(behind)
 
     def ended(self, now_ns: int) -> Lives:
         """What a job that begins again goes on with."""
