@@ -108,11 +108,11 @@ class Config:
     procfs: Path = Path("/proc")
     pod_logs: Path = Path("/var/log/pods")
     rails: tuple[RailPattern, ...] = ()
-    """None: the rails are found."""
+    """Empty: the rails are found."""
     severities: tuple[CounterSeverity, ...] = ()
+    """Of device counters, before those of agent/node/rails/counter_rules.py and its siblings."""
     excluded_counters: tuple[str, ...] = ()
     """DEVICE or DEVICE/COUNTER, patterns: not read."""
-    """Of device counters, before those of agent/node/rails/counter_rules.py and its siblings."""
     sample_interval_ns: int = 100_000_000
     correlation_window_ns: int = 30_000_000_000
     small_payload_bytes: int = 65_536

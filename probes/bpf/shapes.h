@@ -68,7 +68,7 @@ static __always_inline struct call_shapes *shapes_of(__u32 instance)
 #define PLACE_ATTEMPTS 12
 #endif
 
-/* A place to try.  Where places are not shared out a user tries those of a half of his own, which that of others overlaps. */
+/* A place to try.  With bcc places are not shared out: each user tries half of them, and halves of users overlap. */
 static __always_inline __u32 some_place(void)
 {
 	__u32 random = bpf_get_prandom_u32(), mask = (1 << SHAPES_BITS) - 1;

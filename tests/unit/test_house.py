@@ -22,6 +22,7 @@ from tests.unit.house import (
     sentence,
 )
 
+SECOND_DOCSTRING = re.compile(r'^( +)""".*"""\n\1(""".*)', re.MULTILINE)
 LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
 WORKLOAD = REPOSITORY / "testbed/workload"
 HEADING = re.compile(r"^/\* (?:---- )?(\w+)\.c (?:---- )?\*/$")
@@ -56,6 +57,16 @@ def test_every_room_has_a_floor_and_every_room_and_module_says_in_one_line_what_
         assert sentence(room).endswith("."), room
         for module in modules(room, known - {room}):
             assert sentence(module).endswith("."), module
+
+
+def test_no_docstring_has_slipped_behind_that_of_another_attribute() -> None:
+    slipped = [
+        f"{file.relative_to(REPOSITORY)}: {found[2]}"
+        for name in product_folders(REPOSITORY)
+        for file in (REPOSITORY / name).rglob("*.py")
+        for found in SECOND_DOCSTRING.finditer(file.read_text())
+    ]
+    assert slipped == []
 
 
 def test_contributing_shows_the_map_of_the_contract() -> None:

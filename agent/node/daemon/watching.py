@@ -76,7 +76,7 @@ class Watching:
         self._said: Set[tuple[str, str]] = frozenset()
 
     def lowest(self, *, asked: bool) -> Level:
-        """*watch* where a library can do without probes on its calls, and NCCL numbers the most of them.
+        """*watch* where a library can do without probes on its calls, and NCCL numbers most of them.
 
         `asked`: a person chose *watch*, whatever it sees.
         """

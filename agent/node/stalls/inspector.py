@@ -108,9 +108,9 @@ class Inspector:
         self._threads_read: dict[Tenant, tuple[int, int]] = {}
         """When each tenant's present period began, and how many threads of its processes were read in it."""
         self._suspects: defaultdict[int, set[int]] = defaultdict(set)
+        """Pids by network namespace."""
         self._fresh: Counter[int] = Counter()
         """Readings in a row for suspects that were new, by namespace."""
-        """Pids by network namespace."""
         self._opened: dict[int, ProcessConnections] = {}
         self._counters: dict[int, deque[tuple[int, Mapping[Port, tuple[RailFacts, int | None]]]]] = {}
         self._latest: dict[int, _Latest] = {}
