@@ -116,6 +116,7 @@ class Rank:
     ending: bool = False
     """Its process was killed, and gives back its memory."""
     gone: bool = False
+    library: int = 0
 
     def work(self, operations: int, each_s: float, op: Op = Op.AllReduce, size: int = MIB) -> None:
         """Call and complete some operations within the last look."""
@@ -159,6 +160,7 @@ class WorldFacts:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self.calls_unprobed = world.unprobed.__contains__
         self.communicator = world._communicator
         self.process = world._process
         self.completed = world._completed
@@ -224,6 +226,8 @@ class World:
         self.owners: dict[int, ProcessOwner] = {}
         self.tenants: dict[int, Tenant] = {}
         """By pid, of those that are told."""
+        self.unprobed: set[int] = set()
+        """Libraries whose calls meet no probe, by number."""
         self.disagreements: dict[str, Disagreement] = {}
         """By communicator: where ranks of this host did not make the same collectives."""
         self.last_collectives: dict[int, LastCollectives[str]] = {}
@@ -307,7 +311,7 @@ class World:
         for at, rank in enumerate(self.ranks):
             keys[at]["tgid"] = rank.pid
             values[at]["instance"], values[at]["sequence"] = rank.instance, rank.sequence
-            values[at]["last_ns"] = rank.last_ns
+            values[at]["last_ns"], values[at]["library"] = rank.last_ns, rank.library
         return keys, values
 
     def lookup(self, key: bytes) -> Records | None:

@@ -321,3 +321,17 @@ def test_what_was_read_before_the_agent_was_stopped_for_long_says_nothing_of_now
     world.clock.now_ns += pause_ns
     world.watch.evaluate()
     assert (world.gap_ns > 0) is bridged
+
+
+@pytest.mark.parametrize("library", [0, 1])
+def test_only_of_a_library_whose_calls_meet_no_probe_they_are_said_to_be_estimated(library: int) -> None:
+    world = World(seen=False)
+    (rank,) = world.ranks
+    rank.library = library
+    world.unprobed.add(1)
+    steady(world)
+    rank.begin()
+    rank.waits_in = ("poll",)
+    world.until_flagged(60)
+    assert world.stall is not None
+    assert any("calls are estimated" in one for one in world.stall.diagnosis.evidence) is (library == 1)

@@ -198,6 +198,10 @@ class Collectives:
         if self.watched is not None:
             self.watched.set_libraries(watching, uncounted)
 
+    def calls_unprobed(self, library: int) -> bool:
+        """See `Watched.watches`."""
+        return self.watched is not None and self.watched.watches(library)
+
     @property
     def awaits_counts(self) -> bool:
         """See `Watched.awaits_counts`."""

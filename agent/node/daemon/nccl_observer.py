@@ -132,6 +132,7 @@ class _KnownToStalls:
         self.position = collectives.position
         self.disagreement = collectives.disagreement
         self.last_collectives = collectives.last_collectives
+        self.calls_unprobed = collectives.calls_unprobed
 
     def process(self, pid: int) -> ObservedProcess | None:
         return self._processes.get(pid)

@@ -27,7 +27,6 @@ from railscope.agent.node.stalls.sources import Inspection, Known
 from railscope.agent.node.targets.memory import ProcessMemory, ProxyWork
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.nccl.abi import Op, op_name
-from railscope.probes.nccl.functions.internals import Level
 
 _log = logging.getLogger("railscope.stalls")
 
@@ -170,7 +169,7 @@ class InferredFlights:
             one_of=found.one_of,
             awaited=found.awaited,
             missing=found.missing,
-            estimated=self._known.level() < Level.COUNTS,
+            estimated=self._known.calls_unprobed(described.place(rank.instance).library),
         )
 
 

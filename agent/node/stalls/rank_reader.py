@@ -236,13 +236,13 @@ class RankReader:
                 suspects.append(instance)
             elif (suspect_ns := row.since_ns + self.suspicion_ns) > now_ns:
                 quiet_until_ns = min(quiet_until_ns, suspect_ns)
-        if remember and self._known.level() < Level.COUNTS:
-            # Calls are read too seldom to tell how far apart they are, and after this they begin anew.
-            self._baselines.forget(())
-        elif remember:
-            watched = np.array(known, bool)
-            self._baselines.record_calls(now_ns, values["instance"][watched], values["sequence"][watched], unusual)
+        counted: Collection[int] = ()
         if remember:
+            # Calls that no probe meets are read too seldom to tell how far apart they are; after this they begin anew.
+            unprobed = {one for one in set(values["library"].tolist()) if self._known.calls_unprobed(one)}
+            counted = {one for one, row in rows.items() if row.library not in unprobed} if unprobed else rows.keys()
+            usable = np.array(known, bool) & ~np.isin(values["library"], list(unprobed))
+            self._baselines.record_calls(now_ns, values["instance"][usable], values["sequence"][usable], unusual)
             self._remember_threads(now_ns, rows.values())
         if self._rows.keys() - rows.keys():
             # The kernel keeps what they did for half a second more.
@@ -252,7 +252,7 @@ class RankReader:
             self._late = {row.communicator.name for row in rows.values() if not row.communicator.whole}
         found = [self._fact(instance) for instance in suspects]
         if remember:
-            self._baselines.forget(rows)
+            self._baselines.forget(counted)
             followed = self._followed is not None
             slowest = {
                 one: self._baselines.slowest(now_ns, one, stalled=one in unusual, followed=followed)

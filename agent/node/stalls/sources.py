@@ -84,5 +84,8 @@ class Known(Protocol):
     def devices(self, pid: int, numbers: Collection[int]) -> frozenset[str]:
         """Names of a process's network devices by NCCL's numbers; empty where one of them is not known."""
 
+    def calls_unprobed(self, library: int) -> bool:
+        """Whether no call of a library, by its number, need meet a probe: NCCL's own numbers tell of them."""
+
     def level(self) -> Level:
         """The current level; tables of what is not observed hold their last values."""
