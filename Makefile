@@ -66,7 +66,7 @@ build: $(BUILT)  ## compile the BPF objects and the demo's workload
 bytecode: $(STAMPS)/venv  ## compile the modules: a service's user may write no bytecode, and would compile them at each start
 	@$(BIN)/python -m compileall -q agent exporters probes
 
-demo: setup  ## two hosts, two rails, jobs of the real NCCL on a stand-in for CUDA, the agent beside them, and a stall; DEMO="--keep" alone
+demo: setup  ## two hosts, two rails, jobs of the real NCCL on a stand-in for CUDA, the agent beside them, then a stall; DEMO="--keep" runs one demo with these options instead
 # The first that is pinned is the one that the demo's job calls; without it the demo says so and takes its own library.
 	@testbed/nccl/fetch-wheels $(BIN)/python 1 || echo "the demo goes on without NCCL, and shows less" >&2
 	$(BIN)/railscope demo $(DEMO)
@@ -87,7 +87,7 @@ SERVERS := tests/stack tests/nvml
 REAL := --ignore tests/unit $(addprefix --ignore ,$(SERVERS))
 twice = $(PYTEST) -o cache_dir=.pytest_cache/$(1) --durations 25 $(2) $(3) || { echo "A second chance for what failed:"; \
 	$(PYTEST) -o cache_dir=.pytest_cache/$(1) --last-failed --last-failed-no-failures none --maxfail 3 $(2); }
-test: setup packages-test $(STAMPS)/nccl lint  ## everything but the bench; says what it skipped and why
+test: setup packages-test $(STAMPS)/nccl lint  ## lint, and every test but those with commands of their own; says what it skipped and why
 	@failed=0; \
 	$(PYTEST) --numprocesses auto --maxprocesses 8 --dist loadfile tests/unit || failed=1; \
 	{ $(call twice,servers,$(SERVERS)); } > $(STAMPS)/servers.log 2>&1 & servers=$$!; \
@@ -141,7 +141,7 @@ test-vm: setup packages-vm packages-deb deb $(STAMPS)/nccl test-packages  ## the
 gpu-kit: setup $(STAMPS)/nccl  ## lay .gpu: what a bare machine with a GPU lacks to run tests/gpu/run
 	$(BIN)/python -m tests.gpu.kit
 
-docs: $(STAMPS)/venv  ## the documentation as a site, build/site; strict
+docs: $(STAMPS)/venv  ## the documentation as a site, build/site; a broken link is an error
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	$(BIN)/python -m tests.docs.site
 
