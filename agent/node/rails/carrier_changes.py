@@ -36,17 +36,18 @@ class CarrierChanges:
     """Not thread-safe: the daemon's lock guards it."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[int, str], _Count] = {}
+        self._counts: dict[int, dict[str, _Count]] = {}
         """By namespace and name."""
 
     def record(self, netns: int, devices: Iterable[NetworkDevice], now_ns: int) -> None:
         """Record a list of one namespace's devices."""
+        counts = self._counts.setdefault(netns, {})
         for device in devices:
             if device.carrier_changes is None:
                 continue
-            count = self._counts.get((netns, device.name))
+            count = counts.get(device.name)
             if count is None:
-                self._counts[netns, device.name] = _Count(
+                counts[device.name] = _Count(
                     device.index, device.carrier_changes, device.carrier_changes, now_ns, device.carrier is not False
                 )
                 continue
@@ -57,22 +58,24 @@ class CarrierChanges:
                 count.changed_ns = now_ns
             count.had_carrier |= device.carrier is not False
             count.index, count.kernel, count.seen_ns = device.index, device.carrier_changes, now_ns
-        counts = self._counts.items()
-        gone = sorted((count.seen_ns, key) for key, count in counts if key[0] == netns and count.seen_ns < now_ns)
-        for at, (seen_ns, key) in enumerate(gone):
+        gone = sorted((count.seen_ns, name) for name, count in counts.items() if count.seen_ns < now_ns)
+        for at, (seen_ns, name) in enumerate(gone):
             if now_ns - seen_ns > _FORGET_NS or at < len(gone) - MOST_GONE:
-                del self._counts[key]
+                del counts[name]
 
     def count(self, netns: int, name: str) -> int | None:
         """Changes so far; None where the kernel does not count them for this device."""
-        count = self._counts.get((netns, name))
+        count = self._of(netns, name)
         return count.total if count is not None else None
 
     def changed_ns(self, netns: int, name: str) -> int | None:
         """When a device was last seen to have gained or lost its carrier; None: never while it was watched."""
-        count = self._counts.get((netns, name))
+        count = self._of(netns, name)
         return count.changed_ns if count is not None else None
 
     def forget(self, netns: int) -> None:
         """Drop the devices of a namespace that was closed."""
-        self._counts = {key: count for key, count in self._counts.items() if key[0] != netns}
+        self._counts.pop(netns, None)
+
+    def _of(self, netns: int, name: str) -> _Count | None:
+        return self._counts.get(netns, {}).get(name)

@@ -66,6 +66,8 @@ class _Waiting:
     socket_interfaces: str
     sockets_only: bool
     tenant: Tenant
+    account: Account
+    """Of which it waits for time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,7 @@ class NetdevRails:
                 return None
             account = self.shares.account(namespace, tenant)
             if account.is_spent(self._clock.monotonic_ns()):
-                self._waiting[pid] = _Waiting(namespace, socket_interfaces, sockets_only, tenant)
+                self._waiting[pid] = _Waiting(namespace, socket_interfaces, sockets_only, tenant, account)
                 return None
             events = self._enter(namespace, account, permanent=False)
         watched = self._watched.get(namespace.inode)
@@ -410,6 +412,8 @@ class NetdevRails:
     def _open_waiting(self) -> None:
         """Open namespaces for which there was no time so far."""
         for pid, waiting in list(self._waiting.items()):
+            if waiting.account.is_spent(self._clock.monotonic_ns()) and waiting.namespace.inode not in self._watched:
+                continue
             new = waiting.namespace.inode not in self._watched
             events = self.add_process(
                 pid,
