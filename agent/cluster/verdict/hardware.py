@@ -25,29 +25,37 @@ def hardware_evidence(culprit: Culprit, hosts: Iterable[str], seconds: float | N
     concerned = {*hosts, *(rail.host for rail in culprit.rails)}
     signs = [one for one in fleet.hardware if one.host in concerned]
     began = None if seconds is None else fleet.at - seconds
-    events = sorted(
-        (one for one in signs if one.at is not None and (began is None or began - BEFORE_SECONDS <= one.at)),
-        key=lambda one: -(one.at or 0.0),
-    )
-    before = [one for one in events if began is not None and one.at is not None and one.at <= began]
-    now = [one for one in signs if one.at is None]
-    blamed = [one for one in now if _is_blamed(one, culprit, fleet)]
-    first = [*before, *blamed]
-    last = [*(one for one in events if one not in before), *(one for one in now if one not in blamed)]
+    before: list[HardwareSign] = []
+    since: list[HardwareSign] = []
+    for one in sorted((one for one in signs if one.at is not None), key=lambda one: -(one.at or 0.0)):
+        at = one.at or 0.0
+        if began is None or at > began:
+            since.append(one)
+        elif at >= began - BEFORE_SECONDS:
+            before.append(one)
+    blamed, elsewhere = _by_blame((one for one in signs if one.at is None), culprit, fleet)
+    first, last = [*before, *blamed], [*since, *elsewhere]
     return HardwareEvidence(tuple(_lines(first, began, fleet.at)), tuple(_lines(last, began, fleet.at)))
 
 
-def _is_blamed(sign: HardwareSign, culprit: Culprit, fleet: Fleet) -> bool:
-    """Whether a sign is of a rail that is blamed, by number or by any name of its device, or of a blamed rank's GPU."""
+def _by_blame(
+    signs: Iterable[HardwareSign], culprit: Culprit, fleet: Fleet
+) -> tuple[list[HardwareSign], list[HardwareSign]]:
+    """Those of a rail that is blamed, by number or by any name of its device, or of a blamed rank's GPU; the others."""
     rails = {(rail.host, rail.rail) for rail in culprit.rails if rail.rail}
     devices = {(rail.host, rail.device) for rail in culprit.rails}
     devices |= {(rail.host, rail.device) for rail in fleet.rails if (rail.host, rail.rail) in rails}
     gpus = {(rank.host, rank.identity.gpu) for rank in culprit.ranks}
-    return (
-        (sign.host, sign.rail) in rails
-        or (bool(sign.device) and (sign.host, sign.device) in devices)
-        or (bool(sign.gpu) and (sign.host, sign.gpu) in gpus)
-    )
+    blamed: list[HardwareSign] = []
+    elsewhere: list[HardwareSign] = []
+    for sign in signs:
+        is_blamed = (
+            (sign.host, sign.rail) in rails
+            or (bool(sign.device) and (sign.host, sign.device) in devices)
+            or (bool(sign.gpu) and (sign.host, sign.gpu) in gpus)
+        )
+        (blamed if is_blamed else elsewhere).append(sign)
+    return blamed, elsewhere
 
 
 def _lines(signs: list[HardwareSign], began: float | None, at: float) -> Iterator[str]:
