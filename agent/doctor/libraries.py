@@ -264,10 +264,11 @@ def _layout_words(source: str) -> str:
 def _finding(report: LibraryReport) -> Finding:
     count = "1 process" if report.processes == 1 else f"{report.processes} processes"
     lowest = level_name(Level.WATCH if report.watchable else Level.COUNTS)
+    levels = lowest if lowest == report.highest_level else f"{lowest} to {report.highest_level}"
     what = (
         f"{report.path}: NCCL {report.nccl_version}, in {count}, through {report.through}, "
-        f"{_layout_words(report.layout_source)}, attach {report.attach}, level {lowest} to "
-        f"{report.highest_level}, failover {report.failover}"
+        f"{_layout_words(report.layout_source)}, attach {report.attach}, level {levels}, "
+        f"failover {report.failover}"
     )
     if report.attach == "refused":
         return Finding("NCCL library", "problem", f"{what}: {report.attach_refusal}", privilege_remedy())

@@ -161,6 +161,8 @@ def test_a_version_that_does_not_tell_of_completion_and_a_build_that_is_not_list
         next(finding for finding in findings_of(found, "NCCL library") if finding["what"].startswith(f"{path}: "))
         for path in (old, stranger)
     )
+    assert ", level counts to all, " in of_old["what"]
+    assert ", level counts, " in of_stranger["what"]
     assert "completion is not observed: it lacks the functions" in of_old["what"]
     assert (of_old["status"], of_old["remedy"]) == ("note", "")
     assert "are known for listed builds only, and this build is not listed" in of_stranger["what"]
