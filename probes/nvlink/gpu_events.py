@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from railscope.probes.clock import Clock
-from railscope.probes.nvlink.nvml import NvmlError, NvmlSession
+from railscope.probes.nvlink.nvml import NvmlError, NvmlSession, number_of_handle
 
 _XID: Final = 0x8
 _CODES: Final = {
@@ -58,6 +58,8 @@ class GpuEvents:
         """
         self._session = session
         self._clock = clock
+        self._addresses: dict[int, str] = {}
+        """On PCI, by number of the handle: of a GPU that is lost NVML does not tell it any more."""
         self._set = session.create_event_set()
         self.gpus = tuple(number for number in gpus if self._register(number))
         """Those that tell of events."""
@@ -67,6 +69,7 @@ class GpuEvents:
             gpu = self._session.handle(number)
             kinds = self._session.supported_events(gpu) & _WANTED
             if kinds:
+                self._addresses[number_of_handle(gpu)] = self._session.pci_address(gpu)
                 self._session.register_events(gpu, kinds, self._set)
         except NvmlError as error:
             if error.session_lost:
@@ -78,11 +81,17 @@ class GpuEvents:
         """Everything that came since, up to a limit; does not wait.
 
         Raises:
-            NvmlError: a GPU or the session is lost: what this object holds is of no use any more.
+            NvmlError: a GPU or the session is lost, and all that came before was told: what this object holds is of no
+                use any more.
         """
-        events = []
+        events: list[GpuEvent] = []
         for _ in range(_MOST_EVENTS):
-            told = self._session.next_event(self._set)
+            try:
+                told = self._next()
+            except NvmlError:
+                if events:
+                    break  # the event that tells why may be among them; the next call raises
+                raise
             if told is None:
                 break
             pci, types, data = told
@@ -91,6 +100,14 @@ class GpuEvents:
                 events.append(GpuEvent("xid", str(data), pci, now_ns))
             events += [GpuEvent("gpu", code, pci, now_ns) for bit, code in _CODES.items() if types & bit]
         return tuple(events)
+
+    def _next(self) -> tuple[str, int, int] | None:
+        """PCI address of the GPU, types and data of the oldest event; None: there is none."""
+        told = self._session.next_event(self._set)
+        if told is None:
+            return None
+        gpu, types, data = told
+        return self._addresses.get(number_of_handle(gpu)) or self._session.pci_address(gpu), types, data
 
     def close(self) -> None:
         """Give the event set back; errors do not matter any more."""

@@ -297,15 +297,15 @@ class NvmlSession:
         """Let an event set hold events of these types from now on."""
         self._call("nvmlDeviceRegisterEvents", gpu, types, events)
 
-    def next_event(self, events: Any) -> tuple[str, int, int] | None:
-        """PCI address of the GPU as sysfs writes it, types and data of the oldest event; None: there is none."""
+    def next_event(self, events: Any) -> tuple[Handle, int, int] | None:
+        """The GPU, types and data of the oldest event; None: there is none."""
         try:
             told = self._call("nvmlEventSetWait_v2", events, 0)
         except NvmlError as error:
             if error.code == _TIMEOUT:
                 return None
             raise
-        return self.pci_address(told.device), int(told.eventType), int(told.eventData)
+        return told.device, int(told.eventType), int(told.eventData)
 
     def field_values(self, gpu: Handle, wanted: Sequence[tuple[int, int]]) -> FieldValues:
         """Values of (field, scope) pairs; the scope of an NVLink field is the link.
@@ -349,6 +349,11 @@ class NvmlSession:
             return call(*arguments)
         except self._nvml.NVMLError as error:
             raise NvmlError(function, error.value, str(error)) from None
+
+
+def number_of_handle(gpu: Handle) -> int:
+    """By which handles of the same GPU in one session are known to be equal."""
+    return ctypes.cast(gpu, ctypes.c_void_p).value or 0
 
 
 def fabric_complaints(mask: int) -> tuple[str, ...]:

@@ -73,6 +73,24 @@ def test_a_lost_gpu_is_an_error_and_the_others_tell_again(session: NvmlSession, 
         assert words(events.read()) == [("xid", "48", "0000:1c:00.0")]
 
 
+def test_what_came_before_a_gpu_was_lost_is_told_with_its_place(
+    session: NvmlSession, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = NvmlSession.next_event
+
+    def lost_meanwhile(session: NvmlSession, held: object) -> tuple[object, int, int] | None:
+        told = wait(session, held)
+        stub.say(f"fail 0 {GPU_IS_LOST}")
+        return told
+
+    with closing(GpuEvents(session, range(3), SystemClock())) as events:
+        stub.say(f"event 0 {XID} 79")
+        monkeypatch.setattr(NvmlSession, "next_event", lost_meanwhile)
+        assert words(events.read()) == [("xid", "79", "0000:1b:00.0")]
+        with pytest.raises(NvmlError):
+            events.read()
+
+
 @pytest.fixture
 def watch(stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NvlinkWatch]:
     monkeypatch.setattr(nvlink, "_EVENT_PERIOD_NS", 10_000_000)
