@@ -64,7 +64,7 @@ LONGEST_LOOK_PAUSE_NS: Final = 3_000_000_000
 LONGEST_BRIDGED_NS: Final = 4 * LONGEST_LOOK_PAUSE_NS
 """After a longer pause, as where the agent was stopped, what was read before it says nothing about the last moments."""
 _CROWD: Final = 256
-"""Ranks of one tenant that may not be well: they are looked at in turns of their own, so that no other waits."""
+"""Where more ranks of one tenant may not be well, they are looked at in turns of their own: no other tenant waits."""
 _MOST_ENDED: Final = 100
 _MOST_NAMED: Final = 4
 
