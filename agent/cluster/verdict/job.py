@@ -18,7 +18,10 @@ def _sentences(steps: StoredJobSteps) -> Iterator[str]:
     if steps.step_seconds is None:
         calls = "" if steps.calls_per_second is None else f"; it makes {steps.calls_per_second:,.1f} calls/s"
         yield f"Job {steps.job} has no steps that are known{calls}."
-        yield "Its calls do not repeat, as with requests at random, not for long enough yet, or CUDA graphs make them."
+        yield (
+            "Either its calls do not repeat, as those of a server with requests at random; or they have not repeated "
+            "for long enough yet; or CUDA graphs make them."
+        )
         return
     yield f"A step of job {steps.job} takes {_step(steps.step_seconds)}."
     if steps.shares is None:
