@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,6 +14,7 @@ from railscope.agent.node.condition.watch import ConditionWatch
 from railscope.agent.node.nvlink import watch as nvlink
 from railscope.agent.node.nvlink.watch import NvlinkWatch
 from railscope.probes.clock import SystemClock
+from railscope.probes.kernel_log import KernelLog
 from railscope.probes.nvlink.gpu_events import GpuEvent, GpuEvents
 from railscope.probes.nvlink.nvml import NvmlError, NvmlSession
 from tests.nvml.stub import GPU_IS_LOST, Stub
@@ -132,7 +135,9 @@ def xids(condition: ConditionWatch) -> list[tuple[str, int]]:
     return [(one.code, one.count) for one in condition.facts().events]
 
 
-def test_an_xid_is_counted_by_the_kernels_log_where_that_is_read_and_else_by_nvml(tmp_path: Path) -> None:
+def test_an_xid_is_counted_by_the_kernels_log_where_that_is_read_and_else_by_nvml(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = SystemClock()
     told = (
         GpuEvent("xid", "79", "0000:1b:00.0", clock.monotonic_ns()),
@@ -145,12 +150,17 @@ def test_an_xid_is_counted_by_the_kernels_log_where_that_is_read_and_else_by_nvm
     both.update()
     both.add_gpu_events(told)
     assert xids(both) == [("79", 1), ("double_bit_ecc", 1)]
+    with monkeypatch.context() as broken:
+        broken.setattr(KernelLog, "read", Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+        both.update()
+    both.add_gpu_events([GpuEvent("xid", "48", "0000:1b:00.0", clock.monotonic_ns())])
+    assert xids(both) == [("79", 1), ("double_bit_ecc", 1), ("48", 1)], "where the log fails later, each is told once"
     for unread in (None, tmp_path / "nothing"):
         alone = ConditionWatch(clock, sysfs=tmp_path, pcie=False, log_device=unread)
         alone.update()
         alone.add_gpu_events(told)
         alone.add_gpu_events(told[:1])
         assert xids(alone) == [("79", 2), ("double_bit_ecc", 1)]
-    (xid, ecc) = both.facts().events
+    (xid, ecc, _) = both.facts().events
     assert (xid.severity, ecc.severity, ecc.kind) == ("page", "warn", "gpu")
     both.close()

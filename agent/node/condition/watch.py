@@ -98,11 +98,14 @@ class ConditionWatch:
     def facts(self) -> NodeCondition:
         """Everything, as it was last read."""
         log = self._events
+        of_log = log.facts if log is not None else ()
+        # Where the log could be read once, what it said stands: nothing is told twice.
+        said = {(one.kind, one.code, one.pci) for one in of_log}
         told = self._gpu_events.facts(xids=log is None or log.result is None)
         return NodeCondition(
             self._pcie_facts,
             self._modules.facts if self._modules is not None else (),
-            (*(log.facts if log is not None else ()), *told),
+            (*of_log, *(one for one in told if (one.kind, one.code, one.pci) not in said)),
         )
 
     def collectors(self) -> tuple[CollectorResult, ...]:
