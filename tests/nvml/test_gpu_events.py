@@ -155,12 +155,14 @@ def test_an_xid_is_counted_by_the_kernels_log_where_that_is_read_and_else_by_nvm
         both.update()
     both.add_gpu_events([GpuEvent("xid", "48", "0000:1b:00.0", clock.monotonic_ns())])
     assert xids(both) == [("79", 1), ("double_bit_ecc", 1), ("48", 1)], "where the log fails later, each is told once"
+    both.update()
+    assert xids(both) == [("79", 1), ("double_bit_ecc", 1)], "opened again, it has the same lines"
     for unread in (None, tmp_path / "nothing"):
         alone = ConditionWatch(clock, sysfs=tmp_path, pcie=False, log_device=unread)
         alone.update()
         alone.add_gpu_events(told)
         alone.add_gpu_events(told[:1])
         assert xids(alone) == [("79", 2), ("double_bit_ecc", 1)]
-    (xid, ecc, _) = both.facts().events
+    (xid, ecc) = both.facts().events
     assert (xid.severity, ecc.severity, ecc.kind) == ("page", "warn", "gpu")
     both.close()

@@ -52,6 +52,10 @@ class KernelEvents:
         self._device = device
         self._open: KernelLog | None = None
         self._table = EventTable(clock, "the kernel's log")
+        self._newest_ns = -1
+        """The newest event that was read."""
+        self._counted_ns = -1
+        """That event when the log failed last: opened again, the log begins with all that was counted before."""
         self._lost = 0
         self._said = ""
         self.result: CollectorResult | None = None
@@ -78,6 +82,9 @@ class KernelEvents:
     def add(self, events: Iterable[KernelEvent]) -> None:
         """Count events."""
         for event in events:
+            if event.monotonic_ns <= self._counted_ns:
+                continue
+            self._newest_ns = max(self._newest_ns, event.monotonic_ns)
             if event.monotonic_ns < _BOOT_NS and event.kind in _QUIET_AT_BOOT:
                 continue
             self._table.count(event.kind, event.code, event.pci, severity_of(event), event.monotonic_ns)
@@ -90,6 +97,7 @@ class KernelEvents:
 
     def _refused(self, error: OSError) -> None:
         self.close()
+        self._counted_ns = self._newest_ns
         text = f"{self._device} is not read: {error.strerror}"
         if text != self._said:
             self._said = text
