@@ -385,6 +385,28 @@ def test_what_ends_at_once_is_told_and_decided_about_once(monkeypatch: pytest.Mo
     watch.rails.close()
 
 
+def test_namespaces_without_events_are_read_at_times_and_decided_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = OwnTime()
+    watch = Watch(monkeypatch, clock=clock)
+    there = {netns: SimulatedInventory(netns) for netns in range(100, 110)}
+
+    def elsewhere(namespace: NetworkNamespace, **_: object) -> DeviceSources:
+        return DeviceSources(namespace.inode, there[namespace.inode], NoCounters(), None, "proc", "no right")
+
+    monkeypatch.setattr(rail_watch, "open_namespace", elsewhere)
+    for netns in there:
+        watch.rails.add_process(netns, NetworkNamespace(netns, Path("/nowhere"), own=False), "", tenant=ROOT)
+    for inventory in there.values():
+        inventory.names = ["eth0", "eth1"]
+    clock.now_ns += 10**11
+    decided = Mock(wraps=decide_rails)
+    monkeypatch.setattr(rail_watch, "decide_rails", decided)
+    watch.rails.update(())
+    assert watch.devices().count("eth1") == len(there)
+    assert decided.call_count == 1
+    watch.rails.close()
+
+
 def test_a_setting_that_a_process_is_found_to_have_replaces_that_it_had_none(watch: Watch) -> None:
     watch.inventory.names = ["eth0", "lo"]
     watch.events.coming = [[ADDED]]

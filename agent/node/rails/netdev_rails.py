@@ -113,7 +113,7 @@ class NetdevRails:
         """By pid."""
         self._opened: list[Opened] = []
         self._undecided = False
-        """Whether processes brought news that are looked at at the next tick."""
+        """Whether there is news that `update` has to decide about."""
         self._gone: dict[int, _Gone] = {}
         self._expired: dict[tuple[int, str], _Gone] = {}
         """Devices that were rails for jobs that have ended, by namespace and name."""
@@ -261,6 +261,7 @@ class NetdevRails:
         account.namespaces[netns] = 0
         self._sampler.add(key, netns, sources.counters, self._interval_ns / 1e9)
         self._read_inventory(netns, watched)
+        self._decide()
         return sources.events
 
     def _refuse(self, netns: int, watched: WatchedNamespace) -> None:
@@ -280,7 +281,6 @@ class NetdevRails:
         except (OSError, ValueError) as error:
             _log.warning("%s: the devices cannot be listed: %s", watched.key, error)
         self._carrier_changes.record(netns, watched.devices, watched.inventory_ns)
-        self._decide()
 
     def _decide(self) -> None:
         self._undecided = False
@@ -354,6 +354,7 @@ class NetdevRails:
         watched.events_error = ""
         if changes:
             self._read_inventory(netns, watched)
+            self._decide()
             if any(change.change is not LinkChange.CARRIER for change in changes):
                 self._sampler.refresh(watched.key)
         watched.account.pay(began_ns, self._clock.monotonic_ns())
@@ -383,8 +384,6 @@ class NetdevRails:
         closed = []
         self._expire_settings(now_ns)
         self._open_waiting()
-        if self._undecided:
-            self._decide()
         self.shares.forget_idle()
         due = []
         for netns, watched in list(self._watched.items()):
@@ -401,8 +400,11 @@ class NetdevRails:
                 and now_ns - watched.inventory_ns > _INVENTORY_PERIOD_NS
             ):
                 self._read_inventory(netns, watched)
+                self._undecided = True
         if due:
             self._close(due, now_ns)
+        if self._undecided:
+            self._decide()
         self._gone = {netns: gone for netns, gone in self._gone.items() if gone.until_ns > now_ns}
         self._expired = {device: gone for device, gone in self._expired.items() if gone.until_ns > now_ns}
         shown = self.namespaces
