@@ -21,6 +21,7 @@ from railscope.agent.node.targets import libraries as discovery
 from railscope.agent.node.targets.libraries import Libraries
 from railscope.agent.node.targets.sightings import OpenLibrary, Reexamine
 from railscope.probes.clock import Clock, SystemClock
+from railscope.probes.libraries.communication import MARKERS, CommunicationLibrary
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.links import Links
 from railscope.probes.nccl.functions.entry_points import ENQUEUE_CHECK
@@ -333,6 +334,23 @@ def test_a_process_that_closes_the_library_stops_being_its_mapper_and_the_others
         leaving.unload()
         found.scan()
         assert mappers(found) == {str(path): {staying.pid}}
+
+
+def test_what_else_a_process_maps_is_known_without_a_probe_and_forgotten_with_it(tmp_path: Path) -> None:
+    nccl, ucx = library(tmp_path / "libnccl.so.2"), tmp_path / "libucp-6d3f.so.0.0.0"
+    ucx.write_bytes(write_elf(WantedElf(exported=[WantedSymbol(MARKERS[CommunicationLibrary.UCX])])).data)
+    with Caller(nccl) as rank, discovering(rank.pid, os.getpid()) as found:
+        assert found.communication_of(rank.pid) is None
+        with mapped_executable(ucx):
+            found.scan()
+            assert found.communication_of(os.getpid()) == frozenset({CommunicationLibrary.UCX})
+        assert found.communication_of(rank.pid) == frozenset({CommunicationLibrary.NCCL})
+        assert paths(found) == [str(nccl)]
+        found.scan_process(os.getpid())
+        assert found.communication_of(os.getpid()) == frozenset()
+        rank.end()
+        found.scan()
+        assert found.communication_of(rank.pid) is None
 
 
 def test_a_library_that_took_the_place_of_an_equally_large_one_is_not_forgotten_by_a_scan_that_remembers(

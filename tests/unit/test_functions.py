@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from railscope.probes.libraries.communication import MARKERS, CommunicationLibrary, libraries_in
 from railscope.probes.libraries.elf import EM_AARCH64, EM_X86_64, Elf
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.functions import entry_points as functions
@@ -26,7 +27,7 @@ from railscope.probes.nccl.functions.entry_points import (
     FollowedFunction,
     InitFunction,
 )
-from railscope.probes.nccl.functions.probe_points import ProbePoints, contains_nccl, probe_points
+from railscope.probes.nccl.functions.probe_points import ProbePoints, probe_points
 from tests.nccl.library import REPOSITORY
 from tests.unit.elf_writer import WantedElf, WantedSymbol, write_elf
 
@@ -164,7 +165,8 @@ def points_in(wanted: WantedElf, library: int = 2) -> tuple[ProbePoints, int]:
     try:
         os.write(fd, written.data)
         with Elf.open(fd) as elf:
-            assert contains_nccl(elf) == any(symbol.name == functions.MARKER for symbol in wanted.exported)
+            named = any(symbol.name == MARKERS[CommunicationLibrary.NCCL] for symbol in wanted.exported)
+            assert (CommunicationLibrary.NCCL in libraries_in(elf)) == named
             return probe_points(elf, library), written.code_at
     finally:
         os.close(fd)
@@ -241,6 +243,6 @@ def test_a_library_for_another_machine_is_not_taken(machine: int) -> None:
     try:
         os.write(fd, write_elf(WantedElf(exported("ncclAllReduce"), machine=machine)).data)
         with Elf.open(fd) as elf:
-            assert not contains_nccl(elf)
+            assert not libraries_in(elf)
     finally:
         os.close(fd)

@@ -32,6 +32,7 @@ from railscope.agent.node.inspection.questions import NotYet, Refused
 from railscope.agent.node.inspection.tenants import Tenant, tenant_of
 from railscope.agent.node.targets.sightings import LibraryFile, Look, OpenLibrary, Reexamine, Sighting, Stamped
 from railscope.probes.clock import Clock
+from railscope.probes.libraries.communication import CommunicationLibrary
 from railscope.probes.libraries.files import (
     SOME_DROPPED,
     FileChanges,
@@ -192,6 +193,8 @@ class Libraries:
         self._by_file: dict[FileKey, int] = {}
         """Numbers of the libraries, by file."""
         self._looked: dict[ProcessIdentity, _Mapper] = {}
+        self._communication: dict[int, tuple[ProcessIdentity, frozenset[CommunicationLibrary]]] = {}
+        """By pid, of every process that was looked at; read by other threads too."""
         self.errors: tuple[str, ...] = ()
         """What went wrong in the last scan, one line each."""
         self.unfinished = False
@@ -225,6 +228,8 @@ class Libraries:
         survey = self._address_spaces.survey()
         for gone in self._looked.keys() - survey.living:
             del self._looked[gone]
+        for pid in [pid for pid, (identity, _) in self._communication.items() if identity not in survey.living]:
+            del self._communication[pid]
         self._drop_overwritten(self.libraries, this)
         for number, identity in enumerate(survey.due):
             spent = number > 0 and budget_ns is not None and self._clock.monotonic_ns() - began_ns >= budget_ns
@@ -256,6 +261,11 @@ class Libraries:
         looked = self._looked.get(mapper)
         return next((file for file in looked.files if self._by_file.get(file) == library), None) if looked else None
 
+    def communication_of(self, pid: int) -> frozenset[CommunicationLibrary] | None:
+        """The communication libraries that a process maps; None: it was not looked at (yet).  Safe from any thread."""
+        known = self._communication.get(pid)
+        return known[1] if known is not None else None
+
     @property
     def change_fd(self) -> int | None:
         """Becomes readable when a probed library is written to: `detach_changed` must come before its next mapper."""
@@ -271,6 +281,8 @@ class Libraries:
     def process_gone(self, identity: ProcessIdentity) -> None:
         """Forget a mapper; the probes linger."""
         self._looked.pop(identity, None)
+        if self._communication.get(identity.pid, (None,))[0] == identity:
+            del self._communication[identity.pid]
         for library in list(self._libraries.values()):
             self._forget(library, identity)
 
@@ -353,6 +365,7 @@ class Libraries:
                 f"process {identity.pid} maps {sighting.more + len(sighting.nccl)} files with NCCL: "
                 f"{len(sighting.nccl)} of them are looked at"
             )
+        self._communication[identity.pid] = identity, sighting.libraries
         before = self._numbers(self._looked.pop(identity, None))
         mapper = _Mapper(tenant, {mapping.file: mapping for mapping in sighting.nccl})
         if mapper.files:

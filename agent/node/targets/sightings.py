@@ -1,7 +1,9 @@
 """What a process has mapped, and what is in those files: questions that inspection processes answer.
 
 Any process may map any file, from a file system that he serves himself, and change it meanwhile.  So nothing here runs
-in the daemon: it asks which NCCL libraries a process maps, and to have one of them opened.
+in the daemon: it asks which NCCL libraries a process maps, and to have one of them opened.  Whoever looks at a file for
+NCCL knows of its other communication libraries too (probes/libraries/communication.py): they tell whose bytes those of
+a process are, and are looked for once a file.
 
 A verdict holds as long as its file stays as it was.  A file that had no NCCL is looked at again when another process
 maps it and its stamp has changed.  What could not be read is no verdict: whoever asks again has it tried again.
@@ -18,10 +20,11 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from railscope.agent.node.inspection.questions import Found, Memory, Refused
+from railscope.probes.libraries.communication import NO_LIBRARY, CommunicationLibrary, libraries_in
 from railscope.probes.libraries.elf import Elf, ElfError, ElfUnreadable
 from railscope.probes.libraries.files import FileStamp, LibraryKey, file_stamp, library_key, on_local_storage, place_of
 from railscope.probes.loading.links import ProbePoint
-from railscope.probes.nccl.functions.probe_points import ProbePoints, contains_nccl, probe_points
+from railscope.probes.nccl.functions.probe_points import ProbePoints, probe_points
 from railscope.probes.nccl.layouts.layout import CommLayout, Layouts
 from railscope.probes.processes.processes import (
     FileKey,
@@ -42,6 +45,7 @@ MOST_PROCESSES: Final = 1 << 14
 MOST_FILES: Final = 256
 """Of one process, that are NCCL or could not be read: more are a file of many copies."""
 MOST_ERRORS: Final = 16
+_NCCL_ALONE: Final = frozenset({CommunicationLibrary.NCCL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,10 @@ class Sighting:
     """What could not be read, one line each."""
     more: int = 0
     """Files with NCCL beyond `MOST_FILES`."""
+    libraries: frozenset[CommunicationLibrary] = NO_LIBRARY
+    """All communication libraries that it maps, NCCL among them."""
+    others: tuple[Mapping, ...] = ()
+    """Files with other ones in them, `MOST_FILES` at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +95,11 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Which files with NCCL does this process map?"""
+    """Which files with NCCL does this process map, and which other communication libraries?"""
 
     procfs: str
     pid: int
-    builds: ClassVar[Collection[type]] = (Sighting, ProcessIdentity, Mapping)
+    builds: ClassVar[Collection[type]] = (Sighting, ProcessIdentity, Mapping, CommunicationLibrary)
     seconds: ClassVar[float] = 5.0
 
     def find(self, memory: Memory, descriptors: Collection[int]) -> Found[Sighting]:
@@ -184,7 +192,7 @@ class _Builds:
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    nccl: bool
+    libraries: frozenset[CommunicationLibrary]
     path: str
     """Leads to the file; empty where only a right that we lack would lead there."""
     stamp: FileStamp
@@ -200,7 +208,7 @@ class _Verdict:
 
 
 class _Verdicts:
-    """Which files have NCCL in them, of those that one tenant's processes map."""
+    """Which files have communication libraries in them, of those that one tenant's processes map."""
 
     def __init__(self) -> None:
         self._verdicts: OrderedDict[FileKey, _Verdict] = OrderedDict()
@@ -220,6 +228,8 @@ class _Verdicts:
         before = self._looked.pop(running, frozenset())
         mappings = executable_mappings(procfs, pid)
         nccl: list[Mapping] = []
+        others: list[Mapping] = []
+        libraries = NO_LIBRARY
         errors: list[str] = []
         for mapping in mappings:
             try:
@@ -228,13 +238,21 @@ class _Verdicts:
                 if not refused.gone:
                     errors.append(str(refused))
                 continue
-            if verdict.nccl:
+            libraries |= verdict.libraries
+            if CommunicationLibrary.NCCL in verdict.libraries:
                 nccl.append(mapping)
+            if verdict.libraries - _NCCL_ALONE:
+                others.append(mapping)
         self._looked[running] = frozenset(mapping.file for mapping in mappings)
         if len(self._looked) > MOST_PROCESSES:
             self._looked.popitem(last=False)
         return Sighting(
-            identity, tuple(nccl[:MOST_FILES]), tuple(errors[:MOST_ERRORS]), more=max(0, len(nccl) - MOST_FILES)
+            identity,
+            tuple(nccl[:MOST_FILES]),
+            tuple(errors[:MOST_ERRORS]),
+            max(0, len(nccl) - MOST_FILES),
+            libraries,
+            tuple(others[:MOST_FILES]),
         )
 
     def _verdict(self, procfs: Path, pid: int, mapping: Mapping, *, seen: bool) -> _Verdict:
@@ -254,11 +272,11 @@ def _read(procfs: Path, pid: int, mapping: Mapping) -> _Verdict:
         descriptor = open_mapped_file(procfs, pid, mapping)
     except MappedFileError as error:
         raise Refused(str(error), gone=error.gone) from None
-    nccl, damaged = False, False
+    libraries, damaged = NO_LIBRARY, False
     try:
         stamp = file_stamp(descriptor)
         with Elf.open(descriptor) as elf:
-            nccl = contains_nccl(elf)
+            libraries = libraries_in(elf)
     except (ElfUnreadable, OSError) as error:
         raise Refused(f"{mapping.path}: {_words(error)}") from None
     except ElfError as error:
@@ -267,7 +285,7 @@ def _read(procfs: Path, pid: int, mapping: Mapping) -> _Verdict:
     finally:
         os.close(descriptor)
     paths = mapping_paths(procfs, pid, mapping)
-    return _Verdict(nccl, next((path for path in paths if _leads_to(path, stamp)), ""), stamp, damaged)
+    return _Verdict(libraries, next((path for path in paths if _leads_to(path, stamp)), ""), stamp, damaged)
 
 
 def _leads_to(path: str, stamp: FileStamp) -> bool:

@@ -17,9 +17,6 @@ from railscope.probes.nccl.records.calls import LifecycleKind
 ENQUEUE_CHECK: Final = "_Z16ncclEnqueueCheckP8ncclInfo"
 """The one function that every collective and point-to-point call passes (2.18 to 2.32); not exported."""
 
-MARKER: Final = "ncclAllReduce"
-"""A file that defines this function contains NCCL."""
-
 _NO_PLACE: Final = 15
 _STACK_PLACE: Final = 8
 _REGISTERS: Final = {EM_X86_64: 6, EM_AARCH64: 8}

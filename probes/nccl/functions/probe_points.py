@@ -61,15 +61,6 @@ class ProbePoints:
         )
 
 
-def contains_nccl(elf: Elf) -> bool:
-    """Whether this file defines NCCL's entry points, for a processor whose calls railscope can read.
-
-    Raises:
-        ElfError: the file is damaged.
-    """
-    return elf.machine in functions.MACHINES and bool(elf.symbols([functions.MARKER]))
-
-
 def probe_points(elf: Elf, library: int) -> ProbePoints:
     """Which of NCCL's exported functions are probed in one library, which BPF programs know as number `library`.
 
