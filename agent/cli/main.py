@@ -298,6 +298,14 @@ def _agent(parsed: Any) -> int:
     require_processes(config.procfs, config.pids)
     if config.textfile is not None and not config.once:
         raise ConfigError("--textfile requires --once: without --once the agent serves the metrics over HTTP")
+    if config.otlp_endpoint is not None and not config.once:
+        from railscope.exporters.otlp.push import library_is_there
+
+        if not library_is_there():
+            from railscope.probes.installation import remedy_for_missing_extra
+
+            why = "--otlp.endpoint needs OpenTelemetry's exporter, which is not installed"
+            raise ConfigError(f"{why}: {remedy_for_missing_extra('otlp')}")
     clock = SystemClock()
     reloader = Reloader(
         lambda: config_from(parsed, os.environ), lambda now: set_up_logging(now.log_level, now.log_format)

@@ -28,6 +28,7 @@ from railscope.agent.config.values import (
     one_of,
     option_type,
     optional_file,
+    otlp_endpoint,
     percentage,
     power_of_two,
     power_of_two_bytes,
@@ -142,6 +143,13 @@ class Config:
     """None: totals begin at 0 with each agent."""
     verdicts_socket: Path | None = None
     """None: stalls are told on `/stalls` and in the metrics alone."""
+    otlp_endpoint: str | None = None
+    """None: nothing is pushed."""
+    otlp_interval_ns: int = 60_000_000_000
+    otlp_headers_file: Path | None = None
+    otlp_ca_file: Path | None = None
+    otlp_certificate_file: Path | None = None
+    otlp_key_file: Path | None = None
     recordings_directory: Path | None = Path("/var/lib/railscope/recordings")
     """None: nothing is written."""
     recordings_max_bytes: int = 256 << 20
@@ -283,6 +291,19 @@ OPTIONS: Final = (
     _text("verdicts_socket", "--verdicts.socket", "verdicts.socket", optional_file, "PATH", "none",
           "unix socket on which the agent tells programs of this host of each stall, as lines of JSON; 'railscope "
           "verdicts' reads it"),
+    _text("otlp_endpoint", "--otlp.endpoint", "otlp.endpoint", otlp_endpoint, "URL", "none",
+          "push the metrics to an OpenTelemetry collector, by OTLP over HTTP: http://HOST:4318, or a URL with its "
+          "path; needs OpenTelemetry's exporter (the extra 'otlp')"),
+    _text("otlp_interval_ns", "--otlp.interval", "otlp.interval", duration_ns("1s", "1h"), "TIME", "1m",
+          "interval between pushes; half of it is the longest that one may take"),
+    _text("otlp_headers_file", "--otlp.headers-file", "otlp.headers_file", optional_file, "FILE", "none",
+          "HTTP headers of each push, a line 'Name: value' for each"),
+    _text("otlp_ca_file", "--otlp.ca-file", "otlp.ca_file", optional_file, "FILE", "none",
+          "certificates that the endpoint's must be signed by, instead of the system's"),
+    _text("otlp_certificate_file", "--otlp.certificate-file", "otlp.certificate_file", optional_file, "FILE", "none",
+          "certificate that the agent shows to the endpoint"),
+    _text("otlp_key_file", "--otlp.key-file", "otlp.key_file", optional_file, "FILE", "none",
+          "key of the certificate"),
     _text("recordings_directory", "--recordings.directory", "recordings.directory", optional_file, "DIR",
           "/var/lib/railscope/recordings",
           "folder in which the flight recorder writes a recording on a stall and on SIGUSR2; empty: it writes none"),

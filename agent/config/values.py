@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Final, TypeVar
+from urllib.parse import urlsplit
 
 _NANOSECONDS: Final = {
     "ns": 1,
@@ -235,6 +236,21 @@ def folder(text: str) -> Path:
 def optional_file(text: str) -> Path | None:
     """Reader of an option that names a file; the empty text is none."""
     return Path(text) if text else None
+
+
+def otlp_endpoint(text: str) -> str | None:
+    """Reader of the option for where metrics are pushed; without a path it is OTLP's own.  The empty text is none."""
+    if not text:
+        return None
+    try:
+        url = urlsplit(text)
+        good = url.scheme in ("http", "https") and url.hostname and (url.port is None or url.port > 0)
+    except ValueError:
+        good = False
+    if not good or url.username is not None or url.query or url.fragment or not text.isprintable() or " " in text:
+        # It may hold a password: what was written is not repeated.
+        raise ValueError("that is no URL of an endpoint: write one such as http://collector:4318, without a password")
+    return text if url.path.strip("/") else f"{url.scheme}://{url.netloc}/v1/metrics"
 
 
 def label_text(text: str) -> str | None:

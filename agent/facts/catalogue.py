@@ -900,6 +900,13 @@ HTTP_REFUSED: Final = _counter(
     "password and passwords: wrong, and too many waiting to be checked; handshake: TLS; failed: an internal error. "
     "Absent while 0.",
 )
+OTLP_EXPORTS: Final = _counter(
+    "otlp_exports",
+    "result",
+    "Pushes of the metrics to --otlp.endpoint: success; failure: an attempt failed, and the push is tried again; "
+    "dropped: it was given up, after five attempts or because too many waited. Absent without --otlp.endpoint; whether "
+    "the last attempt succeeded is collector_success of collector otlp.",
+)
 SERIES_DROPPED: Final = _counter(
     "series_dropped",
     "reason",

@@ -763,6 +763,8 @@ class AgentHealth:
     """Flight recordings, by reason (`stall`, `signal`) and result (`written`, `failed`)."""
     http_refused: Mapping[str, int] = field(default_factory=dict)
     """Connections and requests that the HTTP server refused or closed, by reason; empty where there is none."""
+    otlp_exports: Mapping[str, int] = field(default_factory=dict)
+    """Pushes of the metrics, by result; empty: nothing is pushed."""
     series_dropped: Mapping[str, int] = field(default_factory=dict)
     """By reason, without what the exporter's own budget drops."""
     dark_seconds: float | None = None

@@ -476,6 +476,7 @@ def _collectors(health: AgentHealth) -> Iterator[Draft]:
     yield make_draft(catalogue.LIMIT_REACHED, health.probes.limits_reached.items())
     yield Draft(catalogue.RECORDINGS, health.recordings.items())
     yield Draft(catalogue.HTTP_REFUSED, (((reason,), value) for reason, value in health.http_refused.items() if value))
+    yield Draft(catalogue.OTLP_EXPORTS, (((result,), count) for result, count in health.otlp_exports.items()))
 
 
 def _series_of_rail(rail: RailFacts, metrics: Collection[Metric] | None, selection: Selection) -> int:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.exporters.series.budget import SeriesBudget
+from railscope.exporters.series.family import Family
 from railscope.exporters.series.lean import FULL
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.web.event_loop import EventLoop
@@ -104,6 +105,10 @@ class MetricsServer:
     def keep_totals(self, snapshot: Callable[[], Snapshot]) -> None:
         """Save the totals without answering a scrape; on any thread, one call at a time."""
         self._pages.keep_totals(snapshot)
+
+    def give_families(self, take: Callable[[Family], object]) -> Snapshot:
+        """Give each family that a scrape would show to `take`; on any thread.  Returns their snapshot."""
+        return self._pages.give_families(take)
 
     def start(self) -> None:
         """Begin to answer, on a thread of its own."""

@@ -371,6 +371,25 @@ class Pages:
             del shown, chunks
         return pieces
 
+    def give_families(self, take: Callable[[Family], object]) -> Snapshot:
+        """Give each family of a scrape that chooses no profile to `take`, for who sends them in another form.
+
+        `take` is called while no scrape is made, and in between the interpreter lock is given up.  Returns the snapshot
+        that the families are of.
+        """
+        pause = _Pauses()
+        with self._scrape:
+            snapshot = self._snapshot()
+            with _without_collector():
+                shown = self._families(snapshot, self._budget, pause)
+                if self._profile() == LEAN:
+                    shown = self._lean.select(shown, snapshot)
+                for family in shown:
+                    take(family)
+                    pause()
+                del shown
+        return snapshot
+
     def keep_totals(self, snapshot: Callable[[], Snapshot]) -> None:
         """Save the totals without showing them: all of them, whatever the budget would leave out."""
         with self._scrape:

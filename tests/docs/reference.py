@@ -22,6 +22,7 @@ from railscope.agent.facts.causes import CAUSES, CauseFacts, Severity
 from railscope.dashboards import alerts, rules_files
 from railscope.dashboards.alerting.alert import Alert
 from railscope.dashboards.alerting.thresholds import Thresholds
+from railscope.exporters.otlp.names import otlp_name
 from railscope.exporters.web.stall_documents import (
     HelloLine,
     ProcessDocument,
@@ -90,13 +91,21 @@ def unit_of(metric: Metric) -> str:
 def metrics() -> str:
     """A table for each section, in the order of the catalogue."""
     parts = []
+    titles = ("Metric", "Type", "Unit", "By OTLP", "Labels", "Meaning")
     for title in SECTIONS:
         rows = [
-            (_code(one.name), one.kind, unit_of(one), ", ".join(one.labels), _typed(one.help))
+            (
+                _code(one.name),
+                one.kind,
+                unit_of(one),
+                _code(otlp_name(one).name),
+                ", ".join(one.labels),
+                _typed(one.help),
+            )
             for one in METRICS
             if section_of(one) == title
         ]
-        parts.append(f"## {title}\n\n{_table(('Metric', 'Type', 'Unit', 'Labels', 'Meaning'), rows)}")
+        parts.append(f"## {title}\n\n{_table(titles, rows)}")
     return "\n\n".join(parts)
 
 

@@ -342,6 +342,7 @@ def full_snapshot() -> Snapshot:
             ),
             recordings={("stall", "written"): 2, ("signal", "failed"): 1},
             http_refused={"half_open": 3, "password": 1},
+            otlp_exports={"success": 59, "failure": 2, "dropped": 1},
             series_dropped={"communicator_limit": 0},
         ),
     )

@@ -235,8 +235,8 @@ def test_the_sample_file_shows_every_key_with_its_default(file: Path) -> None:
         (
             "- a\n",
             "line 1: the file must hold keys with values "
-            "(collectors, limits, logging, node, path, probes, rails, recordings, series, stalls, state, verdicts, "
-            "web)",
+            "(collectors, limits, logging, node, otlp, path, probes, rails, recordings, series, stalls, state, "
+            "verdicts, web)",
         ),
         ("hello\n", "line 1: the file must hold keys with values"),
         ("web: 9779\n", "line 1: web must hold keys with values (listen_address, telemetry_path, config_file)"),

@@ -122,6 +122,7 @@ def test_it_has_every_metric_but_those_of_what_is_wrong_and_of_what_is_asked_for
         "nvlink_bit_error_ratio",
         "nvlink_fec_blocks_total",
         "http_refused_total",
+        "otlp_exports_total",
         "nvlink_errors_total",
         "nvlink_speed_bytes_per_second",
         "nvlink_utilization_ratio",

@@ -13,6 +13,7 @@ from railscope.agent.config.options import COLLECTORS, FILE_KEYS, OPTIONS
 from railscope.agent.facts.catalogue import METRICS
 from railscope.agent.facts.causes import Cause, Tier
 from railscope.dashboards.rules_files import make_alerts
+from railscope.exporters.otlp.names import otlp_name
 from tests.docs.reference import PAGES, PARTS, pages, parts_of, render, schemas, unit_of
 
 COMMAND = ".venv/bin/python -m tests.docs.reference"
@@ -53,8 +54,8 @@ def test_every_metric_has_a_line_with_its_labels() -> None:
     text = page("metrics")
     assert [one.name for one in METRICS if text.count(f"| `{one.name}` |") != 1] == []
     for one in METRICS:
-        (cells,) = re.findall(rf"^\| `{one.name}` \| (\w+) \| ([^|]*) \| ([^|]*) \|", text, re.MULTILINE)
-        assert cells == (one.kind, unit_of(one), ", ".join(one.labels)), one.name
+        (cells,) = re.findall(rf"^\| `{one.name}` \| (\w+) \| ([^|]*) \| `([^|]*)` \| ([^|]*) \|", text, re.MULTILINE)
+        assert cells == (one.kind, unit_of(one), otlp_name(one).name, ", ".join(one.labels)), one.name
 
 
 def test_units_are_those_of_names() -> None:

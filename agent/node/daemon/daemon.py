@@ -49,6 +49,8 @@ from railscope.agent.node.recorder.feed import RecorderFeed, Stream, make_record
 from railscope.agent.node.recorder.store import RecordingStore
 from railscope.agent.node.recorder.triggers import Recordings, settling_ns
 from railscope.agent.recording.recording import RecordedStall, Recording
+from railscope.exporters.otlp.push import OtlpPush, read_boot_seconds
+from railscope.exporters.otlp.wire import SenderSettings
 from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.web.http import MetricsServer, ServerSettings
@@ -160,9 +162,12 @@ class Daemon:
         )
         self._kept = self._open_totals(version) if serve else None
         self._verdicts: VerdictSocket | None = None
+        self._push: OtlpPush | None = None
         try:
             if serve:
                 self._server = self._bind()
+                if config.otlp_endpoint is not None:
+                    self._push = self._make_push(config.otlp_endpoint, self._server)
                 if config.verdicts_socket is not None:
                     self._verdicts = VerdictSocket(config.verdicts_socket, os.uname().nodename, version, clock)
             if "collective" in config.collectors:
@@ -283,6 +288,24 @@ class Daemon:
             kept=self._kept,
         )
 
+    def _make_push(self, endpoint: str, server: MetricsServer) -> OtlpPush:
+        config = self._config
+        return OtlpPush(
+            SenderSettings(
+                endpoint,
+                timeout_seconds=config.otlp_interval_ns / 2e9,
+                headers_file=os.fspath(config.otlp_headers_file or ""),
+                ca_file=os.fspath(config.otlp_ca_file or ""),
+                certificate_file=os.fspath(config.otlp_certificate_file or ""),
+                key_file=os.fspath(config.otlp_key_file or ""),
+            ),
+            config.otlp_interval_ns / 1e9,
+            server.give_families,
+            totals_are_kept=self._kept is not None,
+            boot_realtime_ns=read_boot_seconds(config.procfs) * 10**9,
+            in_kubernetes="KUBERNETES_SERVICE_HOST" in os.environ,
+        )
+
     def _open_totals(self, version: str) -> KeptTotals | None:
         if self._config.state_directory is None:
             return None
@@ -296,7 +319,12 @@ class Daemon:
         self._schedule.record_request(self._clock.monotonic_ns())
         snapshot = self.observer.snapshot()
         refused = self._server.refusals() if self._server is not None else {}
-        return replace(snapshot, health=replace(snapshot.health, http_refused=refused))
+        health = replace(snapshot.health, http_refused=refused)
+        if self._push is not None:
+            pushed = self._push.results()
+            ran = () if pushed.collector is None else (pushed.collector,)
+            health = replace(health, collectors=(*health.collectors, *ran), otlp_exports=pushed.exports)
+        return replace(snapshot, health=health)
 
     @property
     def url(self) -> str:
@@ -365,6 +393,8 @@ class Daemon:
                 keep_totals = self._server.keep_totals
                 self._kept.start(lambda: keep_totals(self.observer.snapshot))
             self._server.start()
+            if self._push is not None:
+                self._push.start()
             _log.info("listening on %s", self._server.url)
         self._probed = self.observer.attached()
         # What was made so far lives as long as the process: the collector need not look at it again, which would
@@ -585,7 +615,7 @@ class Daemon:
         with contextlib.ExitStack() as attached:
             for opened in (
                 *(self._kept, self._programs, self._mmap_events, self._ring_wakeups),
-                *(self._server, self._verdicts),
+                *(self._server, self._verdicts, self._push),
             ):
                 if opened is not None:
                     attached.callback(opened.close)

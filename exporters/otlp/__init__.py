@@ -1,0 +1,1 @@
+"""Pushes what a scrape would show to an OpenTelemetry collector: names, messages, the sending process, its thread."""

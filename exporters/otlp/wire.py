@@ -1,0 +1,58 @@
+"""What the agent and the sending process tell each other: settings, exports and reports."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from railscope.exporters.series.family import Family
+
+LENGTH: Final = struct.Struct("<I")
+"""What stands before each export."""
+
+
+@dataclass(frozen=True, slots=True)
+class SenderSettings:
+    """Where to, and how; all as text and numbers, since they travel as JSON."""
+
+    endpoint: str
+    timeout_seconds: float
+    headers_file: str = ""
+    """Lines `Name: value`; empty: those of OTEL_EXPORTER_OTLP_HEADERS."""
+    ca_file: str = ""
+    certificate_file: str = ""
+    key_file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What is pushed at once."""
+
+    realtime_ns: int
+    """When it was so."""
+    start_realtime_ns: int
+    """Since when the agent's totals count."""
+    boot_realtime_ns: int
+    """Since when devices count, at the earliest."""
+    version: str
+    resource: Mapping[str, str]
+    """Attributes of this host and agent."""
+    packed: tuple[bytes, ...]
+    """The families, each pickled by itself: a large one holds the agent's interpreter lock no longer than it must."""
+
+    def families(self) -> tuple[Family, ...]:
+        """What is pushed; only for what the agent itself packed."""
+        return tuple(pickle.loads(one) for one in self.packed)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What came of one attempt, or of an export that was given up."""
+
+    result: Literal["success", "failure", "dropped"]
+    seconds: float = 0.0
+    points: int = 0
+    error: str = ""
