@@ -8,11 +8,12 @@ Source: PEP 508 (markers of the extras among an installation's requirements).
 
 from __future__ import annotations
 
-import re
-import shlex
 import sys
 from pathlib import Path
-from typing import Final
+
+TYPE_CHECKING = False  # typing's own takes milliseconds to import
+if TYPE_CHECKING:
+    from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 """Where the folders of ours lie."""
@@ -68,7 +69,9 @@ def remedy_for_missing_extra(extra: str, root: Path = ROOT) -> str:
 
 def _packages_of(extra: str) -> list[str]:
     """The requirements of an extra, without its marker; empty where the installation does not tell."""
-    from importlib.metadata import PackageNotFoundError, requires  # only ever for an error
+    # Only ever for an error.
+    import re
+    from importlib.metadata import PackageNotFoundError, requires
 
     try:
         told = requires("railscope") or ()
@@ -86,4 +89,6 @@ def _packages_of(extra: str) -> list[str]:
 
 def _quoted(requirement: str) -> str:
     """For the inside of single quotes."""
+    import shlex
+
     return requirement if shlex.quote(requirement) == requirement else f'"{requirement}"'

@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+from railscope.agent.config.command_parser import CommandParser
 from railscope.agent.config.effective import Effective, Setting, Source, effective_settings
 from railscope.agent.config.keys import ConfigError
-from railscope.agent.config.options import ENVIRONMENT_KEYS, FILE_KEYS, RELOADABLE, CommandParser, add_arguments
+from railscope.agent.config.options import ENVIRONMENT_KEYS, FILE_KEYS, RELOADABLE, add_arguments
 from railscope.agent.config.unmatched import require_processes
 from railscope.agent.config.written import format_value
 from railscope.probes.printable import printable

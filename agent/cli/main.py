@@ -8,27 +8,25 @@ long as it runs.
 
 from __future__ import annotations
 
-import ctypes
+import argparse
 import errno
 import io
 import os
-import resource
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, Final
 
 # numpy's linear algebra is not used here, and its threads would cost memory: said before numpy is first imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from railscope.agent.cli.log import print_error, set_up_logging
-from railscope.agent.cli.options import add_options
 from railscope.agent.cli.start import INTERRUPTED, start
-from railscope.agent.config.effective import config_from
-from railscope.agent.config.options import CommandParser
-from railscope.probes.installation import built_from
-from railscope.probes.loading.bpf_syscall import KernelRefusal
+from railscope.agent.config.command_parser import CommandParser
+
+TYPE_CHECKING = False  # typing's own takes milliseconds to import
+if TYPE_CHECKING:
+    from typing import Any, Final
+
+    from railscope.agent.config.options import Config
 
 _M_ARENA_MAX: Final = -8
 """mallopt(3)."""
@@ -71,13 +69,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FINE
     except _user_errors() as error:
-        problem = str(error.strerror if isinstance(error, KernelRefusal) else error)
+        # A refusal by the kernel is an OSError, whose text would begin with its number.
+        problem = str(error.strerror if isinstance(error, OSError) and error.strerror else error)
         for line in problem.split("\n"):
-            print_error(f"railscope: {line}")
+            _print_error(f"railscope: {line}")
     except OSError as error:
         if error.errno not in _OF_NAMED_FILES or not isinstance(error.filename, str):
             raise
-        print_error(f"railscope: {error.filename}: {error.strerror}")
+        _print_error(f"railscope: {error.filename}: {error.strerror}")
     return COULD_NOT_RUN
 
 
@@ -87,10 +86,41 @@ def _user_errors() -> tuple[type[Exception], ...]:
     from railscope.agent.recording.file import RecordingError
     from railscope.exporters.web.config_yaml import WebConfigError
     from railscope.exporters.web.listen import ServerError
+    from railscope.probes.loading.bpf_syscall import KernelRefusal
     from railscope.probes.loading.libbpf import LoadError
     from railscope.testbed.hosts import TestbedError
 
     return ConfigError, LoadError, RecordingError, ServerError, WebConfigError, TestbedError, KernelRefusal
+
+
+def _print_error(line: str) -> None:
+    from railscope.agent.cli.log import print_error
+
+    print_error(line)
+
+
+def _set_up_logging(level: str, log_format: str) -> None:
+    from railscope.agent.cli.log import set_up_logging
+
+    set_up_logging(level, log_format)
+
+
+def _config_from(parsed: Any) -> Config:
+    """The configuration of a command line, of the file that it names, and of the environment."""
+    from railscope.agent.config.effective import config_from
+
+    return config_from(parsed, os.environ)
+
+
+def _options_of(command: str) -> Callable[[CommandParser], None]:
+    """What adds a command's options to its parser."""
+
+    def fill(parser: CommandParser) -> None:
+        from railscope.agent.cli.options import add_options
+
+        add_options(command, parser)
+
+    return fill
 
 
 class Command(CommandParser):
@@ -112,6 +142,16 @@ class Command(CommandParser):
         return super().parse_known_args(args, namespace)
 
 
+class _ShowVersion(argparse.Action):
+    """As argparse's own, without the modules that format a help."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from railscope.probes.installation import built_from
+
+        print(f"railscope {version()} ({built_from()})")
+        parser.exit()
+
+
 def make_parser() -> CommandParser:
     """The parser of the whole command line; commands have their options once they are filled."""
     parser = CommandParser(
@@ -119,13 +159,20 @@ def make_parser() -> CommandParser:
         description="Shows every NCCL collective of this host and the bytes that it put on each rail, without "
         "touching the job.",
     )
-    parser.add_argument("--version", action="version", version=f"railscope {version()} ({built_from()})")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=Command)
+    parser.add_argument(
+        "--version",
+        action=_ShowVersion,
+        nargs=0,
+        default=argparse.SUPPRESS,
+        help="show program's version number and exit",
+    )
+    # `prog`: to find it argparse would format the usage.
+    commands = parser.add_subparsers(
+        title="commands", prog=parser.prog, required=True, metavar="COMMAND", parser_class=Command
+    )
 
     def add(name: str, run: Callable[[Any], int], help: str, description: str, epilog: str | None = None) -> None:
-        command = commands.add_parser(
-            name, help=help, description=description, epilog=epilog, fill=partial(add_options, name)
-        )
+        command = commands.add_parser(name, help=help, description=description, epilog=epilog, fill=_options_of(name))
         command.set_defaults(run=run, parser=command)
 
     add(
@@ -266,13 +313,16 @@ def make_parser() -> CommandParser:
 
 
 def _agent(parsed: Any) -> int:
-    config = config_from(parsed, os.environ)
-    set_up_logging(config.log_level, config.log_format)
+    config = _config_from(parsed)
+    _set_up_logging(config.log_level, config.log_format)
     from railscope.agent.node.daemon.signals import AgentSignals
 
     # Before all else, and to the very end: no signal ends the agent halfway.
     signals = AgentSignals() if not config.once else None
     # Imported here so that `--help` and errors of the command line answer at once.
+    import ctypes
+    import resource
+
     from railscope.agent.config.keys import ConfigError
     from railscope.agent.config.unmatched import require_processes
     from railscope.agent.node.daemon.daemon import Daemon
@@ -293,7 +343,7 @@ def _agent(parsed: Any) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     for flag, folder in (("--path.procfs", config.procfs), ("--path.sysfs", config.sysfs)):
         if not folder.is_dir():
-            print_error(f"railscope agent: {flag}: {folder} is not a folder; name its mount point")
+            _print_error(f"railscope agent: {flag}: {folder} is not a folder; name its mount point")
             return COULD_NOT_RUN
     require_processes(config.procfs, config.pids)
     if config.textfile is not None and not config.once:
@@ -307,9 +357,7 @@ def _agent(parsed: Any) -> int:
             why = "--otlp.endpoint needs OpenTelemetry's exporter, which is not installed"
             raise ConfigError(f"{why}: {remedy_for_missing_extra('otlp')}")
     clock = SystemClock()
-    reloader = Reloader(
-        lambda: config_from(parsed, os.environ), lambda now: set_up_logging(now.log_level, now.log_format)
-    )
+    reloader = Reloader(lambda: _config_from(parsed), lambda now: _set_up_logging(now.log_level, now.log_format))
     daemon = Daemon(config, clock, version(), serve=not config.once, reloader=reloader)
     try:
         if signals is None:
@@ -360,8 +408,8 @@ def _doctor(parsed: Any) -> int:
     # be of another machine.
     if not parsed.topology:
         take_service_file(parsed, os.environ)
-    config = config_from(parsed, os.environ)
-    set_up_logging("error", config.log_format)
+    config = _config_from(parsed)
+    _set_up_logging("error", config.log_format)
     from railscope.agent.doctor.command import run_doctor, run_topology
 
     if parsed.topology is not None:
@@ -371,7 +419,7 @@ def _doctor(parsed: Any) -> int:
 
 
 def _demo(parsed: Any) -> int:
-    set_up_logging("warn", "logfmt")
+    _set_up_logging("warn", "logfmt")
     from railscope.agent.cli.demo import DemoSettings, run_demo
     from railscope.agent.cli.demo_fault import FaultKind
 
@@ -400,12 +448,12 @@ def _record(parsed: Any) -> int:
         from railscope.agent.record.command import run_schema
 
         return run_schema(sys.stdout)
-    config = config_from(parsed, os.environ)
+    config = _config_from(parsed)
     if parsed.describe is not None:
         from railscope.agent.record.command import run_describe
 
         return run_describe(parsed.describe, sys.stdout, as_json=parsed.json)
-    set_up_logging(config.log_level, config.log_format)
+    _set_up_logging(config.log_level, config.log_format)
     from railscope.agent.config.unmatched import require_processes
     from railscope.agent.record.command import RecordSettings, run_record
 

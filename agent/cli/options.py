@@ -7,7 +7,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from railscope.agent.config.options import CommandParser, add_arguments
+from railscope.agent.config.command_parser import CommandParser
+from railscope.agent.config.options import add_arguments
 from railscope.agent.config.values import option_type, seconds, size_bytes, whole_number
 
 _DOCTORS_OPTIONS: Final = frozenset(

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from railscope.agent.cli.log import print_error
+from railscope.agent.config.command_parser import CommandParser
 from railscope.agent.config.keys import ConfigError
-from railscope.agent.config.options import CommandParser
 from railscope.agent.config.values import duration_ns, one_of, option_type
 from railscope.agent.facts.stall import CONFIDENCES, VERDICT_VERSION
 

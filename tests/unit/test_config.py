@@ -15,13 +15,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from railscope.agent.config.command_parser import CommandParser
 from railscope.agent.config.effective import config_from
 from railscope.agent.config.keys import Key
 from railscope.agent.config.options import (
     COLLECTORS,
     FILE_KEYS,
     OPTIONS,
-    CommandParser,
     Config,
     ConfigError,
     ListenAddress,
