@@ -59,6 +59,7 @@ class Page:
     summary: str
     description: str
     epilog: str
+    """As it is written, of one line or more."""
     flags: tuple[Flag, ...]
     pages: tuple[Page, ...]
 
@@ -75,7 +76,7 @@ def page_of(parser: argparse.ArgumentParser, words: tuple[str, ...] = (), summar
         elif action.help is not argparse.SUPPRESS:
             flags.append(_flag(parser, action))
     text = parser.description or ""
-    return Page(words, summary, _one_line(text), _one_line(parser.epilog or ""), tuple(flags), tuple(pages))
+    return Page(words, summary, _one_line(text), parser.epilog or "", tuple(flags), tuple(pages))
 
 
 def _flag(parser: argparse.ArgumentParser, action: argparse.Action) -> Flag:
@@ -135,7 +136,7 @@ def manual(page: Page) -> str:
         for flag in one.flags:
             lines += [".TP", _heading(flag), _roff(_sentence(flag.help))]
     if examples := [one.epilog for one in shown if one.epilog]:
-        lines += [".SH EXAMPLES", *(line for text in examples for line in (".PP", _roff(_sentence(text))))]
+        lines += [".SH EXAMPLES", *(line for text in examples for line in (".PP", _roff(_sentence(_one_line(text)))))]
     lines += [
         ".SH EXIT STATUS",
         "0: fine.  1: a problem was found.  2: it could not run; one line on standard error says why.  130: Ctrl-C.",

@@ -16,6 +16,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Final
 
+from railscope.agent.cli.main import make_parser
+from railscope.agent.cli.pages import PROGRAM, Flag, Page, page_of
 from railscope.agent.config.options import COLLECTORS, OPTIONS, RELOADABLE, Option
 from railscope.agent.facts.catalogue import METRICS, PREFIX, Metric
 from railscope.agent.facts.causes import CAUSES, CauseFacts, Severity
@@ -50,10 +52,10 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 """Beginnings of names, without the prefix; the longest that fits decides."""
 
 _NAME: Final = re.compile(
-    r"(?<![`\w/-])(?:"
+    r"(?<![`\w/.-])(?:"
     r"railscope (?:diagnose|verdicts)(?: --[a-z.]+(?: [A-Z]+)?)*"
     r"|--[a-z][\w.-]*[a-z](?:=\w+)?"
-    r"|\w+_\w+(?:[*\w/.]*\w)?|\w+_\*"
+    r"|[a-z]+\.\w+_\w+|\w+_\w+(?:[*\w/.]*\w)?|\w+_\*"
     r"|/(?:proc|dev|metrics)[\w/]*(?:\?profile=\w+)?"
     r")"
 )
@@ -206,6 +208,52 @@ def _remedy(facts: CauseFacts) -> str:
     return f"{facts.remedy}: [{facts.runbook}]({_RUNBOOKS}/{facts.runbook}.md)"
 
 
+def command_list() -> str:
+    """A line for each command."""
+    rows = [
+        (f"[{_code(_name(one))}](#{_name(one).replace(' ', '-')})", _sentence(one.summary))
+        for one in page_of(make_parser()).pages
+    ]
+    return _table(("Command", "Does"), rows)
+
+
+def commands() -> str:
+    """A section for each command, and for each action of one."""
+    return "\n\n".join(_command(one) for page in page_of(make_parser()).pages for one in (page, *page.pages))
+
+
+def _name(page: Page) -> str:
+    return " ".join((PROGRAM, *page.words))
+
+
+def _command(page: Page) -> str:
+    said, _, example = page.epilog.rpartition("example: ") if "\n" not in page.epilog else ("", "", "")
+    parts = [f"{'#' * (len(page.words) + 1)} {_name(page)}", _typed(page.description or _sentence(page.summary))]
+    if not page.pages:
+        positional = "".join(f" {flag.value}{'...' if flag.several else ''}" for flag in page.flags if not flag.names)
+        parts.append(f"```console\n{_name(page)} [OPTION...]{positional}\n```")
+    known = {one.flag for one in OPTIONS} | {
+        flag for one in COLLECTORS for flag in (one.flag, f"--no-collector.{one.name}")
+    }
+    own = [flag for flag in page.flags if "--help" not in flag.names and not known.intersection(flag.names)]
+    if len(own) < len([flag for flag in page.flags if "--help" not in flag.names]):
+        parts.append("It takes the [options of the agent](flags.md).")
+    if own:
+        parts.append(_table(("Option", "Meaning"), ((_flag(flag), _sentence(flag.help)) for flag in own)))
+    if said.strip():
+        parts.append(_typed(said.strip()))
+    if example:
+        parts.append(f"Example: `{example.removesuffix('.')}`")
+    if "\n" in page.epilog:
+        parts.append(f"```text\n{page.epilog.strip()}\n```")
+    return "\n\n".join(parts)
+
+
+def _flag(flag: Flag) -> str:
+    names = ", ".join(flag.names)
+    return _code(" ".join(part for part in (names, flag.value + ("..." if flag.several else "")) if part))
+
+
 DOCUMENTS: Final = (StallsDocument, StallDocument, SlowRankDocument, ProcessDocument, StackDocument)
 LINES: Final = (HelloLine, VerdictLine)
 
@@ -264,6 +312,8 @@ PARTS: Final[Mapping[str, Callable[[], str]]] = {
     "alerts": alert_rules,
     "thresholds": thresholds,
     "causes": causes,
+    "command_list": command_list,
+    "commands": commands,
     "documents": documents,
     "lines": lines,
 }

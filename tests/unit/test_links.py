@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.docs import architecture
 from tests.docs.links import REPOSITORY, anchors, links, pages
 
 
@@ -10,6 +11,19 @@ def test_every_link_leads_somewhere() -> None:
     assert len(found) > 100
     assert [
         f"{page.relative_to(REPOSITORY)}: {link.text} {link.problem()}" for page, link in found if link.problem()
+    ] == []
+
+
+def test_the_picture_of_the_architecture_is_what_its_source_draws() -> None:
+    assert architecture.FILE.read_text() == architecture.draw(), "run .venv/bin/python -m tests.docs.architecture"
+
+
+def test_every_page_of_the_documents_is_on_the_site() -> None:
+    named = (REPOSITORY / "docs/mkdocs.yml").read_text()
+    assert [
+        str(page)
+        for page in pages()
+        if page.is_relative_to(REPOSITORY / "docs") and str(page.relative_to(REPOSITORY)) not in named
     ] == []
 
 

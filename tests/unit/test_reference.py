@@ -9,6 +9,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from railscope.agent.cli.main import make_parser
+from railscope.agent.cli.pages import page_of
 from railscope.agent.config.options import COLLECTORS, FILE_KEYS, OPTIONS
 from railscope.agent.facts.catalogue import METRICS
 from railscope.agent.facts.causes import Cause, Tier
@@ -73,6 +75,18 @@ def test_every_flag_and_key_has_a_line() -> None:
     assert flags >= {one.flag for one in OPTIONS}
     assert flags >= {flag for one in COLLECTORS for flag in (one.flag, f"--no-collector.{one.name}")}
     assert [key for key in FILE_KEYS if f"| `{key}` |" not in text] == []
+
+
+def test_every_command_and_action_has_a_section_with_its_options() -> None:
+    text = page("commands")
+    for command in page_of(make_parser()).pages:
+        for one in (command, *command.pages):
+            name = " ".join(("railscope", *one.words))
+            (section,) = re.findall(rf"^#+ {name}\n(.*?)(?=^#+ railscope|\Z)", text, re.MULTILINE | re.DOTALL)
+            options = first_cells(section)
+            shown = {flag for cell in options for flag in re.findall(r"--[\w.-]+", cell)}
+            for flag in (flag for flag in one.flags if flag.names and "--help" not in flag.names):
+                assert shown.intersection(flag.names) or "options of the agent" in section, (name, flag.names)
 
 
 def test_every_alert_has_a_line_and_a_section() -> None:
