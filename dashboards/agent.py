@@ -12,6 +12,7 @@ from railscope.dashboards.panels import (
     FINE_OR_FAILED,
     GOOD,
     NEVER_FINE,
+    NONE_REPORTED,
     WATCH,
     AnyPanel,
     query,
@@ -20,7 +21,7 @@ from railscope.dashboards.panels import (
     table,
     timeseries,
 )
-from railscope.dashboards.variables import HOST
+from railscope.dashboards.variables import HOST, or_zero
 
 _COST = ((None, GOOD), (0.005, WATCH), (0.02, BAD))
 _AGENTS = f"and on (cluster, job, instance) last_over_time({catalogue.BUILD_INFO.where(HOST)}[1h])"
@@ -35,8 +36,8 @@ def dashboard() -> Dashboard:
         [
             Section("Agents", _agents()),
             Section("Cost", _cost()),
-            Section("Losses", _losses()),
-            Section("What is observed", _observed()),
+            Section("Losses", _losses(), folded=True),
+            Section("What is observed", _observed(), folded=True),
         ],
     )
 
@@ -48,21 +49,21 @@ def _agents() -> list[AnyPanel]:
             "Silent",
             "Agents that were scraped within the last hour and do not answer now.",
             "short",
-            f"count(up{{{HOST}}} == 0 {_AGENTS}) or vector(0)",
+            or_zero(f"count(up{{{HOST}}} == 0 {_AGENTS})"),
             thresholds=NEVER_FINE,
         ),
         stat(
-            "Failing sources",
+            "Failing collectors",
             "Collectors whose last run failed. Other collectors are not affected.",
             "short",
-            f"count({catalogue.COLLECTOR_SUCCESS.where(HOST)} == 0) or vector(0)",
+            or_zero(f"count({catalogue.COLLECTOR_SUCCESS.where(HOST)} == 0)"),
             thresholds=NEVER_FINE,
         ),
         stat(
             "Simulated inputs",
             "Agents with a recorded or synthesised input: their values do not come from a real job.",
             "short",
-            f'count({catalogue.BUILD_INFO}{{simulated="true",{HOST}}}) or vector(0)',
+            or_zero(f'count({catalogue.BUILD_INFO}{{simulated="true",{HOST}}})'),
             thresholds=((None, GOOD), (1.0, WATCH)),
         ),
         stat(
@@ -84,26 +85,27 @@ def _agents() -> list[AnyPanel]:
             catalogue.BUILD_INFO.where(HOST),
         ),
         states(
-            "Answers",
-            "Whether each agent answered the scrape.",
-            query(f"up{{{HOST}}} {_AGENTS}", "{{instance}}"),
+            "Agents up",
+            "Whether each agent answered the scrape: fifty, first those that did not.",
+            query(f"bottomk(50, up{{{HOST}}} {_AGENTS})", "{{instance}}"),
             words=FINE_OR_FAILED,
         ),
         timeseries(
-            "Running for",
-            "Uptime of each agent, and the time since the host's boot in which no agent counted (dark; only with "
+            "Uptime",
+            "Uptime of the twenty agents that were started last, and the time since the host's boot in which no "
+            "agent counted (dark; only with "
             "--state.directory). After a restart (drop to 0), ranks that already ran are counted from that moment.",
             "s",
-            query(f"time() - {catalogue.AGENT_START_TIME.where(HOST)}", "{{instance}}"),
-            query(catalogue.AGENT_DARK_SECONDS.where(HOST), "{{instance}}: dark"),
+            query(f"bottomk(20, time() - {catalogue.AGENT_START_TIME.where(HOST)})", "{{instance}}"),
+            query(f"topk(20, {catalogue.AGENT_DARK_SECONDS.where(HOST)})", "{{instance}}: dark"),
         ),
         timeseries(
-            "Loop late",
+            "Lateness of the loop",
             "Longest time by which each agent's loop woke late, or that one of its turns took: within five minutes, "
-            "and since the agent's start. Above 30 s the agent fails its health check.",
+            "and since the agent's start: the twenty latest. Above 30 s the agent fails its health check.",
             "s",
-            query(catalogue.LOOP_LATE_RECENT.where(HOST), "{{instance}}: 5 min"),
-            query(catalogue.LOOP_LATE.where(HOST), "{{instance}}: since start"),
+            query(f"topk(20, {catalogue.LOOP_LATE_RECENT.where(HOST)})", "{{instance}}: 5 min"),
+            query(f"topk(20, {catalogue.LOOP_LATE.where(HOST)})", "{{instance}}: since start"),
         ),
     ]
 
@@ -113,9 +115,12 @@ def _cost() -> list[AnyPanel]:
     return [
         timeseries(
             "Cost to jobs",
-            "Calibrated CPU time that the eBPF programs take from observed processes, as a share of one CPU, by host.",
+            "Calibrated CPU time that the eBPF programs take from observed processes, as a share of one CPU: the "
+            "twenty hosts with the most.",
             "percentunit",
-            query(f"sum by (cluster, instance) (rate({overhead}{{{HOST}}}[$__rate_interval]))", "{{instance}}"),
+            query(
+                f"topk(20, sum by (cluster, instance) (rate({overhead}{{{HOST}}}[$__rate_interval])))", "{{instance}}"
+            ),
             thresholds=_COST,
         ),
         timeseries(
@@ -127,59 +132,59 @@ def _cost() -> list[AnyPanel]:
         ),
         timeseries(
             "Cost of one NCCL call",
-            "CPU time of the eBPF programs / observed NCCL calls.",
+            "CPU time of the eBPF programs / observed NCCL calls: the twenty dearest hosts.",
             "s",
             query(
-                f"sum by (cluster, instance) (rate({overhead}{{{HOST}}}[$__rate_interval])) "
-                f"/ (sum by (cluster, instance) (rate({calls}{{{HOST}}}[$__rate_interval])) > 0)",
+                f"topk(20, sum by (cluster, instance) (rate({overhead}{{{HOST}}}[$__rate_interval])) "
+                f"/ (sum by (cluster, instance) (rate({calls}{{{HOST}}}[$__rate_interval])) > 0))",
                 "{{instance}}",
             ),
         ),
         timeseries(
             "CPU of the agents",
-            "CPU time of each agent's own process, as a share of one CPU.",
+            "CPU time of each agent's own process, as a share of one CPU: the twenty with the most.",
             "percentunit",
-            query(f"rate(process_cpu_seconds_total{{{HOST}}}[$__rate_interval]) {_AGENTS}", "{{instance}}"),
+            query(f"topk(20, rate(process_cpu_seconds_total{{{HOST}}}[$__rate_interval]) {_AGENTS})", "{{instance}}"),
         ),
         timeseries(
             "Memory of the agents",
-            "Memory of each agent's own process: the hundred largest.",
+            "Memory of each agent's own process: the twenty largest.",
             "bytes",
-            query(f"topk(100, process_resident_memory_bytes{{{HOST}}} {_AGENTS})", "{{instance}} resident"),
-            query(f"topk(100, process_virtual_memory_bytes{{{HOST}}} {_AGENTS})", "{{instance}} virtual"),
+            query(f"topk(20, process_resident_memory_bytes{{{HOST}}} {_AGENTS})", "{{instance}} resident"),
+            query(f"topk(20, process_virtual_memory_bytes{{{HOST}}} {_AGENTS})", "{{instance}} virtual"),
         ),
         timeseries(
             "File descriptors of the agents",
-            "Open file descriptors of each agent / its limit.",
+            "Open file descriptors of each agent / its limit: the twenty fullest.",
             "percentunit",
             query(
-                f"process_open_fds{{{HOST}}} / process_max_fds{{{HOST}}} {_AGENTS}",
+                f"topk(20, process_open_fds{{{HOST}}} / process_max_fds{{{HOST}}} {_AGENTS})",
                 "{{instance}}",
             ),
         ),
         timeseries(
-            "Age of the agents' processes",
-            "Time since the operating system started each agent's process.",
+            "Age of agents' processes",
+            "Time since the operating system started each agent's process: the twenty youngest.",
             "s",
-            query(f"time() - process_start_time_seconds{{{HOST}}} {_AGENTS}", "{{instance}}"),
+            query(f"bottomk(20, time() - process_start_time_seconds{{{HOST}}} {_AGENTS})", "{{instance}}"),
         ),
         timeseries(
-            "Time of a source",
+            "Duration of collectors",
             "Duration of each collector's last run, maximum over all hosts.",
             "s",
             query(f"max by (collector) ({catalogue.COLLECTOR_DURATION.where(HOST)})", "{{collector}}"),
         ),
         timeseries(
-            "Series",
-            "Series that each agent exports, as counted by Prometheus.",
+            "Series exported",
+            "Series that each agent exports, as counted by Prometheus: the twenty with the most.",
             "short",
-            query(f"scrape_samples_scraped{{{HOST}}} {_AGENTS}", "{{instance}}"),
+            query(f"topk(20, scrape_samples_scraped{{{HOST}}} {_AGENTS})", "{{instance}}"),
         ),
         timeseries(
-            "Time of a scrape",
-            "Duration of each agent's scrape, as measured by Prometheus.",
+            "Duration of scrapes",
+            "Duration of each agent's scrape, as measured by Prometheus: the twenty slowest.",
             "s",
-            query(f"scrape_duration_seconds{{{HOST}}} {_AGENTS}", "{{instance}}"),
+            query(f"topk(20, scrape_duration_seconds{{{HOST}}} {_AGENTS})", "{{instance}}"),
         ),
     ]
 
@@ -188,36 +193,37 @@ def _losses() -> list[AnyPanel]:
     return [
         timeseries(
             "Events lost",
-            "Events that railscope itself lost, by reason: the hundred with the most; counts and bytes stay exact.",
+            "Events that railscope itself lost, by reason: the twenty with the most; counts and bytes stay exact.",
             "cps",
             query(
-                f"topk(100, sum by (cluster, instance, reason) "
+                f"topk(20, sum by (cluster, instance, reason) "
                 f"(rate({catalogue.EVENTS_LOST.where(HOST)}[$__rate_interval])))",
                 "{{instance}} {{reason}}",
             ),
         ),
         timeseries(
-            "Series left out",
+            "Series dropped",
             "Series left out of expositions because of --limit.series, added up over expositions: 0 unless any is "
             "missing.",
             "cps",
             query(
-                f"sum by (cluster, instance, reason) (rate({catalogue.SERIES_DROPPED.where(HOST)}[$__rate_interval]))",
+                "topk(20, sum by (cluster, instance, reason) "
+                f"(rate({catalogue.SERIES_DROPPED.where(HOST)}[$__rate_interval])))",
                 "{{instance}} {{reason}}",
             ),
         ),
         timeseries(
-            "At a limit",
+            "Limits reached",
             "What users lost at limits of their own: detail of their jobs, never of others'.",
             "cps",
             query(
-                f"sum by (cluster, instance, limit, uid) "
-                f"(rate({catalogue.LIMIT_REACHED.where(HOST)}[$__rate_interval]))",
+                "topk(20, sum by (cluster, instance, limit, uid) "
+                f"(rate({catalogue.LIMIT_REACHED.where(HOST)}[$__rate_interval])))",
                 "{{instance}} {{limit}} uid {{uid}}",
             ),
-        ),
+        ).no_value(NONE_REPORTED),
         timeseries(
-            "Reads missed",
+            "Missed reads",
             "Scheduled reads of collectors that were skipped because the reader was late: the twenty with the most.",
             "cps",
             query(
@@ -234,14 +240,21 @@ def _losses() -> list[AnyPanel]:
                 f"sum by (reason, result) (increase({catalogue.RECORDINGS.where(HOST)}[$__rate_interval]))",
                 "{{reason}} {{result}}",
             ),
-        ),
+        ).no_value(NONE_REPORTED),
         timeseries(
-            "Refused by the HTTP server",
+            "OTLP exports",
+            "Exports to an OpenTelemetry collector (--otlp.endpoint), by result, of all hosts.",
+            "cps",
+            query(f"sum by (result) (rate({catalogue.OTLP_EXPORTS.where(HOST)}[$__rate_interval]))", "{{result}}"),
+        ).no_value("none set up"),
+        timeseries(
+            "Refused HTTP connections and requests",
             "Connections and requests that the agent refused or closed, by reason: half-open, unread and idle ones "
             "made room for new connections.",
             "cps",
             query(
-                f"sum by (cluster, instance, reason) (rate({catalogue.HTTP_REFUSED.where(HOST)}[$__rate_interval]))",
+                "topk(20, sum by (cluster, instance, reason) "
+                f"(rate({catalogue.HTTP_REFUSED.where(HOST)}[$__rate_interval])))",
                 "{{instance}} {{reason}}",
             ),
         ),
@@ -257,16 +270,17 @@ def _observed() -> list[AnyPanel]:
             catalogue.NODE_INFO.where(HOST),
         ),
         states(
-            "Sources",
-            "Whether each collector's last run succeeded: a hundred, first those that failed.",
-            query(f"bottomk(100, {catalogue.COLLECTOR_SUCCESS.where(HOST)})", "{{instance}} {{collector}}"),
+            "Collectors",
+            "Whether each collector's last run succeeded: fifty, first those that failed.",
+            query(f"bottomk(50, {catalogue.COLLECTOR_SUCCESS.where(HOST)})", "{{instance}} {{collector}}"),
             words=FINE_OR_FAILED,
         ),
         timeseries(
-            "Level",
-            "Observation level of each NCCL library: -1 watch, 0 counts, 1 completion, 2 rails, 3 all.",
+            "Probe level",
+            "Observation level of each NCCL library: -1 watch, 0 counts, 1 completion, 2 rails, 3 all; the "
+            "fifty lowest.",
             "short",
-            query(catalogue.PROBE_LEVEL.where(HOST), "{{instance}} {{nccl_version}} {{library}}"),
+            query(f"bottomk(50, {catalogue.PROBE_LEVEL.where(HOST)})", "{{instance}} {{nccl_version}} {{library}}"),
             largest=3,
         ).min(-1),
         timeseries(
@@ -298,7 +312,8 @@ def _observed() -> list[AnyPanel]:
             "Programs that are not attached",
             "eBPF programs that are not attached to an NCCL library in use: their metrics are missing there.",
             "instance library nccl_version program",
-            f"{catalogue.PROBE_ATTACHED.where(HOST)} == 0",
+            f"topk(500, {catalogue.PROBE_ATTACHED.where(HOST)} == 0)",
+            empty=NONE_REPORTED,
         ),
         table(
             "NCCL libraries",

@@ -34,7 +34,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, str]]] = {
     Group.RAILS: (NODE, "Links"),
     Group.NVLINKS: (NODE, "NVLink errors"),
     Group.HARDWARE: (NODE, "Hardware events"),
-    Group.ITSELF: (AGENT, "Answers"),
+    Group.ITSELF: (AGENT, "Agents up"),
 }
 """The dashboard and panel that an alert leads to, by the group of its rule."""
 

@@ -1,9 +1,13 @@
-"""Dashboards and rules as files: what Grafana and Prometheus take, the same text from the same code every time."""
+"""Dashboards and rules as files: what Grafana and Prometheus take, the same text from the same code every time.
+
+Beside them lies a mixin, which gives both to Jsonnet: Grafana's dashboards and Prometheus' rules under the names that
+mixins use (https://monitoring.mixins.dev).
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -11,38 +15,60 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 from railscope.dashboards import agent, fleet, job, node, rules_files, stall
 from railscope.dashboards.alerting.thresholds import Thresholds
+from railscope.dashboards.site import Site
 
 COMMITTED: Final = Path(__file__).parent / "json"
 """Where the built files lie in the source and in the wheel."""
 
+MIXIN: Final = "mixin.libsonnet"
 _MAKERS: Final = (fleet.dashboard, job.dashboard, node.dashboard, stall.dashboard, agent.dashboard)
 
 
-def render_dashboards() -> dict[str, str]:
+def render_dashboards(site: Site | None = None) -> dict[str, str]:
     """The JSON text of each dashboard's file, by the file's name."""
+    names = site or Site()
     made = {}
     for maker in _MAKERS:
         dashboard = maker().build()
-        made[f"{dashboard.uid}.json"] = (
-            json.dumps(dashboard, cls=JSONEncoder, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-        )
+        content = names.dashboard(json.loads(json.dumps(dashboard, cls=JSONEncoder)))
+        made[f"{dashboard.uid}.json"] = json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
     return made
 
 
-def write_all(folder: Path | None, thresholds: Thresholds, runbooks: str) -> list[Path]:
-    """Write dashboards and rules into a folder, which is made if need be; returns the files that changed.
+def render_mixin(dashboards: Iterable[str], json_folder: str = "", rules_folder: str = "") -> str:
+    """The mixin's text; the folders, which end with a slash or are empty, are seen from where it lies."""
+    files = "\n".join(f"    '{name}': import '{json_folder}{name}'," for name in dashboards)
+    return f"""\
+// railscope's dashboards and rules as a mixin, made by `railscope dashboards build`: its options --selector,
+// --cluster-label, --runbooks and --threshold are what a mixin's _config would be.  Jsonnet 0.18 or newer.
+{{
+  grafanaDashboards+:: {{
+{files}
+  }},
+  prometheusRules+:: std.parseYaml(importstr '{rules_folder}{rules_files.RECORDING}'),
+  prometheusAlerts+:: std.parseYaml(importstr '{rules_folder}{rules_files.ALERTS}'),
+}}
+"""
+
+
+def write_all(folder: Path | None, thresholds: Thresholds, runbooks: str, site: Site | None = None) -> list[Path]:
+    """Write dashboards, rules and mixin into a folder, which is made if need be; returns the files that changed.
 
     Args:
         folder: None: beside the code, where the shipped ones lie.
         thresholds: of the alerts.
         runbooks: the address under which dashboards/runbooks is served.
+        site: what the site's Prometheus calls things.
 
     Raises:
         OSError: a file cannot be written.
     """
+    dashboards = render_dashboards(site)
+    shipped = ("json/", "rules/") if folder is None else ("", "")
     return [
-        *_write(folder or COMMITTED, render_dashboards()),
-        *_write(folder or rules_files.SHIPPED, rules_files.render_rules(thresholds, runbooks)),
+        *_write(folder or COMMITTED, dashboards),
+        *_write(folder or rules_files.SHIPPED, rules_files.render_rules(thresholds, runbooks, site)),
+        *_write(folder or COMMITTED.parent, {MIXIN: render_mixin(dashboards, *shipped)}),
     ]
 
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from railscope.agent.facts.catalogue import METRICS, Metric
 from railscope.agent.node.targets.jobs import JobFacts
-from railscope.dashboards import build, expressions, rules_files
+from railscope.dashboards import build, expressions, page, rules_files
 from railscope.dashboards.documents import Document, Panel
 from railscope.dashboards.expressions import ExpressionError, Selector
 from railscope.exporters.series import native
@@ -50,6 +50,9 @@ def find_differences(folder: Path) -> Iterator[str]:
             yield f"{name}: is missing: run 'railscope dashboards build'"
         elif file.read_text() != text:
             yield f"{name}: is not what the code builds: run 'railscope dashboards build'"
+    mixin = build.COMMITTED.parent / build.MIXIN
+    if not mixin.is_file() or mixin.read_text() != build.render_mixin(texts, "json/", "rules/"):
+        yield f"{build.MIXIN}: is not what the code builds: run 'railscope dashboards build'"
     for name, text in rules_files.render_rules().items():
         if (rules_files.SHIPPED / name).read_text() != text:
             yield f"{name}: is not what the code builds: run 'railscope dashboards build'"
@@ -87,7 +90,7 @@ def _of_document(one: Document, known: _Known) -> Iterator[str]:
             yield f"{first.title} and {second.title} overlap"
     for link in (*one.links, *(link for panel in panels for link in panel.links)):
         found = _LINK.match(link)
-        if found is not None and found[1] not in known.identifiers:
+        if found is not None and found[1] not in known.identifiers | page.OF_OTHERS.keys():
             yield f"a link leads to {found[1]}, and there is no such dashboard"
     for variable in one.variables:
         if variable.kind == "query":

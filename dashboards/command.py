@@ -34,9 +34,9 @@ def add_dashboards_arguments(parser: ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
     build = actions.add_parser(
         "build",
-        help="write the dashboards' JSON and the rules",
-        description="Write the dashboards, as Grafana reads them, and the recording and alerting rules, as Prometheus "
-        "reads them, into a folder.",
+        help="write the dashboards' JSON, the rules and the mixin",
+        description="Write the dashboards, as Grafana reads them, the recording and alerting rules, as Prometheus "
+        "reads them, and a mixin of both, as Jsonnet reads it, into a folder.",
         epilog=f"thresholds, with their defaults:\n{describe_thresholds()}\n\nexample: railscope dashboards build "
         "--output /tmp/railscope --runbooks https://wiki.example/railscope --threshold plane_hosts=16",
     )
@@ -53,6 +53,18 @@ def add_dashboards_arguments(parser: ArgumentParser) -> None:
         default=[],
         metavar="NAME=VALUE",
         help="a number that decides when an alert fires; may be given again for another",
+    )
+    build.add_argument(
+        "--selector",
+        default="",
+        metavar="MATCHERS",
+        help="PromQL's label matchers that choose the agents' series, as in 'job=\"railscope\"' (default: none)",
+    )
+    build.add_argument(
+        "--cluster-label",
+        default="cluster",
+        metavar="LABEL",
+        help="the label by which your Prometheus tells clusters apart (default: cluster)",
     )
     build.set_defaults(act=_build, parser=build)
     check = actions.add_parser(
@@ -153,11 +165,15 @@ def _cannot(what: str) -> int:
 
 def _build(parsed: argparse.Namespace, out: TextIO) -> int:
     from railscope.dashboards import build
+    from railscope.dashboards.site import CLUSTER, Site
 
     if not parsed.runbooks.startswith(("http://", "https://")):
         return _cannot(f"--runbooks {parsed.runbooks}: write an address, as in https://wiki.example/railscope")
+    if parsed.output is None and (parsed.selector or parsed.cluster_label != CLUSTER):
+        return _cannot("--selector and --cluster-label want --output FOLDER: the shipped rules are what is changed")
     try:
-        changed = build.write_all(parsed.output, parse_thresholds(parsed.threshold), parsed.runbooks)
+        site = Site(parsed.selector, parsed.cluster_label)
+        changed = build.write_all(parsed.output, parse_thresholds(parsed.threshold), parsed.runbooks, site)
     except ValueError as error:
         return _cannot(str(error))
     except OSError as error:

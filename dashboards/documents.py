@@ -59,6 +59,8 @@ class Panel:
     least_step: str
     """Between two points, as `1m`; empty: as the range has it."""
     links: tuple[str, ...]
+    legend: str
+    """Where the names of lines stand: `bottom` or `right`; empty: nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +157,13 @@ def _panel(content: dict[str, Any]) -> Panel:
             if change["id"] == "links"
             for link in change["value"]
         ),
+        legend=_legend(content.get("options", {}).get("legend", {})),
     )
+
+
+def _legend(content: dict[str, Any]) -> str:
+    shown = content.get("showLegend", False) and content.get("displayMode") != "hidden"
+    return str(content.get("placement", "")) if shown else ""
 
 
 def _variable(content: dict[str, Any]) -> Variable:

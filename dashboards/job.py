@@ -11,10 +11,22 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from railscope.agent.facts import catalogue
-from railscope.dashboards import page, recorded, variables
+from railscope.dashboards import bandwidth, page, recorded, variables
 from railscope.dashboards.page import Section
-from railscope.dashboards.panels import NEVER_FINE, AnyPanel, heatmap, matrix, query, stat, table, timeseries
-from railscope.dashboards.variables import HOST, JOB, hosts_of_job, ranks_of_job
+from railscope.dashboards.panels import (
+    BAD,
+    GOOD,
+    NEVER_FINE,
+    WATCH,
+    AnyPanel,
+    heatmap,
+    matrix,
+    query,
+    stat,
+    table,
+    timeseries,
+)
+from railscope.dashboards.variables import HOST, JOB, hosts_of_job, or_zero, ranks_of_job
 
 _ON_HOSTS = "  This panel covers whole hosts: jobs that share a host are added up."
 _RANK = "{{comm}} rank {{rank}}"
@@ -43,35 +55,50 @@ def dashboard() -> Dashboard:
     """The dashboard of one job."""
     return page.page(
         page.JOB,
-        "One job: its communicators, payload and sizes of its NCCL calls, durations, and late ranks.",
-        [variables.job(everything=False), variables.communicator_of_job(), variables.host_of_job()],
+        "One job: its bandwidth against the line rate, steps, payload and sizes of its NCCL calls, and late ranks.",
         [
-            Section("Job", _job()),
+            variables.namespace(),
+            variables.job(everything=False),
+            variables.pod_of_job(),
+            variables.communicator_of_job(),
+            variables.host_of_job(),
+        ],
+        [
+            Section("Bandwidth", [one.interval(_STEP) for one in _bandwidth()]),
             Section("Steps", [one.interval(_STEP) for one in _steps()]),
-            Section("Operations", [one.interval(_STEP) for one in _operations()]),
-            Section("Sizes and times", [one.interval(_STEP) for one in _sizes()]),
-            Section("Traffic", [one.interval(_STEP) for one in _traffic()]),
-            Section("Stragglers", [one.interval(_STEP) for one in _stragglers()]),
+            Section("Stragglers", [one.interval(_STEP) for one in _stragglers()], folded=True),
+            Section("Operations", [one.interval(_STEP) for one in _operations()], folded=True),
+            Section("Sizes and times", [one.interval(_STEP) for one in _sizes()], folded=True),
+            Section("From rank to rank", [one.interval(_STEP) for one in _traffic()], folded=True),
+            Section("Ranks", _ranks(), folded=True),
         ],
     )
 
 
-def _job() -> list[AnyPanel]:
+def _bandwidth() -> list[AnyPanel]:
     return [
-        stat("Communicators", "Communicators of the job.", "short", f"count(count by (cluster, comm) ({_INFO}))"),
-        stat("Processes", "Processes of the job.", "short", f"count(count by (cluster, instance, pid) ({_INFO}))"),
         stat(
-            "Hosts",
-            "Hosts on which the job runs.",
-            "short",
-            f'count(count by (cluster, instance) ({recorded.PROCESSES_OF_JOB}{{exported_job=~"$job",{HOST}}}))',
+            "Bus bandwidth / line rate",
+            "busbw of completed operations of 1 MiB and more / what all rails of the job's least host could carry. "
+            "Where jobs share a host, its operations count for each.",
+            "percentunit",
+            f"min({bandwidth.against_line_rate()})",
+            thresholds=((None, BAD), (0.3, WATCH), (0.7, GOOD)),
         ),
         stat(
             "Stalled ranks",
             "Ranks of the job whose host reports a stalled operation.",
             "short",
-            f"count({ranks_of_job(f'{catalogue.COMM_STALLED.where(HOST)} == 1')}) or vector(0)",
+            or_zero(f"count({ranks_of_job(f'{catalogue.COMM_STALLED.where(HOST)} == 1')})"),
             thresholds=NEVER_FINE,
+            whole=True,
+        ),
+        stat(
+            "Operations behind",
+            "Largest number of operations by which a rank is behind the most advanced rank of its communicator.  "
+            "Short values above 0 are normal.",
+            "short",
+            or_zero(f"max({ranks_of_job(recorded.OPERATIONS_BEHIND.where(HOST))})"),
             whole=True,
         ),
         stat(
@@ -80,14 +107,33 @@ def _job() -> list[AnyPanel]:
             "s",
             f"max({ranks_of_job(catalogue.COMM_INFLIGHT_SECONDS.where(HOST))})",
         ),
+        stat("Processes", "Processes of the job.", "short", f"count(count by (cluster, instance, pid) ({_INFO}))"),
         stat(
-            "Operations behind",
-            "Largest number of operations by which a rank is behind the most advanced rank of its communicator.  "
-            "Short values above 0 are normal.",
+            "Hosts",
+            "Hosts on which the job runs.",
             "short",
-            f"max({ranks_of_job(recorded.OPERATIONS_BEHIND.where(HOST))})",
-            whole=True,
+            f'count(count by (cluster, instance) ({recorded.PROCESSES_OF_JOB}{{{JOB},instance=~"$host"}}))',
         ),
+        timeseries(
+            "Bus bandwidth and line rate",
+            "busbw of completed operations of 1 MiB and more, and what all rails of the job's least host could carry "
+            "in one direction." + _ON_HOSTS,
+            "bps",
+            query(f"8 * ({bandwidth.bus_bandwidth()})", "{{exported_job}}"),
+            query(f"8 * {bandwidth.line_rate()}", "{{exported_job}}: line rate"),
+        ),
+        timeseries(
+            "Payload",
+            "Payload (count x dtype size) by operation and data type, exact. Bytes on the network differ." + _ON_HOSTS,
+            "Bps",
+            query(f"sum by (op, dtype) ({_of_hosts(catalogue.COLLECTIVE_PAYLOAD_BYTES.name)})", "{{op}} {{dtype}}"),
+            stacked=True,
+        ),
+    ]
+
+
+def _ranks() -> list[AnyPanel]:
+    return [
         table(
             "Communicators",
             "Every rank of every communicator, with its process, of large jobs 500.  A click on a communicator opens "
@@ -121,7 +167,7 @@ def _steps() -> list[AnyPanel]:
             query(f"max by (cluster, instance) ({_of_ranks(catalogue.JOB_STEPS.name)})", "{{instance}}"),
         ),
         timeseries(
-            "Steps without a call",
+            "Silent share of steps",
             "Share of the steps' time between a step's last call and the next one's first: computation, input or a "
             "checkpoint, in the job's lowest rank on each host.",
             "percentunit",
@@ -165,7 +211,7 @@ def _steps() -> list[AnyPanel]:
 
 
 def _operations() -> list[AnyPanel]:
-    calls, payload = catalogue.COLLECTIVE_CALLS.name, catalogue.COLLECTIVE_PAYLOAD_BYTES.name
+    calls = catalogue.COLLECTIVE_CALLS.name
     bus, seconds = catalogue.COLLECTIVE_COMPLETED_BUS_BYTES.name, catalogue.COLLECTIVE_COMPLETED_SECONDS.name
     algorithm = catalogue.COLLECTIVE_COMPLETED_PAYLOAD_BYTES.name
     bandwidth = catalogue.COLLECTIVE_BUS_BANDWIDTH.name
@@ -175,13 +221,6 @@ def _operations() -> list[AnyPanel]:
             "NCCL calls by operation, exact." + _ON_HOSTS,
             "cps",
             query(f"sum by (op) ({_of_hosts(calls)})", "{{op}}"),
-            stacked=True,
-        ),
-        timeseries(
-            "Payload",
-            "Payload (count x dtype size) by operation and data type, exact. Bytes on the network differ." + _ON_HOSTS,
-            "Bps",
-            query(f"sum by (op, dtype) ({_of_hosts(payload)})", "{{op}} {{dtype}}"),
             stacked=True,
         ),
         timeseries(
@@ -204,14 +243,14 @@ def _operations() -> list[AnyPanel]:
             ),
         ),
         timeseries(
-            "Bus bandwidth of single operations",
+            "Bus bandwidth, percentiles",
             "Median and 90th percentile of the bus bandwidth of completed collectives." + _ON_HOSTS,
             "Bps",
             query(_quantile_of_either(0.5, bandwidth, "op"), "{{op}} median"),
             query(_quantile_of_either(0.9, bandwidth, "op"), "{{op}} 90th percentile"),
         ),
         timeseries(
-            "Operations under way",
+            "Operations in flight",
             "Mean number of a rank's operations in flight. 1: one is always in flight; more: they overlap; near 0: "
             "the rank hardly waits for the network. The twenty ranks with the most.",
             "short",
@@ -227,7 +266,7 @@ def _operations() -> list[AnyPanel]:
             ),
         ),
         timeseries(
-            "CUDA graphs",
+            "Collectives of CUDA graphs",
             "Collectives that replays of CUDA graphs ran, for which no call is made, and those that were captured.",
             "cps",
             query(f"sum by (cluster, comm) ({_of_ranks(catalogue.COMM_REPLAYED.name)})", "{{comm}} replayed"),
@@ -252,13 +291,13 @@ def _sizes() -> list[AnyPanel]:
             spread_of_either(catalogue.COLLECTIVE_SIZE_BYTES.name),
         ),
         heatmap(
-            "How long operations took",
+            "Duration of operations",
             "Start to completion where that can be known; an upper bound." + _ON_HOSTS,
             "s",
             spread(catalogue.COLLECTIVE_DURATION_SECONDS.name),
         ),
         heatmap(
-            "Bus bandwidth of single operations",
+            "Bus bandwidth of operations",
             "How many collectives reached which bus bandwidth." + _ON_HOSTS,
             "Bps",
             spread_of_either(catalogue.COLLECTIVE_BUS_BANDWIDTH.name),
@@ -270,7 +309,7 @@ def _sizes() -> list[AnyPanel]:
             spread(catalogue.COLLECTIVE_ENQUEUE_SECONDS.name),
         ),
         timeseries(
-            "Duration",
+            "Duration of operations, percentiles",
             "Median and slowest hundredth, by operation and how it was learned (proxy: the network part; cuda: as the "
             "job learned it, queueing included)." + _ON_HOSTS,
             "s",
@@ -281,7 +320,7 @@ def _sizes() -> list[AnyPanel]:
             ),
         ),
         timeseries(
-            "Time inside NCCL calls",
+            "Time inside NCCL calls, percentiles",
             "Median and slowest hundredth of the host time inside the call, sampled." + _ON_HOSTS,
             "s",
             query(_quantile(0.5, catalogue.COLLECTIVE_ENQUEUE_SECONDS.name, "op"), "{{op}} median"),
@@ -298,14 +337,15 @@ def _traffic() -> list[AnyPanel]:
             "From rank to rank",
             "Wire bytes that calls of each rank (line) send to each other one (column): of Send, AllToAll, Scatter and "
             "Gather the payload to the peer that the call names; of ring operations payload x algorithm factor to the "
-            "next rank, by a model of one ring in the order of ranks, which NCCL's own rings need not follow." + only,
+            "next rank, by a model of one ring in the order of ranks, which NCCL's own rings need not follow. The 500 "
+            "pairs with the most." + only,
             "Bps",
             "rank",
             "peer",
-            _of_ranks(peers),
+            f"topk(500, sum by (rank, peer) ({_of_ranks(peers)}))",
         ),
         timeseries(
-            "Ring or named peers",
+            "Bytes between ranks, by basis",
             "The same bytes by basis: sent around rings (ring) or to peers that the calls name (call)." + only,
             "Bps",
             query(f"sum by (cluster, comm, basis) ({_of_ranks(peers)})", "{{comm}} {{basis}}"),
@@ -318,7 +358,7 @@ def _traffic() -> list[AnyPanel]:
 def _stragglers() -> list[AnyPanel]:
     return [
         timeseries(
-            "Who waits least",
+            "Shortest operations",
             "Mean duration from hand-over to completion: the ten ranks with the smallest. The rank that waits least "
             "arrives last, and the others wait for it.",
             "s",
@@ -332,19 +372,19 @@ def _stragglers() -> list[AnyPanel]:
             whole=True,
         ),
         timeseries(
-            "Last on its host",
+            "Last arrivals",
             "Calls that a rank made last among its host's ranks: the ten ranks with the most.",
             "cps",
             query(f"topk(10, {_of_ranks(catalogue.COMM_LAST_ARRIVALS.name)})", _RANK),
         ),
         timeseries(
-            "How late the last is",
+            "Arrival lag",
             "Delay of the last rank on its host behind the second-to-last, per second: the share of time that it cost.",
             "percentunit",
             query(f"topk(10, {_of_ranks(catalogue.COMM_ARRIVAL_LAG_SECONDS.name)})", _RANK),
         ),
         timeseries(
-            "Waited for",
+            "Share of time that others wait for a rank",
             "Share of their time for which the other ranks wait for this one: by completions on all hosts, else (slow) "
             "as its own host tells by calls, of a rank that is waited for again and again.",
             "percentunit",
@@ -352,13 +392,13 @@ def _stragglers() -> list[AnyPanel]:
             query(f"topk(10, {ranks_of_job(catalogue.COMM_AWAITED.where(HOST))})", f"{_RANK} slow"),
         ),
         timeseries(
-            "Slow for",
+            "How long a rank has been slow",
             "For how long a rank's host has seen its other ranks wait for it in most stretches of 5 seconds.",
             "s",
             query(f"time() - {ranks_of_job(catalogue.COMM_AWAITED_SINCE.where(HOST))}", _RANK),
         ),
         timeseries(
-            "Operations",
+            "Operations entered",
             "Operations that ranks of a communicator enqueued, on average; ranks of one communicator advance together. "
             "The twenty communicators with the most.",
             "ops",

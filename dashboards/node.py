@@ -12,6 +12,8 @@ from railscope.dashboards.panels import (
     FULLNESS,
     GOOD,
     NEVER_FINE,
+    NONE_REPORTED,
+    RAIL,
     UP_OR_DOWN,
     WATCH,
     AnyPanel,
@@ -21,20 +23,21 @@ from railscope.dashboards.panels import (
     table,
     timeseries,
 )
-from railscope.dashboards.variables import HOST, RAIL
+from railscope.dashboards.variables import HOST
+from railscope.dashboards.variables import RAIL as CHOSEN
 
-_RAIL = "{{instance}} {{device}} {{netns}}"
+_RAIL = RAIL + " {{instance}} {{netns}}"
 _GPU = "{{instance}} GPU {{gpu}}"
 _LINK = _GPU + " link {{link}}"
 
 
-def _rate(metric: str, chosen: str = RAIL) -> str:
+def _rate(metric: str, chosen: str = CHOSEN) -> str:
     return f"rate({metric}{{{chosen}}}[$__rate_interval])"
 
 
-def _lines(title: str, description: str, unit: str, metric: str, more: str = "") -> AnyPanel:
-    """The metric's increase each second, a line a rail."""
-    return timeseries(title, description, unit, query(_rate(metric), _RAIL + more))
+def _bits(title: str, description: str, metric: str, more: str = "") -> AnyPanel:
+    """Bits per second of a counter of bytes, a line a rail."""
+    return timeseries(title, description, "bps", query(f"8 * {_rate(metric)}", _RAIL + more))
 
 
 def dashboard() -> Dashboard:
@@ -45,141 +48,98 @@ def dashboard() -> Dashboard:
         [variables.host(everything=False), variables.rail()],
         [
             Section("Rails", _rails()),
-            Section("Where bytes come from", _origins()),
-            Section("Bursts and queues", _bursts()),
-            Section("Counters", _counters()),
-            Section("TCP", _tcp()),
-            Section("GPUs and NVLinks", _gpus()),
-            Section("Condition of GPUs", node_health.gpu_panels()),
-            Section("Condition of links", node_health.link_panels()),
-            Section("Processes", _processes()),
+            Section("Rail $rail: origin of its bytes, and bursts", _one_rail(), folded=True, repeated_by="rail"),
+            Section("Traffic that collectives explain", _explained(), folded=True),
+            Section("Queues", _queues(), folded=True),
+            Section("Error and congestion counters", _counters(), folded=True),
+            Section("TCP", _tcp(), folded=True),
+            Section("GPUs and NVLinks", _gpus(), folded=True),
+            Section("Condition of GPUs", node_health.gpu_panels(), folded=True),
+            Section("Condition of links", node_health.link_panels(), folded=True),
+            Section("Processes", _processes(), folded=True),
         ],
     )
 
 
 def _rails() -> list[AnyPanel]:
     return [
-        table(
-            "Rails",
-            "The network port of each rail; gpu is the nearest GPU.",
-            "instance rail device port netdev netns pci gpu numa link_layer driver",
-            catalogue.RAIL_INFO.where(RAIL),
-            width=24,
-        ),
+        _bits("Sent", "Port bytes sent, as counted by the device, in bits.", catalogue.RAIL_TRANSMIT_BYTES.name),
+        _bits("Received", "Port bytes received, as counted by the device, in bits.", catalogue.RAIL_RECEIVE_BYTES.name),
         timeseries(
-            "Sent",
-            "Port bytes sent, as counted by the device.",
-            "Bps",
-            query(_rate(catalogue.RAIL_TRANSMIT_BYTES.name), _RAIL),
-        ),
-        timeseries(
-            "Received",
-            "Port bytes received, as counted by the device.",
-            "Bps",
-            query(_rate(catalogue.RAIL_RECEIVE_BYTES.name), _RAIL),
-        ),
-        timeseries(
-            "How full",
-            "Port bytes / bytes that the line rate allows, by direction.",
+            "Utilization",
+            "Port bytes / bytes that the line rate allows, by direction; received bytes are dashed.",
             "percentunit",
-            query(catalogue.RAIL_UTILIZATION.where(RAIL), _RAIL + " {{direction}}"),
+            query(catalogue.RAIL_UTILIZATION.where(CHOSEN), _RAIL + " {{direction}}"),
             thresholds=FULLNESS,
             largest=1,
-        ),
-        timeseries(
-            "Line rate",
-            "Negotiated link speed, per direction. A step down is a link that came up slower.",
-            "Bps",
-            query(catalogue.RAIL_SPEED.where(RAIL), _RAIL),
-        ),
-        timeseries(
-            "Links beside their siblings",
-            "Degraded links only: speed and lanes / those of the best rail of the same product on the host.",
-            "percentunit",
-            query(catalogue.RAIL_LINK_TO_SIBLINGS.where(RAIL), _RAIL + " {{of}}"),
-            largest=1,
-        ),
-        timeseries(
-            "Lanes",
-            "Lanes in use of degraded links; of all with --series.detail counters.",
-            "short",
-            query(catalogue.RAIL_LANES.where(RAIL), _RAIL),
-            whole=True,
         ),
         states(
             "Links",
             "Whether each rail's link is up.",
-            query(catalogue.RAIL_UP.where(RAIL), _RAIL),
+            query(catalogue.RAIL_UP.where(CHOSEN), _RAIL),
             words=UP_OR_DOWN,
         ),
+        table(
+            "Rails",
+            "The network port of each rail; gpu is the nearest GPU.",
+            "instance rail device port netdev netns pci gpu numa link_layer driver",
+            catalogue.RAIL_INFO.where(CHOSEN),
+            width=24,
+        ),
+        timeseries(
+            "Line rate",
+            "Negotiated link speed, per direction. A step down is a link that came up slower.",
+            "bps",
+            query(f"8 * {catalogue.RAIL_SPEED.where(CHOSEN)}", _RAIL),
+        ),
+        timeseries(
+            "Degraded links",
+            "Degraded links only: speed and lanes / those of the best rail of the same product on the host.",
+            "percentunit",
+            query(catalogue.RAIL_LINK_TO_SIBLINGS.where(CHOSEN), _RAIL + " {{of}}"),
+            largest=1,
+        ).no_value(NONE_REPORTED),
+        timeseries(
+            "Lanes",
+            "Lanes in use of degraded links; of all with --series.detail counters.",
+            "short",
+            query(catalogue.RAIL_LANES.where(CHOSEN), _RAIL),
+            whole=True,
+        ).no_value(NONE_REPORTED),
         states(
             "Members of bonds",
             "Whether the bond considers each member's link up.",
-            query(catalogue.RAIL_BOND_MEMBER_UP.where(RAIL), _RAIL + " {{member}}"),
+            query(catalogue.RAIL_BOND_MEMBER_UP.where(CHOSEN), _RAIL + " {{member}}"),
             words=UP_OR_DOWN,
-        ),
+        ).no_value("no bonds"),
     ]
 
 
-def _origins() -> list[AnyPanel]:
+def _one_rail() -> list[AnyPanel]:
+    """Panels of which each adds up the chosen rails: repeated, of one rail each."""
+    buckets = catalogue.RAIL_RATE.buckets
+
     def by_origin(direction: str) -> str:
-        chosen = f'direction="{direction}",{RAIL}'
-        return f"sum by (origin) ({_rate(catalogue.RAIL_BYTES_BY_ORIGIN.name, chosen)})"
+        chosen = f'direction="{direction}",{CHOSEN}'
+        return f"8 * sum by (origin) ({_rate(catalogue.RAIL_BYTES_BY_ORIGIN.name, chosen)})"
+
+    def burst(direction: str) -> str:
+        chosen = f'direction="{direction}",{CHOSEN}'
+        return f"sum by (le) (increase({buckets}{{{chosen}}}[$__rate_interval]))"
 
     return [
         *(
             timeseries(
                 title,
-                "Port bytes by origin: collective, overhead (packet headers), retransmission, unseen (of observed "
-                "processes, but of no observed collective), offload (moved by the network itself), foreign (of other "
-                "processes).",
-                "Bps",
+                "Port bytes by origin, in bits: collective, overhead (packet headers), retransmission, unseen (of "
+                "observed processes, but of no observed collective), offload (moved by the network itself), foreign "
+                "(of other processes).",
+                "bps",
                 query(by_origin(direction), "{{origin}}"),
                 stacked=True,
             )
             for title, direction in (("Sent, by origin", "transmit"), ("Received, by origin", "receive"))
         ),
-        timeseries(
-            "Uncertainty of the origins",
-            "Uncertainty of the origins: half the width of an origin's error band / bytes of all origins.",
-            "percentunit",
-            query(catalogue.RAIL_LEDGER_ERROR.where(RAIL), _RAIL + " {{direction}}"),
-        ),
-        timeseries(
-            "Explained",
-            "Expected wire bytes of the observed collectives / port bytes. 1 means that they explain all of the "
-            "rail's traffic.",
-            "percentunit",
-            query(catalogue.RAIL_EXPLAINED_RATIO.where(RAIL), _RAIL + " {{direction}}"),
-        ),
-        _lines(
-            "Given to the rail by collectives",
-            "Bytes that NCCL posted to the network device, exact.",
-            "Bps",
-            catalogue.RAIL_COLLECTIVE_BYTES.name,
-        ),
-        _lines(
-            "Expected of collectives",
-            "Wire bytes that the observed collectives are expected to put on the rail (payload x algorithm factor).",
-            "Bps",
-            catalogue.RAIL_EXPECTED_WIRE_BYTES.name,
-            " {{direction}}",
-        ),
-    ]
-
-
-def _bursts() -> list[AnyPanel]:
-    buckets = catalogue.RAIL_RATE.buckets
-
-    def burst(direction: str) -> str:
-        chosen = f'direction="{direction}",{RAIL}'
-        return f"sum by (le) (increase({buckets}{{{chosen}}}[$__rate_interval]))"
-
-    def peak(direction: str) -> str:
-        chosen = _rate(buckets, f'direction="{direction}",{RAIL}')
-        return f"histogram_quantile(0.99, sum by (le, cluster, instance, device, netns) ({chosen}))"
-
-    return [
         heatmap(
             "Bursts sent",
             "Port bytes per second over short intervals. Shows bursts that a scrape interval averages away.",
@@ -187,24 +147,68 @@ def _bursts() -> list[AnyPanel]:
             burst("transmit"),
         ),
         heatmap("Bursts received", "Port bytes per second over short intervals.", "Bps", burst("receive")),
+    ]
+
+
+def _explained() -> list[AnyPanel]:
+    return [
         timeseries(
-            "99th percentile of short intervals",
-            "99th percentile of the rate over short intervals.",
-            "Bps",
-            query(peak("transmit"), _RAIL + " transmit"),
-            query(peak("receive"), _RAIL + " receive"),
+            "Explained",
+            "Expected wire bytes of the observed collectives / port bytes; received bytes are dashed. 1 means that "
+            "they explain all of the rail's traffic.",
+            "percentunit",
+            query(catalogue.RAIL_EXPLAINED_RATIO.where(CHOSEN), _RAIL + " {{direction}}"),
         ),
         timeseries(
-            "Waiting to be sent",
+            "Uncertainty of the origins",
+            "Half the width of an origin's error band / bytes of all origins; received bytes are dashed.",
+            "percentunit",
+            query(catalogue.RAIL_LEDGER_ERROR.where(CHOSEN), _RAIL + " {{direction}}"),
+        ),
+        _bits(
+            "Handed to the rail by NCCL",
+            "Bytes that NCCL posted to the network device, exact, in bits.",
+            catalogue.RAIL_COLLECTIVE_BYTES.name,
+        ),
+        _bits(
+            "Expected of collectives",
+            "Wire bytes that the observed collectives are expected to put on the rail (payload x algorithm factor), in "
+            "bits; received bytes are dashed.",
+            catalogue.RAIL_EXPECTED_WIRE_BYTES.name,
+            " {{direction}}",
+        ),
+    ]
+
+
+def _queues() -> list[AnyPanel]:
+    def peak(direction: str) -> str:
+        chosen = _rate(catalogue.RAIL_RATE.buckets, f'direction="{direction}",{CHOSEN}')
+        return f"8 * histogram_quantile(0.99, sum by (le, cluster, instance, rail, device, netns) ({chosen}))"
+
+    return [
+        timeseries(
+            "Peak rate sent",
+            "99th percentile of the rate over short intervals, in bits.",
+            "bps",
+            query(peak("transmit"), _RAIL),
+        ),
+        timeseries(
+            "Peak rate received",
+            "99th percentile of the rate over short intervals, in bits.",
+            "bps",
+            query(peak("receive"), _RAIL),
+        ),
+        timeseries(
+            "Send queue",
             "Bytes queued in the rail's queueing discipline (qdisc).",
             "bytes",
-            query(catalogue.RAIL_QUEUE_BACKLOG_BYTES.where(RAIL), _RAIL),
+            query(catalogue.RAIL_QUEUE_BACKLOG_BYTES.where(CHOSEN), _RAIL),
         ),
         timeseries(
-            "Packets waiting to be sent",
+            "Send queue, packets",
             "Packets queued in the rail's queueing discipline (qdisc).",
             "short",
-            query(catalogue.RAIL_QUEUE_BACKLOG_PACKETS.where(RAIL), _RAIL),
+            query(catalogue.RAIL_QUEUE_BACKLOG_PACKETS.where(CHOSEN), _RAIL),
         ),
         timeseries(
             "Queue drops",
@@ -212,66 +216,69 @@ def _bursts() -> list[AnyPanel]:
             "limit.",
             "pps",
             query(_rate(catalogue.RAIL_QUEUE_DROPS.name), _RAIL + " dropped"),
-            query(_rate(catalogue.RAIL_QUEUE_REQUEUES.name), _RAIL + " put back"),
-            query(_rate(catalogue.RAIL_QUEUE_OVERLIMITS.name), _RAIL + " held back"),
+            query(_rate(catalogue.RAIL_QUEUE_REQUEUES.name), _RAIL + " requeued"),
+            query(_rate(catalogue.RAIL_QUEUE_OVERLIMITS.name), _RAIL + " over limit"),
         ),
     ]
 
 
 def _counters() -> list[AnyPanel]:
     def events(severity: str) -> str:
-        chosen = f'severity="{severity}",{RAIL}'
-        return f"increase({catalogue.RAIL_COUNTER.where(chosen)}[$__rate_interval]) > 0"
+        chosen = f'severity="{severity}",{CHOSEN}'
+        return f"topk(20, increase({catalogue.RAIL_COUNTER.where(chosen)}[$__rate_interval]))"
 
     legend = _RAIL + " {{counter}}"
     return [
         timeseries(
-            "Counters with severity page",
-            "Increase of counters with severity page: link downed, retries exceeded, fatal errors and others.",
+            "Error counters, severity page",
+            "Increase of counters with severity page: link downed, retries exceeded, fatal errors and others. The "
+            "twenty that rose most.",
             "short",
             query(events("page"), legend),
             thresholds=NEVER_FINE,
         ),
         timeseries(
-            "Counters with severity warn",
-            "Increase of counters with severity warn: timeouts, retransmissions, discards, pause storms and others.",
+            "Error counters, severity warn",
+            "Increase of counters with severity warn: timeouts, retransmissions, discards, pause storms and others. "
+            "The twenty that rose most.",
             "short",
             query(events("warn"), legend),
         ),
         timeseries(
-            "Counters together",
+            "All counters, by severity",
             "Total increase of all counters of a severity, including counters left out because they were 0.",
             "short",
             query(
-                f"increase({catalogue.RAIL_COUNTER_BY_SEVERITY.where(RAIL)}[$__rate_interval])",
+                f"increase({catalogue.RAIL_COUNTER_BY_SEVERITY.where(CHOSEN)}[$__rate_interval])",
                 _RAIL + " {{severity}}",
             ),
         ),
         timeseries(
-            "The other counters",
+            "Congestion counters",
             "Increase of counters with severity context: congestion; with --series.detail=counters all others, such "
             "as packets.",
             "short",
-            query(f"topk(20, {events('context')})", legend),
+            query(events("context"), legend),
         ),
         table(
             "Saturated counters",
             "Saturated counters: they read their maximum and no longer count.",
             "instance rail device netns counter",
-            f"{catalogue.RAIL_COUNTER_PINNED.where(RAIL)} == 1",
+            f"{catalogue.RAIL_COUNTER_PINNED.where(CHOSEN)} == 1",
+            empty=NONE_REPORTED,
         ),
         timeseries(
-            "Values of the device",
+            "Gauges of the driver",
             "Other values that rise and fall, by the driver's name.",
             "short",
-            query(catalogue.RAIL_VALUE.where(RAIL), _RAIL + " {{name}}"),
+            query(catalogue.RAIL_VALUE.where(CHOSEN), _RAIL + " {{name}}"),
         ),
         timeseries(
-            "Waiting for PCIe",
+            "PCIe stalls",
             "Fraction of the last second in which the NIC waited for the PCIe bus. read: reads from memory to send; "
             "write: writes of received data.",
             "percentunit",
-            query(catalogue.RAIL_PCI_STALLED.where(RAIL), _RAIL + " {{access}}"),
+            query(catalogue.RAIL_PCI_STALLED.where(CHOSEN), _RAIL + " {{access}}"),
             thresholds=((None, GOOD), (0.05, WATCH), (0.25, BAD)),
             largest=1,
         ),
@@ -281,16 +288,16 @@ def _counters() -> list[AnyPanel]:
 def _tcp() -> list[AnyPanel]:
     return [
         timeseries(
-            "Round trips",
+            "Round-trip time",
             "Smoothed TCP round-trip time of the observed processes' sending connections.",
             "s",
-            query(catalogue.RAIL_TCP_ROUND_TRIP.where(RAIL), _RAIL + " {{stat}}"),
+            query(catalogue.RAIL_TCP_ROUND_TRIP.where(CHOSEN), _RAIL + " {{stat}}"),
         ),
         timeseries(
-            "Sent again",
+            "Retransmitted share",
             "Share of TCP payload that observed connections retransmitted.",
             "percentunit",
-            query(recorded.RETRANSMITTED.where(RAIL), _RAIL),
+            query(recorded.RETRANSMITTED.where(CHOSEN), _RAIL),
             thresholds=((None, GOOD), (0.001, WATCH), (0.01, BAD)),
         ),
         timeseries(
@@ -298,45 +305,45 @@ def _tcp() -> list[AnyPanel]:
             "TCP segments with payload that observed connections sent, and those that they retransmitted.",
             "pps",
             query(_rate(catalogue.RAIL_TCP_SENT_SEGMENTS.name), _RAIL + " sent"),
-            query(_rate(catalogue.RAIL_TCP_RETRANSMITTED_SEGMENTS.name), _RAIL + " again"),
+            query(_rate(catalogue.RAIL_TCP_RETRANSMITTED_SEGMENTS.name), _RAIL + " retransmitted"),
         ),
         timeseries(
-            "Payload",
-            "TCP payload of observed connections: sent, acknowledged by peers, received, retransmitted.",
-            "Bps",
-            query(_rate(catalogue.RAIL_TCP_SENT_BYTES.name), _RAIL + " sent"),
-            query(_rate(catalogue.RAIL_TCP_ACKNOWLEDGED_BYTES.name), _RAIL + " acknowledged"),
-            query(_rate(catalogue.RAIL_TCP_RECEIVED_BYTES.name), _RAIL + " received"),
-            query(_rate(catalogue.RAIL_TCP_RETRANSMITTED_BYTES.name), _RAIL + " sent again"),
+            "TCP payload",
+            "TCP payload of observed connections, in bits: sent, acknowledged by peers, received, retransmitted.",
+            "bps",
+            query(f"8 * {_rate(catalogue.RAIL_TCP_SENT_BYTES.name)}", _RAIL + " sent"),
+            query(f"8 * {_rate(catalogue.RAIL_TCP_ACKNOWLEDGED_BYTES.name)}", _RAIL + " acknowledged"),
+            query(f"8 * {_rate(catalogue.RAIL_TCP_RECEIVED_BYTES.name)}", _RAIL + " received"),
+            query(f"8 * {_rate(catalogue.RAIL_TCP_RETRANSMITTED_BYTES.name)}", _RAIL + " retransmitted"),
         ),
         timeseries(
             "Connections",
             "TCP connections of observed processes: all, sending, and application-limited ones.",
             "short",
-            query(catalogue.RAIL_TCP_CONNECTIONS.where(RAIL), _RAIL + " all"),
-            query(catalogue.RAIL_TCP_SENDING.where(RAIL), _RAIL + " sending"),
-            query(catalogue.RAIL_TCP_APPLICATION_LIMITED.where(RAIL), _RAIL + " application-limited"),
+            query(catalogue.RAIL_TCP_CONNECTIONS.where(CHOSEN), _RAIL + " all"),
+            query(catalogue.RAIL_TCP_SENDING.where(CHOSEN), _RAIL + " sending"),
+            query(catalogue.RAIL_TCP_APPLICATION_LIMITED.where(CHOSEN), _RAIL + " application-limited"),
         ),
         timeseries(
-            "Under way",
+            "Segments in flight",
             "TCP segments not acknowledged yet.",
             "short",
-            query(catalogue.RAIL_TCP_UNACKNOWLEDGED.where(RAIL), _RAIL),
+            query(catalogue.RAIL_TCP_UNACKNOWLEDGED.where(CHOSEN), _RAIL),
         ),
         timeseries(
-            "Not sent yet",
+            "Send buffers",
             "Bytes in TCP send buffers of observed processes that were not sent yet.",
             "bytes",
-            query(catalogue.RAIL_TCP_UNSENT_BYTES.where(RAIL), _RAIL),
+            query(catalogue.RAIL_TCP_UNSENT_BYTES.where(CHOSEN), _RAIL),
         ),
         timeseries(
             "Delivery rate",
-            "Sum of the sending connections' delivery rates, as TCP estimates them.",
-            "Bps",
-            query(catalogue.RAIL_TCP_DELIVERY_RATE.where(RAIL), _RAIL),
+            "Sum of the sending connections' delivery rates, as TCP estimates them, in bits.",
+            "bps",
+            query(f"8 * {catalogue.RAIL_TCP_DELIVERY_RATE.where(CHOSEN)}", _RAIL),
         ),
         timeseries(
-            "What limited connections",
+            "Connections limited by the receiver or the sender",
             "Mean number of connections with unacknowledged data, and of those among them that the receive window or "
             "the send buffer limited.",
             "short",
@@ -423,6 +430,7 @@ def _gpus() -> list[AnyPanel]:
             "Health problems that a GPU reports for its NVLink fabric.",
             "instance gpu reason",
             f"{catalogue.GPU_FABRIC_UNHEALTHY.where(HOST)} == 1",
+            empty=NONE_REPORTED,
         ),
         timeseries(
             "Update interval of NVLink counters",

@@ -1,10 +1,14 @@
 """The kinds of panels that the dashboards are made of: one function a kind, each with what every panel must have.
 
 Title, description and unit are positional, so that none is forgotten.  Positions and numbers are given by `page`.
+
+A line of a rail has a legend that begins with its number, and so the same colour in all panels (`RAIL_COLOURS`).  A
+legend with more than a few names stands to the right of its lines, where it takes none of their height.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -54,6 +58,15 @@ NEVER_FINE: Final = ((None, GOOD), (1.0, BAD))
 BETTER_NONE: Final = ((None, GOOD), (1.0, WATCH))
 FULLNESS: Final = ((None, GOOD), (0.8, WATCH), (0.95, BAD))
 NEUTRAL: Final = ((None, "blue"),)
+
+RAIL_COLOURS: Final = ("blue", "orange", "green", "purple", "yellow", "red", "#37A2B5", "#D683CE")
+"""Of rails 0 to 7; rail 8 has that of rail 0, and so on."""
+_MOST_RAILS: Final = 32
+NONE_REPORTED: Final = "none reported"
+"""Stands in a panel that is empty while all is well."""
+_FEW_VALUES: Final = frozenset({"cause", "direction", "error", "event", "op", "origin", "part", "state", "status"})
+"""Labels with at most eight values at a time."""
+_LABEL: Final = re.compile(r"\{\{(\w+)\}\}")
 
 Thresholds = Sequence[tuple[float | None, str]]
 """(from this value on, colour); the first from None, which is everything below."""
@@ -118,19 +131,17 @@ def timeseries(
         .targets([one.ref_id(chr(ord("A") + at)) for at, one in enumerate(queries)])
         .min(0)
         .thresholds(_thresholds(thresholds))
-        .legend(
-            common.VizLegendOptions()
-            .show_legend(True)
-            .display_mode(LegendDisplayMode.TABLE)
-            .placement(LegendPlacement.BOTTOM)
-            .calcs(["lastNotNull", "max"])
-        )
+        .legend(_legend(LegendPlacement.BOTTOM))
         .tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING))
         .show_points(VisibilityMode.NEVER)
         .fill_opacity(40 if stacked else 0)
         .span(width)
         .height(9)
     )
+    if _may_be_many(queries):
+        panel.legend(_legend(LegendPlacement.RIGHT))
+    if any(_legend_of(one).startswith(RAIL) for one in queries):
+        _colour_rails(panel, queries)
     if len(thresholds) > 1:
         panel.thresholds_style(common.GraphThresholdsStyleConfig().mode(GraphThresholdsStyleMode.DASHED))
     if stacked:
@@ -142,6 +153,40 @@ def timeseries(
     return panel
 
 
+RAIL: Final = "rail {{rail}} {{device}}"
+"""How the legend of a rail's line begins."""
+
+
+def _legend(placement: LegendPlacement) -> common.VizLegendOptions:
+    return (
+        common.VizLegendOptions()
+        .show_legend(True)
+        .display_mode(LegendDisplayMode.TABLE)
+        .placement(placement)
+        .calcs(["lastNotNull", "max"] if placement == LegendPlacement.BOTTOM else ["max"])
+    )
+
+
+def _legend_of(one: Dataquery) -> str:
+    return one.build().legend_format or ""
+
+
+def _may_be_many(queries: Sequence[Dataquery]) -> bool:
+    """Whether there may be more than eight lines, by the labels that tell them apart."""
+    labels = [label for one in queries for label in _LABEL.findall(_legend_of(one))]
+    return bool(labels) and (len(labels) > 1 or not _FEW_VALUES.issuperset(labels))
+
+
+def _colour_rails(panel: TimeseriesPanel, queries: Sequence[Dataquery]) -> None:
+    for at, colour in enumerate(RAIL_COLOURS):
+        numbers = "|".join(str(number) for number in range(at, _MOST_RAILS, len(RAIL_COLOURS)))
+        value = {"mode": "fixed", "fixedColor": colour}
+        panel.override_by_regexp(f"/^rail ({numbers}) /", [DynamicConfigValue(id_val="color", value=value)])
+    if any("{{direction}}" in _legend_of(one) for one in queries):
+        dashed = DynamicConfigValue(id_val="custom.lineStyle", value={"fill": "dash", "dash": [8, 6]})
+        panel.override_by_regexp("/ receive$/", [dashed])
+
+
 def table(
     title: str,
     description: str,
@@ -151,12 +196,14 @@ def table(
     aggregate: str = "max",
     links: Mapping[str, str] | None = None,
     value: str = "",
+    value_unit: str = "none",
+    empty: str = "",
     width: int = 12,
 ) -> TablePanel:
     """A panel of the series of this moment, a row each: these labels in order, and their value where `value` heads it.
 
     Other labels, such as the scrape's own, are aggregated away.  The cluster comes last, where series have one.
-    `links` gives a column's cells an address.
+    `links` gives a column's cells an address; `empty` is said where there is no row.
     """
     labels = [*columns.split(), "cluster"]
     rename = {"exported_job": "job"} | ({"Value": value} if value else {})
@@ -192,8 +239,12 @@ def table(
         .span(width)
         .height(9)
     )
+    if empty:
+        # Grafana says it in empty cells, too, if it is not told otherwise.
+        panel.no_value(empty).override_by_regexp("/.*/", [DynamicConfigValue(id_val="noValue", value="")])
     if value:
-        panel.override_by_name(value, [DynamicConfigValue(id_val="unit", value="none")])
+        panel.override_by_name(value, [DynamicConfigValue(id_val="unit", value=value_unit)])
+        panel.sort_by([common.TableSortByFieldState().display_name(value).desc(True)])
     for field, url in (links or {}).items():
         panel.override_by_name(
             field, [DynamicConfigValue(id_val="links", value=[{"title": f"Open this {field}", "url": url}])]
@@ -202,11 +253,23 @@ def table(
 
 
 def matrix(
-    title: str, description: str, unit: str, row: str, column: str, series: str, *, width: int = 24
+    title: str,
+    description: str,
+    unit: str,
+    row: str,
+    column: str,
+    series: str,
+    *,
+    aggregate: str = "sum",
+    numbered: bool = True,
+    largest: float | None = None,
+    links: Mapping[str, str] | None = None,
+    width: int = 24,
 ) -> TablePanel:
-    """A panel of the series of this moment, added up by two labels: a table of coloured cells, a line for each `row`.
+    """A panel of the series of this moment, aggregated by two labels: a table of coloured cells, a line for each `row`.
 
-    Values of `row` are numbers, and are sorted as such.
+    Values of `row` that are `numbered` are sorted as numbers, others as texts.  Those are names of things, and of two
+    that have one name in two clusters the table has one.
     """
     panel = (
         TablePanel()
@@ -216,7 +279,7 @@ def matrix(
         .datasource(DATASOURCE)
         .with_target(
             Dataquery()
-            .expr(f"sum by ({row}, {column}) ({series})")
+            .expr(f"{aggregate} by ({'' if numbered else 'cluster, '}{row}, {column}) ({series})")
             .instant()
             .format(PromQueryFormat.TABLE)
             .datasource(DATASOURCE)
@@ -230,15 +293,25 @@ def matrix(
             f"{row}\\{column}",
             [
                 DynamicConfigValue(id_val="custom.cellOptions", value={"type": "auto"}),
-                DynamicConfigValue(id_val="unit", value="none"),
+                DynamicConfigValue(id_val="unit", value="none" if numbered else "string"),
+                *(
+                    DynamicConfigValue(id_val="links", value=[{"title": f"Open this {name}", "url": url}])
+                    for name, url in (links or {}).items()
+                ),
             ],
         )
         .span(width)
         .height(12)
     )
+    if largest is not None:
+        panel.max(largest)
+    if numbered:
+        conversions = [{"targetField": row, "destinationType": "number"}]
+        panel.with_transformation(
+            DataTransformerConfig(id_val="convertFieldType", options={"conversions": conversions, "fields": {}})
+        )
     # The store answers in any order, and columns come in that in which they are first met.
     for name, options in (
-        ("convertFieldType", {"conversions": [{"targetField": row, "destinationType": "number"}], "fields": {}}),
         ("sortBy", {"fields": {}, "sort": [{"field": column}]}),
         ("groupingToMatrix", {"rowField": row, "columnField": column, "valueField": "Value", "emptyValue": "null"}),
         ("sortBy", {"fields": {}, "sort": [{"field": f"{row}\\{column}"}]}),

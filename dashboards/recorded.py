@@ -30,9 +30,9 @@ class Recorded:
 
 RANKS: Final = Recorded("comm_nranks:railscope_ranks:count", catalogue.COMM_ENQUEUED)
 PROCESSES_OF_JOB: Final = Recorded("host_job:railscope_processes:count", catalogue.PROCESSES_OBSERVED)
-"""By host and job."""
+"""By host, job, and where it runs in pods, namespace and pod."""
 RANKS_OF_JOB: Final = Recorded("comm_job:railscope_ranks:count", catalogue.COMM_ENQUEUED)
-"""By communicator and job."""
+"""By communicator, job and namespace."""
 STALLED_RANKS: Final = Recorded("comm:railscope_stalled_ranks:count")
 RANKS_GONE: Final = Recorded("comm:railscope_ranks_gone:count")
 RANKS_IDLE: Final = Recorded("comm:railscope_ranks_idle:count")

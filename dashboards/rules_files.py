@@ -15,6 +15,7 @@ import yaml
 from railscope.dashboards.alerting import agents, hardware, jobs, nvlinks, rails
 from railscope.dashboards.alerting.alert import RUNBOOKS, Alert, render_groups
 from railscope.dashboards.alerting.thresholds import Thresholds
+from railscope.dashboards.site import Site
 
 SHIPPED: Final = Path(__file__).parent / "rules"
 """Where the files lie in the source and in the wheel."""
@@ -24,7 +25,7 @@ JOINS: Final = "railscope-joins.yml"
 """Joins with other exporters' series, for those who run them: neither alerts nor dashboards need it."""
 _HEAD: Final = f"""\
 # Alerts for railscope, made by `railscope dashboards build`: change them there (dashboards/alerting), or with its
-# options --threshold and --runbooks.  They need {RECORDING} beside them.
+# options (--threshold, --runbooks, --selector, --cluster-label).  They need {RECORDING} beside them.
 #
 # Severities: critical, act now; warning, act in working hours; info, shown on dashboards alone.
 #
@@ -39,12 +40,15 @@ def make_alerts(thresholds: Thresholds | None = None) -> tuple[Alert, ...]:
     return tuple(chain.from_iterable(part.alerts(least) for part in (jobs, rails, nvlinks, hardware, agents)))
 
 
-def render_rules(thresholds: Thresholds | None = None, runbooks: str = RUNBOOKS) -> dict[str, str]:
+def render_rules(
+    thresholds: Thresholds | None = None, runbooks: str = RUNBOOKS, site: Site | None = None
+) -> dict[str, str]:
     """The text of each file of rules, by the file's name."""
+    names = site or Site()
     return {
-        RECORDING: (SHIPPED / RECORDING).read_text(),
-        JOINS: (SHIPPED / JOINS).read_text(),
-        ALERTS: _HEAD + render_groups(make_alerts(thresholds), runbooks),
+        RECORDING: names.rules((SHIPPED / RECORDING).read_text()),
+        JOINS: names.rules((SHIPPED / JOINS).read_text()),
+        ALERTS: _HEAD + render_groups(map(names.alert, make_alerts(thresholds)), runbooks),
     }
 
 

@@ -10,6 +10,8 @@ from railscope.dashboards import page, recorded, variables
 from railscope.dashboards.page import Section
 from railscope.dashboards.panels import (
     NEVER_FINE,
+    NONE_REPORTED,
+    RAIL,
     STALLED,
     UP_OR_DOWN,
     AnyPanel,
@@ -19,22 +21,23 @@ from railscope.dashboards.panels import (
     table,
     timeseries,
 )
-from railscope.dashboards.variables import CLUSTER, COMM, RAIL, hosts_of_communicator
+from railscope.dashboards.variables import CLUSTER, COMM, hosts_of_communicator, or_none, or_zero
+from railscope.dashboards.variables import RAIL as CHOSEN
 
 _RANK = "rank {{rank}}"
 """A rank is on one host; a longer legend would be cut off."""
-_RAIL = "{{device}} {{instance}} {{netns}}"
+_RAIL = RAIL + " {{instance}} {{netns}}"
 _MEAN = 'stat="mean"'
 
 
 def _of_rails(metric: str) -> str:
     """The metric on the rails of hosts with a rank of the communicator."""
-    return hosts_of_communicator(f"{metric}{{{RAIL}}}")
+    return hosts_of_communicator(f"{metric}{{{CHOSEN}}}")
 
 
 def _of_rails_with(metric: str, matchers: str) -> str:
     """Those of its series that the matchers select."""
-    return hosts_of_communicator(f"{metric}{{{matchers},{RAIL}}}")
+    return hosts_of_communicator(f"{metric}{{{matchers},{CHOSEN}}}")
 
 
 def dashboard() -> Dashboard:
@@ -47,7 +50,8 @@ def dashboard() -> Dashboard:
         [
             Section("What is wrong", _summary()),
             Section("Rank by rank", _ranks()),
-            Section("Rail by rail", _rails()),
+            Section("Rail by rail", _rails(), folded=True),
+            Section("Calls, CUDA graphs and processes without a communicator", _calls(), folded=True),
         ],
     )
 
@@ -58,7 +62,7 @@ def _summary() -> list[AnyPanel]:
             "Ranks stalled",
             "Stalled ranks: they wait or keep others waiting.",
             "short",
-            f"count(count by (cluster, comm, rank) ({catalogue.COMM_STALLED.where(COMM)} == 1)) or vector(0)",
+            or_zero(f"count(count by (cluster, comm, rank) ({catalogue.COMM_STALLED.where(COMM)} == 1))", CLUSTER),
             thresholds=NEVER_FINE,
             whole=True,
         ),
@@ -70,8 +74,8 @@ def _summary() -> list[AnyPanel]:
             whole=True,
         ),
         stat(
-            "Longest",
-            "Total stall time of the communicator's ranks.",
+            "Longest stall",
+            "Stall time of the rank that was stalled longest.",
             "s",
             f"max({catalogue.COMM_STALL_SECONDS.where(COMM)})",
         ),
@@ -92,7 +96,7 @@ def _summary() -> list[AnyPanel]:
             "Rails down",
             "Rails without a link on the hosts of this communicator.",
             "short",
-            f"count({hosts_of_communicator(f'{catalogue.RAIL_UP}{{{RAIL}}} == 0')}) or vector(0)",
+            or_zero(f"count({hosts_of_communicator(f'{catalogue.RAIL_UP}{{{CHOSEN}}} == 0')})", CLUSTER),
             thresholds=NEVER_FINE,
             whole=True,
         ),
@@ -104,6 +108,7 @@ def _summary() -> list[AnyPanel]:
             "comm rank instance cause strength blamed_rank rail device netns",
             catalogue.COMM_STALL_INFO.where(COMM),
             links={"instance": page.TO_HOST},
+            empty=NONE_REPORTED,
             width=16,
         ),
         table(
@@ -112,10 +117,11 @@ def _summary() -> list[AnyPanel]:
             "comm cause",
             recorded.STALL_EVIDENCE.where(COMM),
             value="evidence",
+            empty=NONE_REPORTED,
             width=8,
         ),
         table(
-            "Ranks seen beside how many there are",
+            "Ranks seen and nranks",
             "Ranks that an agent observes, beside nranks. If fewer, an agent is missing or silent.",
             "comm nranks",
             recorded.RANKS.where(COMM),
@@ -129,6 +135,7 @@ def _summary() -> list[AnyPanel]:
             "comm rank instance",
             catalogue.COMM_WRITING.where(COMM),
             links={"instance": page.TO_HOST},
+            empty=NONE_REPORTED,
             width=8,
         ),
         table(
@@ -137,16 +144,29 @@ def _summary() -> list[AnyPanel]:
             "comm rank instance",
             catalogue.COMM_ENDED.where(COMM),
             links={"instance": page.TO_HOST},
+            empty=NONE_REPORTED,
             width=8,
         ),
         timeseries(
             "Stalled, by cause",
             "Mean number of stalled ranks, by the cause that their host gave.",
             "short",
-            query(f"sum by (cause) (rate({catalogue.COMM_STALL_SECONDS.where(COMM)}[$__rate_interval]))", "{{cause}}"),
+            query(
+                or_none(
+                    f"sum by (cause) (rate({catalogue.COMM_STALL_SECONDS.where(COMM)}[$__rate_interval]))",
+                    "cause",
+                    CLUSTER,
+                ),
+                "{{cause}}",
+            ),
             stacked=True,
             whole=True,
         ),
+    ]
+
+
+def _calls() -> list[AnyPanel]:
+    return [
         table(
             "Calls that do not return",
             "NCCL calls (init, split, finalize, connecting ranks) that a rank has been inside for longer than "
@@ -155,6 +175,18 @@ def _summary() -> list[AnyPanel]:
             catalogue.CALL_INSIDE_SECONDS.where(COMM),
             value="seconds",
             links={"instance": page.TO_HOST},
+            empty=NONE_REPORTED,
+            width=12,
+        ),
+        table(
+            "Last collectives",
+            "What each stalled rank called last, the latest last, with the number of the latest. All ranks of a "
+            "communicator make the same collectives in the same order.",
+            "rank instance last",
+            catalogue.COMM_STALL_COLLECTIVES.where(COMM),
+            value="number",
+            links={"instance": page.TO_HOST},
+            empty=NONE_REPORTED,
             width=12,
         ),
         timeseries(
@@ -167,15 +199,15 @@ def _summary() -> list[AnyPanel]:
                 "{{instance}} {{pid}}",
             ),
             whole=True,
-        ),
+        ).no_value(NONE_REPORTED),
         timeseries(
-            "Inside a wait for the GPU",
+            "Age of waits for the GPU",
             "Age of the oldest call of a process that launches a CUDA graph or waits for the GPU; only with "
             "--collector.cuda. Long kernels make long waits.",
             "s",
             query(hosts_of_communicator(catalogue.CUDA_INSIDE_SECONDS.where(CLUSTER)), "{{instance}} {{pid}} {{call}}"),
             whole=True,
-        ),
+        ).no_value(NONE_REPORTED),
         timeseries(
             "Ranks disagree",
             "1 while ranks of the communicator tell different signatures of one block of collectives: they do not "
@@ -183,17 +215,7 @@ def _summary() -> list[AnyPanel]:
             "short",
             query(recorded.RANKS_DISAGREE.where(COMM), "{{comm}}"),
             whole=True,
-        ),
-        table(
-            "Last collectives",
-            "What each stalled rank called last, the latest last, with the number of the latest. All ranks of a "
-            "communicator make the same collectives in the same order.",
-            "rank instance last",
-            catalogue.COMM_STALL_COLLECTIVES.where(COMM),
-            value="number",
-            links={"instance": page.TO_HOST},
-            width=12,
-        ),
+        ).no_value(NONE_REPORTED),
         table(
             "Processes without a communicator",
             "Processes on all hosts that map NCCL and were given a rank of their job by its launcher, while their "
@@ -202,6 +224,7 @@ def _summary() -> list[AnyPanel]:
             "exported_job world_rank world_size instance pid",
             catalogue.PROCESS_WITHOUT_COMM.where(CLUSTER),
             links={"instance": page.TO_HOST},
+            empty=NONE_REPORTED,
             width=24,
         ),
     ]
@@ -224,7 +247,7 @@ def _ranks() -> list[AnyPanel]:
             "short",
             query(f"topk(100, {recorded.OPERATIONS_BEHIND.where(COMM)})", _RANK),
             whole=True,
-        ),
+        ).no_value(NONE_REPORTED),
         timeseries(
             "Age of the oldest operation in flight",
             "Grows by one second per second while a rank waits; 0 on a rank that did not enter the operation.",
@@ -245,7 +268,7 @@ def _ranks() -> list[AnyPanel]:
             whole=True,
         ),
         timeseries(
-            "How long operations took before",
+            "Duration of operations",
             "Mean duration from hand-over to completion. The rank that waits least arrives last.",
             "s",
             query(f"bottomk(100, {recorded.OPERATION_SECONDS.where(COMM)})", _RANK),
@@ -271,43 +294,44 @@ def _rails() -> list[AnyPanel]:
         ),
         timeseries(
             "Sent",
-            "Port bytes sent: the hundred rails that send least. In a ring, all drop together with the slowest one.",
-            "Bps",
-            query(f"bottomk(100, {_of_rails(recorded.TRANSMIT_RATE.name)})", _RAIL),
+            "Port bytes sent, in bits: the hundred rails that send least. In a ring, all drop together with the "
+            "slowest one.",
+            "bps",
+            query(f"8 * bottomk(100, {_of_rails(recorded.TRANSMIT_RATE.name)})", _RAIL),
         ),
         timeseries(
-            "Waiting to be sent",
+            "Send queue",
             "Bytes in each rail's qdisc. A slow rail has a backlog while its siblings have none.",
             "bytes",
             query(f"topk(100, {_of_rails(catalogue.RAIL_QUEUE_BACKLOG_BYTES.name)})", _RAIL),
         ),
         timeseries(
-            "Round trips",
+            "Round-trip time",
             "Mean smoothed TCP round-trip time of the sending connections.",
             "s",
             query(f"topk(100, {_of_rails_with(catalogue.RAIL_TCP_ROUND_TRIP.name, _MEAN)})", _RAIL),
         ),
         timeseries(
-            "Sent again",
+            "Retransmitted share",
             "Share of TCP payload that observed connections retransmitted.",
             "percentunit",
             query(f"topk(100, {_of_rails(recorded.RETRANSMITTED.name)})", _RAIL),
         ),
         timeseries(
-            "Under way",
+            "Segments in flight",
             "TCP segments not acknowledged yet. They stay while nothing arrives.",
             "short",
             query(f"topk(100, {_of_rails(catalogue.RAIL_TCP_UNACKNOWLEDGED.name)})", _RAIL),
             whole=True,
         ),
         timeseries(
-            "Errors with severity page",
+            "Error counters, severity page",
             "Increase of counters with severity page: the twenty that rose most.",
             "short",
             query(
                 "topk(20, "
                 + hosts_of_communicator(
-                    f'increase({catalogue.RAIL_COUNTER}{{severity="page",{RAIL}}}[$__rate_interval])'
+                    f'increase({catalogue.RAIL_COUNTER}{{severity="page",{CHOSEN}}}[$__rate_interval])'
                 )
                 + ")",
                 _RAIL + " {{counter}}",
@@ -315,7 +339,7 @@ def _rails() -> list[AnyPanel]:
             thresholds=NEVER_FINE,
         ),
         timeseries(
-            "How full",
+            "Utilization",
             "Port bytes sent / line rate.",
             "percentunit",
             query(f"topk(100, {_of_rails(recorded.TRANSMIT_UTILIZATION.name)})", _RAIL),

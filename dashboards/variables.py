@@ -3,7 +3,8 @@
 `datasource` is a variable too, so that one set of dashboards serves any number of Prometheus servers.  Prometheus keeps
 the label `job` for the scrape and calls the series' own `exported_job`, which `railscope_comm_info` alone has, on every
 rank.  Other series are joined to what is recorded of it, by host and by communicator (dashboards/recorded.py): it is a
-hundredth as many.  The joins are by `and`, which asks for no uniqueness: a host may have several jobs.
+hundredth as many, and has the rank's own namespace and pod, with honor_labels and without.  The joins are by `and`,
+which asks for no uniqueness: a host may have several jobs.
 
 Names of hosts may come again in another cluster, so every selection is of the chosen clusters, and every join is by
 `cluster` too.  A Prometheus whose series have no such label has one choice, "All", which is all of them.
@@ -34,7 +35,8 @@ CLUSTER: Final = 'cluster=~"$cluster"'
 HOST: Final = f'{CLUSTER},instance=~"$host"'
 RAIL: Final = f'{HOST},rail=~"$rail"'
 COMM: Final = f'{CLUSTER},comm=~"$comm"'
-JOB: Final = f'{CLUSTER},exported_job=~"$job"'
+JOB: Final = f'{CLUSTER},namespace=~"$namespace",exported_job=~"$job"'
+"""Of series that are recorded by job, which have the namespace of its pods."""
 _RANKS_OF_JOB: Final = recorded.RANKS_OF_JOB.where(f'{JOB},comm=~"$comm"')
 _HOSTS_OF_JOB: Final = recorded.PROCESSES_OF_JOB.where(JOB)
 _INFO_OF_COMM: Final = catalogue.COMM_INFO.where(COMM)
@@ -53,6 +55,17 @@ def hosts_of_job(expression: str) -> str:
 def hosts_of_communicator(expression: str) -> str:
     """Of series that belong to a host as a whole: those of hosts with a rank of the chosen communicators."""
     return f"{expression} and on (cluster, job, instance) {_INFO_OF_COMM}"
+
+
+def or_zero(number: str, chosen: str = HOST) -> str:
+    """A number that is 0 where nothing is found and an agent says so; where none answers there is no number."""
+    return f"{number} or 0 * max({catalogue.BUILD_INFO.where(chosen)})"
+
+
+def or_none(series: str, label: str, chosen: str = HOST) -> str:
+    """Series by one label; where there are none and an agent says so, one of the value `none` that is 0."""
+    none = f'label_replace(0 * max({catalogue.BUILD_INFO.where(chosen)}), "{label}", "none", "", "")'
+    return f"{series} or on () {none}"
 
 
 def datasource() -> DatasourceVariable:
@@ -89,15 +102,25 @@ def cluster() -> QueryVariable:
     return _choice("cluster", "Cluster", about, f"label_values({catalogue.BUILD_INFO}, cluster)", everything=True)
 
 
+def namespace() -> QueryVariable:
+    """The variable of a dashboard that chooses Kubernetes' namespaces of jobs."""
+    about = "Kubernetes' namespace of the job's pods; jobs without pods are in All."
+    query = f"label_values({recorded.PROCESSES_OF_JOB.where(CLUSTER)}, namespace)"
+    return _choice("namespace", "Namespace", about, query, everything=True)
+
+
 def job(*, everything: bool = True) -> QueryVariable:
-    """The variable of a dashboard that chooses jobs."""
-    return _choice(
-        "job",
-        "Job",
-        "Job identifier of the batch system.",
-        f"label_values({recorded.PROCESSES_OF_JOB.where(CLUSTER)}, exported_job)",
-        everything=everything,
-    )
+    """The variable of a dashboard that chooses jobs of the chosen namespaces."""
+    chosen = recorded.PROCESSES_OF_JOB.where(f'{CLUSTER},namespace=~"$namespace"')
+    about = "Job identifier of the batch system, or what owns the job's pods."
+    return _choice("job", "Job", about, f"label_values({chosen}, exported_job)", everything=everything)
+
+
+def pod_of_job() -> QueryVariable:
+    """The variable of a dashboard that chooses pods of the chosen jobs, and with them hosts."""
+    about = "Pods of the job: their hosts are those that Host offers."
+    query = f"label_values({recorded.PROCESSES_OF_JOB.where(JOB)}, pod)"
+    return _choice("pod", "Pod", about, query, everything=True)
 
 
 def communicator_of_job() -> QueryVariable:
@@ -128,8 +151,8 @@ def host(*, everything: bool = True) -> QueryVariable:
 
 
 def host_of_job() -> QueryVariable:
-    """The variable of a dashboard that chooses hosts of the chosen jobs; "All" is these, by name."""
-    chosen = recorded.PROCESSES_OF_JOB.where(JOB)
+    """The variable of a dashboard that chooses hosts of the chosen jobs and pods; "All" is these, by name."""
+    chosen = recorded.PROCESSES_OF_JOB.where(f'{JOB},pod=~"$pod"')
     made = _choice(
         "host",
         "Host",

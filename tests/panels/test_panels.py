@@ -112,8 +112,8 @@ def test_numbers_are_those_of_the_metrics_in_their_units(everything: Mapping[str
     assert panel(fleet, "Hosts").text.split() == ["Hosts", str(len(HOSTS))]
     assert panel(fleet, "Rails down").text.split() == ["Rails", "down", "2"]
     assert panel(job, "Oldest operation in flight", "stat").text.endswith("250 ms")
-    assert {row.split(" 50 GB/s")[0] for row in panel(node, "Line rate").rows if "50 GB/s" in row} == {
-        f"{host} {device}" for host in HOSTS for device in ("mlx5_0", "mlx5_2")
+    assert {row.split(" 400 Gb/s")[0] for row in panel(node, "Line rate").rows if "400 Gb/s" in row} == {
+        f"rail {rail} mlx5_{rail} {host}" for host in HOSTS for rail in (0, 2)
     }
     assert panel(node, "Rails").rows[0].split()[:4] == ["instance", "rail", "device", "port"]
 

@@ -13,7 +13,7 @@ from http.server import ThreadingHTTPServer
 from typing import Final
 
 from railscope.agent.facts import catalogue
-from railscope.agent.facts.snapshot import Snapshot
+from railscope.agent.facts.snapshot import CommunicatorFacts, Snapshot
 from railscope.exporters.series.families import make_families
 from railscope.exporters.series.family import Family
 from railscope.exporters.series.selection import Selection
@@ -45,8 +45,16 @@ def snapshot() -> Snapshot:
     first, *others = full.rails
     rails = (replace(first, counters=counters), *others, replace(rail("2", "mlx5_2"), counters=counters, up=False))
     left = replace(communicator(rank="2", pid=4713), alive=False)
-    known = with_communicators(full, *full.collectives.communicators, left)
+    known = with_communicators(full, *map(_in_a_pod, (*full.collectives.communicators, left)))
     return replace(known, rails=rails, realtime_ns=time.time_ns())
+
+
+def _in_a_pod(known: CommunicatorFacts) -> CommunicatorFacts:
+    """The rank, in a pod if it has a job."""
+    if not any(label == "job" for label, _ in known.identity.job):
+        return known
+    pod = (("namespace", "ml"), ("pod", "train-0"), ("pod_uid", "0b1c2d3e-1111-2222-3333-444455556666"))
+    return replace(known, identity=replace(known.identity, job=(*known.identity.job, *pod)))
 
 
 def risen(family: Family, seconds: float, *, stepping: bool = True) -> Family:

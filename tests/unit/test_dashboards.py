@@ -89,7 +89,7 @@ def test_building_writes_only_what_changed(tmp_path: Path) -> None:
     def write() -> list[Path]:
         return build.write_all(tmp_path / "new", Thresholds(), RUNBOOKS)
 
-    assert len(write()) == 8
+    assert len(write()) == 9
     (tmp_path / "new" / NODE).write_text("{}")
     assert write() == [tmp_path / "new" / NODE]
 
@@ -237,7 +237,7 @@ def test_check_of_an_empty_folder_says_what_to_do(tmp_path: Path, capsys: pytest
 
 def test_build_writes_where_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("build", "--output", str(tmp_path)) == 0
-    assert capsys.readouterr().out.count("wrote ") == 8
+    assert capsys.readouterr().out.count("wrote ") == 9
     assert run("build", "--output", str(tmp_path)) == 0
     assert "nothing to do" in capsys.readouterr().out
     (tmp_path / "file").write_text("")
@@ -268,6 +268,9 @@ def test_alerts_are_built_with_a_site_s_own_numbers_and_pages(tmp_path: Path) ->
         (("--threshold", "loop_late_seconds=-1"), "write a number above 0"),
         (("--threshold", "loop_late_seconds=inf"), "write a number above 0"),
         (("--runbooks", "wiki/rs"), "write an address, as in https://"),
+        (("--selector", "job=railscope"), "write label matchers, as in job="),
+        (("--selector", 'a="b"} or x{c="d"'), "write label matchers, as in job="),
+        (("--cluster-label", "k8s-cluster"), "write a label's name"),
     ],
 )
 def test_what_is_no_threshold_and_no_address_is_said_in_one_line(
@@ -278,6 +281,47 @@ def test_what_is_no_threshold_and_no_address_is_said_in_one_line(
     assert said in error
     assert len(error.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_site_s_own_selector_and_label_are_in_every_query(tmp_path: Path) -> None:
+    options = ("--selector", 'job=~"rail.*",env="prod"', "--cluster-label", "k8s_cluster")
+    assert run("build", "--output", str(tmp_path), *options) == 0
+    queries = [
+        text
+        for one in documents.read_documents(tmp_path).values()
+        for text in (
+            *(query.expression for panel in one.panels for query in panel.queries),
+            *(expressions.parse_label_values(each.query)[0] for each in one.variables if each.kind == "query"),
+            *one.annotations,
+        )
+    ]
+    rules = [
+        str(rule["expr"])
+        for file in tmp_path.glob("*.yml")
+        for group in yaml.safe_load(file.read_text())["groups"]
+        for rule in group["rules"]
+    ]
+    for text in (*map(expressions.substitute_variables, queries), *rules):
+        assert not re.search(r"(?<!\w)cluster(?!\w)", text), text
+        for selector in expressions.parse_selectors(text):
+            if selector.metric.startswith("railscope_"):
+                assert {"job", "env"} <= set(selector.labels), text
+    alerts = yaml.safe_load((tmp_path / rules_files.ALERTS).read_text())
+    said = json.dumps([rule["annotations"] for group in alerts["groups"] for rule in group["rules"]])
+    assert "$labels.cluster" not in said
+    assert "$labels.k8s_cluster" in said
+    table = json.loads((tmp_path / "railscope-fleet.json").read_text())
+    assert '"k8s_cluster": ' in json.dumps(table)
+
+
+def test_the_mixin_has_every_dashboard_and_rule(tmp_path: Path) -> None:
+    assert run("build", "--output", str(tmp_path)) == 0
+    for folder, text in ((tmp_path, tmp_path / build.MIXIN), (ROOT / "dashboards", ROOT / "dashboards" / build.MIXIN)):
+        named = re.findall(r"(?:import|importstr) '([^']+)'", text.read_text())
+        assert sorted(Path(name).name for name in named) == sorted(
+            [*build.render_dashboards(), rules_files.ALERTS, rules_files.RECORDING]
+        )
+        assert all((folder / name).is_file() for name in named)
 
 
 def test_every_threshold_decides_of_some_alert() -> None:
@@ -355,7 +399,9 @@ def test_a_first_run_makes_everything(token: str, capsys: pytest.CaptureFixture[
         page = rule["annotations"]["runbook_url"].removeprefix("https://wiki/railscope/")
         assert (ROOT / "dashboards/runbooks" / page).is_file()
         shown_by = grafana.dashboards[rule["annotations"]["__dashboardUid__"]]["dashboard"]
-        assert rule["annotations"]["__panelId__"] in {str(panel["id"]) for panel in shown_by["panels"]}
+        assert rule["annotations"]["__panelId__"] in {
+            str(panel["id"]) for one in shown_by["panels"] for panel in (one, *one.get("panels", ()))
+        }
 
 
 def test_a_second_run_changes_nothing(token: str, capsys: pytest.CaptureFixture[str]) -> None:

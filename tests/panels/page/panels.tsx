@@ -69,7 +69,7 @@ function Inside({ panel, asked, content, width, height }: Props) {
     return <Instead state="error">nothing here draws panels of the kind {panel.type}</Instead>;
   }
   if (content.frames.every((frame) => frame.length === 0)) {
-    return <Instead state="no data">No data</Instead>;
+    return <Instead state="no data">{panel.fieldConfig.defaults.noValue ?? 'No data'}</Instead>;
   }
   return <Drawn panel={panel} frames={content.frames} asked={asked} width={width} height={height} />;
 }
