@@ -16,14 +16,14 @@ PACKAGES_BENCH := bpftrace python3-bpfcc
 PACKAGES_PANELS := chromium $(shell command -v npm >/dev/null || echo nodejs npm)
 PACKAGES_SPARK := openjdk-17-jre-headless
 # Packages for both architectures: cross compilers, and what runs their programs here.
-PACKAGES_DEB := build-essential debhelper gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static
+PACKAGES_DEB := build-essential debhelper gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static rpm
 # What the image is made of and with.
 PACKAGES_IMAGE := $(PACKAGES_ROOT) buildah runc
 PACKAGES_VM := $(PACKAGES_ROOT) qemu-system-x86 xz-utils zstd
 
 include build.mk
 
-.PHONY: help docs setup build bytecode demo stack check test test-search test-faults lint bench bench-fleet packages packages-test packages-bench packages-panels packages-spark packages-vm packages-deb packages-image deb release test-packages test-panels test-spark test-vm gpu-kit clean wheel lock service-env fuzz soak soak-harm test-controls
+.PHONY: help docs setup build bytecode demo stack check test test-search test-faults lint bench bench-fleet packages packages-test packages-bench packages-panels packages-spark packages-vm packages-deb packages-image deb rpm release test-packages test-panels test-spark test-vm gpu-kit clean wheel lock service-env fuzz soak soak-harm test-controls
 
 help:  ## what there is to make
 	@sed -n 's/^\([a-z-]*\):[^#]*##/\1:/p' $(MAKEFILE_LIST) | sort | awk -F ':  *' '{ printf "%-16s%s\n", $$1, substr($$0, length($$1) + 3) }'
@@ -160,6 +160,9 @@ bench-fleet: setup packages-test  ## simulated fleets of 8 to 512 nodes: what ru
 
 deb: setup packages-deb  ## dist/railscope_*.deb for amd64 and arm64
 	deploy/debian/build
+
+rpm: setup packages-deb  ## dist/railscope-*.rpm for x86_64 and aarch64, of the files of the Debian packages
+	deploy/rpm/build
 
 release: setup packages-deb packages-image  ## dist/release, which must be empty: packages, wheels, image, chart, checksums, SBOM; SNAPSHOT=1 between releases
 	$(PYTHON) deploy/release/release.py dist/release $(if $(SNAPSHOT),--snapshot)

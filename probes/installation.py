@@ -1,7 +1,7 @@
 """How this railscope was installed, and so what puts right that a file or a package is missing.
 
-It runs from a checkout, from a Debian package's tree on the system's Python, or from an environment that pip made of
-a wheel.  No advice here names railscope to a package index: it is distributed as files.
+It runs from a checkout, from the tree of a Debian or RPM package on the system's Python, or from an environment that
+pip made of a wheel.  No advice here names railscope to a package index: it is distributed as files.
 
 Source: PEP 508 (markers of the extras among an installation's requirements).
 """
@@ -21,11 +21,13 @@ UNKNOWN: Final = "unknown"
 _REVISION: Final = Path(__file__).with_name("revision.txt")
 """`make build` writes it."""
 _SYSTEMS_OWN: Final = Path("/usr/lib/railscope")
-"""The Debian package's tree."""
-_DEBIAN: Final = {"top": "python3-rich"}
-"""Extras that Debian 12 and newer have all packages of."""
+"""The tree of the Debian and the RPM package."""
+_DEBIANS_VERSION: Final = Path("/etc/debian_version")
+"""Ubuntu has it too."""
+_PACKAGED: Final = {"top": "python3-rich"}
+"""Extras that Debian 12 and newer, and Fedora, have all packages of."""
 _SHIPPED: Final = frozenset({"nvlink"})
-"""Extras that the Debian package brings itself."""
+"""Extras that the package brings itself."""
 _WHEEL: Final = "railscope-*.whl"
 
 
@@ -50,6 +52,8 @@ def remedy_for_missing_file(root: Path = ROOT, *, compiled: bool = True) -> str:
     if in_checkout(root):
         return f"run '{'make build' if compiled else 'git status'}' in {root}"
     if root.is_relative_to(_SYSTEMS_OWN):
+        if _by_rpm():
+            return "run 'dnf reinstall' with the .rpm of this version"
         return "run 'apt-get install --reinstall railscope' with the .deb of this version"
     return f"install railscope again: run '{sys.executable} -m pip install --force-reinstall {_WHEEL}' on its wheel"
 
@@ -59,12 +63,17 @@ def remedy_for_missing_extra(extra: str, root: Path = ROOT) -> str:
     if root.is_relative_to(_SYSTEMS_OWN):
         if extra in _SHIPPED:
             return remedy_for_missing_file(root)
-        if package := _DEBIAN.get(extra):
-            return f"run 'apt-get install {package}'"
+        if package := _PACKAGED.get(extra):
+            return f"run '{'dnf' if _by_rpm() else 'apt-get'} install {package}'"
         environment = f"python3 -m venv DIR && DIR/bin/pip install './{_WHEEL}[{extra}]'"
         return f"run railscope's wheel in an environment of its own: {environment}"
     wanted = _packages_of(extra) or [f"./{_WHEEL}[{extra}]"]
     return f"run '{sys.executable} -m pip install {' '.join(map(_quoted, wanted))}'"
+
+
+def _by_rpm() -> bool:
+    """Whether it was the RPM package that installed us, and not the Debian one: by whose system this is."""
+    return not _DEBIANS_VERSION.exists()
 
 
 def _packages_of(extra: str) -> list[str]:

@@ -2,11 +2,11 @@
 
     python3 deploy/release/release.py OUTPUT [--only PART…] [--snapshot]
 
-Parts: Debian packages, wheels and a source distribution, the image, the Helm chart and the manifests.  Beside them
-come a bill of materials (CycloneDX), the changelog's section, and SHA256SUMS over all.  Everything is built of a copy
-of the files that git knows at this commit, in a folder of another name each time: what depended on it would show.
-Times are the commit's.  The standard library does, but for pip, which fetches what the service's
-build-requirements.txt pins.
+Parts: Debian and RPM packages, wheels and a source distribution, the image, the Helm chart and the manifests.  Beside
+them come a bill of materials (CycloneDX), the changelog's section, and SHA256SUMS over all.  Everything is built of a
+copy of the files that git knows at this commit, in a folder of another name each time: what depended on it would
+show.  Times are the commit's.  The standard library does, but for pip, which fetches what the service's build-
+requirements.txt pins.
 
 Sources: reproducible-builds.org (SOURCE_DATE_EPOCH), PEP 517 (the build backend's hooks).
 """
@@ -38,7 +38,7 @@ import materials
 CHECKOUT: Final = Path(__file__).resolve().parents[2]
 ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 COMPILERS: Final = {machine: f"{machine}-linux-gnu-gcc" for machine in ARCHITECTURES}
-PARTS: Final = ("debs", "wheels", "images", "chart")
+PARTS: Final = ("debs", "rpms", "wheels", "images", "chart")
 SUMS: Final = "SHA256SUMS"
 LONGEST_SECONDS: Final = 1800
 
@@ -71,6 +71,8 @@ def build(output: Path, parts: Sequence[str] = PARTS, *, snapshot: bool = False)
         lay_source(source, environment)
         if "debs" in parts:
             build_debs(source, output, environment)
+        if "rpms" in parts:
+            build_rpms(source, output, environment)
         if "wheels" in parts:
             build_wheels(source, output, Path(scratch, "tool"), environment)
         if "images" in parts:
@@ -109,6 +111,12 @@ def lay_source(folder: Path, environment: Mapping[str, str]) -> None:
 def build_debs(source: Path, output: Path, environment: Mapping[str, str]) -> None:
     """Debian packages for both architectures."""
     run([source / "deploy/debian/build"], source, {**environment, "RAILSCOPE_DEB_OUTPUT": str(output)})
+
+
+def build_rpms(source: Path, output: Path, environment: Mapping[str, str]) -> None:
+    """RPM packages for both architectures, of the Debian packages where those are there already."""
+    of_debs = {"RAILSCOPE_DEBS": str(output)} if list(output.glob("railscope_*.deb")) else {}
+    run([source / "deploy/rpm/build"], source, {**environment, **of_debs, "RAILSCOPE_RPM_OUTPUT": str(output)})
 
 
 def build_wheels(source: Path, output: Path, tool: Path, environment: Mapping[str, str]) -> None:

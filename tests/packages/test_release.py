@@ -14,7 +14,7 @@ from tests.nccl.library import REPOSITORY
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 RELEASE: Final = REPOSITORY / "deploy/release/release.py"
-PARTS: Final = ("debs", "wheels", "chart")
+PARTS: Final = ("debs", "rpms", "wheels", "chart")
 """Without the images, which are built of the packages and take longest."""
 
 
@@ -40,7 +40,16 @@ def test_two_builds_are_equal_byte_by_byte(releases: tuple[Path, Path]) -> None:
 def test_it_holds_packages_for_both_machines_with_checksums_and_a_bill(releases: tuple[Path, Path]) -> None:
     folder = releases[0]
     names = {file.name for file in folder.iterdir()}
-    for ending in ("_amd64.deb", "_arm64.deb", "x86_64.whl", "aarch64.whl", ".tar.gz", ".cdx.json"):
+    for ending in (
+        "_amd64.deb",
+        "_arm64.deb",
+        ".x86_64.rpm",
+        ".aarch64.rpm",
+        "x86_64.whl",
+        "aarch64.whl",
+        ".tar.gz",
+        ".cdx.json",
+    ):
         assert [name for name in names if name.endswith(ending)], ending
     done = subprocess.run(
         ["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=folder, capture_output=True, text=True

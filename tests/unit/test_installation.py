@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from railscope.probes import installation
 from railscope.probes.installation import remedy_for_missing_extra, remedy_for_missing_file
 
 DEBIAN = Path("/usr/lib/railscope/railscope")
@@ -59,3 +60,9 @@ def test_a_checkout_is_told_to_build(tmp_path: Path) -> None:
     (tmp_path / "build.mk").touch()
     assert remedy_for_missing_file(tmp_path) == f"run 'make build' in {tmp_path}"
     assert "make" not in remedy_for_missing_file(tmp_path, compiled=False)
+
+
+def test_on_a_system_of_rpm_packages_dnf_puts_it_right(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(installation, "_DEBIANS_VERSION", tmp_path / "none")
+    assert "dnf reinstall" in installation.remedy_for_missing_file(DEBIAN)
+    assert installation.remedy_for_missing_extra("top", DEBIAN) == "run 'dnf install python3-rich'"
