@@ -224,6 +224,24 @@ def test_the_maker_of_processes_starts_again_when_it_has_ended(
     assert sum("another one starts" in record.message for record in caplog.records) == 1
 
 
+def test_a_maker_that_is_slow_to_start_is_waited_for_once_and_asked_again_later(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    inspection = InspectionProcesses(["tests.unit.inspection_questions"], start_seconds=0.2)
+    try:
+        os.kill(inspection._maker.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        for _ in range(20):
+            with pytest.raises(NotYet):
+                inspection.ask(MINE, Echo(1, "a"))
+        assert time.monotonic() - began < 2 * 0.2 + 0.5
+        assert sum("has not started within" in record.message for record in caplog.records) == 1
+        os.kill(inspection._maker.pid, signal.SIGCONT)
+        assert later(inspection, MINE, Echo(1, "b")).answer.second == "b"
+    finally:
+        inspection.close()
+
+
 def test_an_inspection_process_may_read_and_nothing_else(inspection: InspectionProcesses, tmp_path: Path) -> None:
     effective, wrote, open_files = later(inspection, MINE, Rights(1, str(tmp_path / "out"))).answer
     assert not wrote

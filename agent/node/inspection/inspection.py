@@ -53,7 +53,6 @@ _STRIKES_NS: Final = 300_000_000_000
 """Who took too long is forgiven after so long."""
 _FIRST_REST_NS: Final = 1_000_000_000
 _LONGEST_REST_NS: Final = 300_000_000_000
-_START_SECONDS: Final = 10.0
 _MAKERS_REST_NS: Final = 1_000_000_000
 _END_SECONDS: Final = 0.05
 
@@ -223,9 +222,10 @@ class _Outcome:
 class _Maker:
     """The process that the inspection processes are forked from (worker.py); starts anew where it has ended."""
 
-    def __init__(self, modules: Sequence[str]) -> None:
+    def __init__(self, modules: Sequence[str], start_seconds: float) -> None:
         self._modules = tuple(modules)
-        self._ready = False
+        self._start_seconds = start_seconds
+        self._ready = self._waited = False
         self._starts = 0
         self._rests_until_ns = 0
         self._start()
@@ -253,23 +253,23 @@ class _Maker:
                 # Ctrl-C is for the daemon: this one would end at it with a traceback until it ignores it.
                 process_group=0,
             )
-        self._control.settimeout(_START_SECONDS)
+        self._control.settimeout(self._start_seconds)
         self._starts += 1
 
     def make(self) -> tuple[socket.socket, int]:
         """A new inspection process: the channel to it, and its pidfd.
 
         Raises:
-            NotYet: the maker has ended, and is to start again.
-            OSError: it has never started.
+            NotYet: the maker has ended, and is to start again; or it has not started yet.
+            OSError: the first one ended before it had started.
         """
         if self._rests_until_ns > time.monotonic_ns():
             raise NotYet
         if self._rests_until_ns:
             self._rests_until_ns = 0
             self._start()
-        if not self._ready and self._starts > 1 and not select.select([self._control], [], [], 0)[0]:
-            raise NotYet
+        if not self._ready:
+            self._wait()
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -287,6 +287,20 @@ class _Maker:
                 self._rest(error)
                 raise NotYet from None
         return ours, descriptors[0]
+
+    def _wait(self) -> None:
+        """For its first word: as long as a start may take, once, while nothing else is to be done; never again."""
+        seconds = 0.0 if self._waited else self._start_seconds
+        self._waited = True
+        if select.select([self._control], [], [], seconds)[0]:
+            return
+        if seconds:
+            _log.warning(
+                "the process that makes inspection processes has not started within %.0f s, as on a machine that is "
+                "too busy: the agent looks into processes once it has",
+                seconds,
+            )
+        raise NotYet
 
     def _rest(self, error: OSError) -> None:
         _log.error(
@@ -308,14 +322,20 @@ class InspectionProcesses:
     """For the loop's thread only, like all that asks it."""
 
     def __init__(
-        self, modules: Sequence[str] = (), *, patience_seconds: float = 1.5, tenants_patience_seconds: float = 1.0
+        self,
+        modules: Sequence[str] = (),
+        *,
+        patience_seconds: float = 1.5,
+        tenants_patience_seconds: float = 1.0,
+        start_seconds: float = 10.0,
     ) -> None:
         """`modules` hold the questions that will be asked: loaded once, and shared by all inspection processes.
 
         `patience_seconds`: how long answers of all tenants together are waited for at first; a fifth of a second is
         added each second.  `tenants_patience_seconds`: the same for those of one tenant; a fiftieth is added.
+        `start_seconds`: how long the first process is waited for, once.
         """
-        self._maker = _Maker(modules)
+        self._maker = _Maker(modules, start_seconds)
         self._lanes: OrderedDict[Tenant, _Lane] = OrderedDict()
         self._accounts: dict[Tenant, _Account] = {}
         self._patience = _Bucket(int(patience_seconds * 1e9), 0.2)
