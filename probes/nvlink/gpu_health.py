@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from railscope.probes.nvlink.nvml import SUCCESS, Handle, NvmlError, NvmlSession
+from railscope.probes.nvlink.nvml import Handle, NvmlError, NvmlSession, Questions
 
 _ECC: Final = {3: ("corrected", "volatile"), 4: ("uncorrected", "volatile"), 5: ("corrected", "aggregate"),
                6: ("uncorrected", "aggregate")}  # fmt: skip
@@ -101,43 +101,50 @@ class GpuHealthReader:
     def __init__(self, session: NvmlSession, gpu: Handle) -> None:
         self._session = session
         self._gpu = gpu
-        self._wanted: tuple[_Wanted, ...] | None = None
+        self._wanted: tuple[_Wanted, ...] = ()
+        self._questions = Questions(())
         self._reads = 0
+        self._last: tuple[dict[_Wanted, int], tuple[str, ...] | None] | None = None
+        self._health = GpuHealth()
 
     def read(self, links: Sequence[int]) -> GpuHealth:
         """Ask for everything that this GPU tells; `links` are the NVLinks that it has.
 
+        Where nothing has changed the answer is the same object.
+
         Raises:
             NvmlError: the GPU is lost, or the session is.
         """
-        if self._wanted is None or self._reads % _LEARN_EVERY == 0:
-            values = self._learn(links)
-        else:
-            values = self._ask(self._wanted)
+        learns = self._reads % _LEARN_EVERY == 0
+        values = self._learn(links) if learns else self._ask(self._wanted, self._questions)
         self._reads += 1
-        return _health(values, self._slowed_by())
+        found = values, self._slowed_by()
+        if found != self._last:
+            self._last = found
+            self._health = _health(*found)
+        return self._health
 
-    def _learn(self, links: Sequence[int]) -> Mapping[_Wanted, int]:
+    def _learn(self, links: Sequence[int]) -> dict[_Wanted, int]:
         """Ask for all there may be; what has a value is what is asked for from now on."""
         groups = [[(field, 0) for field in fields] for fields in _OF_GPU]
         groups += [[(field, link) for link in links for field in fields] for fields in _OF_LINK]
         found: dict[_Wanted, int] = {}
         for pairs in groups:
-            found |= self._ask(tuple(pairs))
+            found |= self._ask(pairs, Questions(pairs))
         self._wanted = tuple(found)
+        self._questions = Questions(self._wanted)
         return found
 
-    def _ask(self, pairs: tuple[_Wanted, ...]) -> dict[_Wanted, int]:
+    def _ask(self, pairs: Sequence[_Wanted], questions: Questions) -> dict[_Wanted, int]:
         if not pairs:
             return {}
         try:
-            answers = self._session.field_values(self._gpu, pairs)
+            told = self._session.field_values(self._gpu, questions).told()
         except NvmlError as error:
             if error.lost:
                 raise
             return {}
-        told = zip(pairs, answers.codes, answers.values, strict=True)
-        return {pair: value for pair, code, value in told if code == SUCCESS}
+        return {pair: value for pair, value in zip(pairs, told, strict=True) if value is not None}
 
     def _slowed_by(self) -> tuple[str, ...] | None:
         try:

@@ -2,7 +2,8 @@
 
 NVML answers for each value apart: a successful call may hold values that this GPU or driver does not support, and
 those are left out rather than shown as 0.  What is supported is learnt by asking for everything, so a sweep asks only
-for what has an answer.
+for what has an answer.  A link tells some twenty values, of which all but its bytes hardly ever change: what is made of
+them is made anew only for links where one did.
 
 Bytes come from the first of three pairs of counters that a link supports, and a link says which:
 
@@ -23,8 +24,19 @@ from itertools import pairwise
 from statistics import median
 from typing import Final, TypeVar
 
+import numpy as np
+
 from railscope.probes.clock import Clock
-from railscope.probes.nvlink.nvml import ALL_LINKS, SUCCESS, Fabric, FieldValues, Handle, NvmlError, NvmlSession
+from railscope.probes.nvlink.nvml import (
+    ALL_LINKS,
+    SUCCESS,
+    Fabric,
+    FieldValues,
+    Handle,
+    NvmlError,
+    NvmlSession,
+    Questions,
+)
 
 MOST_LINKS: Final = 36
 """NVML_NVLINK_MAX_LINKS of the newest bindings."""
@@ -82,6 +94,8 @@ GPU_ERROR_FIELDS: Final = {38: "crc_flit", 45: "crc_data", 52: "replay", 59: "re
 SPEED_FIELD: Final = 164
 """MB/s of one direction."""
 _SPEED_UNIT_BYTES: Final = 1_000_000
+_STATE_FIELD: Final = 165
+"""Of a link, from Hopper on (NCCL asks for it so, src/graph/xml.cc); elsewhere a call tells it, link by link."""
 _PCIE_TRANSMIT: Final = (197, 0)
 _PCIE_RECEIVE: Final = (198, 0)
 """Field and scope."""
@@ -90,6 +104,8 @@ _REMOTE_TYPES: Final = {0: "gpu", 1: "ibm_npu", 2: "switch"}
 
 _LEARN_NS: Final = 30_000_000_000
 """How often everything is asked for again: links come up, get other neighbours, the fabric completes."""
+
+_NOTHING: Final = FieldValues(np.zeros(0, np.uint32), np.zeros(0, np.uint64), np.zeros(0, np.bool_))
 
 _Wanted = tuple[int, int]
 """Field and scope."""
@@ -143,38 +159,104 @@ class _Places:
     kind: ByteCounters | None
     transmit: int
     receive: int
+    """Among what moves."""
     errors: tuple[tuple[str, int], ...]
-    """(kind of error, place)."""
+    """(kind of error, place); this and what follows among what rests."""
     speed: int | None
+    state: int | None
 
-    @classmethod
-    def make(
-        cls, scope: int, kind: ByteCounters | None, errors: Sequence[tuple[str, _Wanted]], places: Mapping[_Wanted, int]
-    ) -> _Places:
-        """Those of a link, or of all links together."""
-        transmit, receive = (places[field, scope] for field in kind.fields) if kind is not None else (0, 0)
-        found = tuple((name, places[pair]) for name, pair in errors)
-        return cls(kind, transmit, receive, found, places.get((SPEED_FIELD, scope)))
+    def resting(self, told: Sequence[int | None]) -> _Resting:
+        speed = None if self.speed is None else told[self.speed]
+        state = None if self.state is None else told[self.state]
+        return _Resting(
+            up=None if state is None else state != 0,
+            errors=tuple([(kind, count) for kind, place in self.errors if (count := told[place]) is not None]),
+            speed_bytes_per_second=None if speed is None else speed * _SPEED_UNIT_BYTES,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Resting:
+    """What hardly ever changes of a link; None and empty: not told."""
+
+    up: bool | None
+    errors: tuple[tuple[str, int], ...]
+    speed_bytes_per_second: int | None
+
+
+class _Sweep:
+    """What is asked of one GPU in one call: first what moves, the counters of bytes, then what rests."""
+
+    def __init__(
+        self,
+        counters: Mapping[int, ByteCounters],
+        errors: Mapping[int, Sequence[tuple[str, _Wanted]]],
+        others: Sequence[_Wanted],
+        pcie: Sequence[_Wanted],
+        links: Sequence[int],
+    ) -> None:
+        """By scope `counters` and `errors`; `others` are speeds and states, `pcie` counters of bytes."""
+        moving = [(field, scope) for scope, kind in counters.items() for field in kind.fields] + list(pcie)
+        owned = [(scope, pair) for scope, pairs in errors.items() for _, pair in pairs]
+        owned += [(pair[1], pair) for pair in others]
+        resting = [pair for _, pair in owned]
+        at, then = ({pair: place for place, pair in enumerate(pairs)} for pairs in (moving, resting))
+        self._moving = len(moving)
+        self.questions = Questions(moving + resting)
+        self.places = {
+            scope: _Places(
+                kind := counters.get(scope),
+                at[kind.transmit_field, scope] if kind is not None else 0,
+                at[kind.receive_field, scope] if kind is not None else 0,
+                tuple((name, then[pair]) for name, pair in errors.get(scope, ())),
+                then.get((SPEED_FIELD, scope)),
+                then.get((_STATE_FIELD, scope)),
+            )
+            for scope in (*links, ALL_LINKS)
+        }
+        """By link, and ALL_LINKS."""
+        self.pcie = at.get(_PCIE_TRANSMIT), at.get(_PCIE_RECEIVE)
+        """Places of the bytes transmitted and received over PCIe."""
+        self._owners = np.array([scope for scope, _ in owned], np.int64)
+        self._last: FieldValues | None = None
+        self._resting = {scope: places.resting([None] * len(resting)) for scope, places in self.places.items()}
+
+    def __bool__(self) -> bool:
+        return self.questions.length.value > 0
+
+    def moving(self, answers: FieldValues) -> list[int | None]:
+        return answers.part(0, self._moving).told()
+
+    def resting(self, answers: FieldValues) -> Mapping[int, _Resting]:
+        """By scope; equal answers give the same objects again."""
+        now, last = answers.part(self._moving), self._last
+        if last is None:
+            changed = set(self._owners.tolist())
+        else:
+            changed = set(self._owners[(now.values != last.values) | (now.codes != last.codes)].tolist())
+        self._last = now
+        if changed:
+            told = now.told()
+            self._resting |= {scope: self.places[scope].resting(told) for scope in changed}
+        return self._resting
 
 
 class GpuLinks:
     """Reads one GPU; not thread-safe."""
 
-    def __init__(self, session: NvmlSession, gpu: Handle, clock: Clock) -> None:
+    def __init__(self, session: NvmlSession, gpu: Handle, clock: Clock, *, phase: float = 0.0) -> None:
+        """`phase`: by what share of its period learning comes earlier than where it is 0, so that GPUs do it in turn."""
         self._session = session
         self._gpu = gpu
         self._clock = clock
-        self._learnt_ns: int | None = None
+        self._phase_ns = round(phase * _LEARN_NS)
+        self._learnt: int | None = None
+        """In which period everything was asked for last."""
         self._neighbours: dict[int, _Neighbour] = {}
         """By link: those that the GPU has."""
         self._counters: dict[int, ByteCounters] = {}
         """By scope: how its bytes are counted."""
-        self._wanted: tuple[_Wanted, ...] = ()
-        """What a sweep asks for."""
-        self._places: dict[int, _Places] = {}
-        """By link, and ALL_LINKS."""
-        self._pcie: tuple[int | None, int | None] = (None, None)
-        """Places of the bytes transmitted and received over PCIe."""
+        self._sweep = _Sweep({}, {}, (), (), ())
         self._fabric: Fabric | None = None
         self._trouble: NvmlError | None = None
         """Why something could not be learnt although it may be supported."""
@@ -196,16 +278,21 @@ class GpuLinks:
             NvmlError: the GPU or the driver does not answer, or nothing of what it supports could be read.
         """
         before_ns = self._clock.monotonic_ns()
-        if self._learnt_ns is None or before_ns - self._learnt_ns >= _LEARN_NS:
+        period = (before_ns + self._phase_ns) // _LEARN_NS
+        if self._learnt != period:
             self._find_fields()
-            self._learnt_ns = before_ns
-        states = {link: self._state(link) for link in self._neighbours}
-        values = self._values()
+            self._learnt = period
+        answers = self._ask(self._sweep.questions) if self._sweep else _NOTHING
+        moving, resting = self._sweep.moving(answers), self._sweep.resting(answers)
+        states = {
+            link: self._state(link) if self._sweep.places[link].state is None else resting[link].up
+            for link in self._neighbours
+        }
         after_ns = self._clock.monotonic_ns()
-        links = [self._link(link, states[link], values) for link in self._neighbours]
-        if (together := self._together(values)) is not None:
+        links = [self._link(link, states[link], moving, resting[link]) for link in self._neighbours]
+        if (together := self._together(moving, resting[ALL_LINKS])) is not None:
             links.append(together)
-        transmitted, received = (None if place is None else values[place] for place in self._pcie)
+        transmitted, received = (None if place is None else moving[place] for place in self._sweep.pcie)
         return GpuReading(before_ns, after_ns, tuple(links), self._fabric, transmitted, received)
 
     def _find_fields(self) -> None:
@@ -226,19 +313,13 @@ class GpuLinks:
                 self._choose(kind, [ALL_LINKS], counters)
         if self._trouble is not None and scopes and not counters:
             raise self._trouble
-        wanted = [(field, scope) for scope, kind in counters.items() for field in kind.fields]
         errors = self._find_error_fields(scopes)
-        wanted += [pair for pairs in errors.values() for _, pair in pairs]
-        wanted += self._supported([(SPEED_FIELD, link) for link in scopes])
-        wanted += self._supported([_PCIE_TRANSMIT, _PCIE_RECEIVE], only_wide=True)
+        others = self._supported([(SPEED_FIELD, link) for link in scopes])
+        others += self._supported([(_STATE_FIELD, link) for link in scopes])
+        pcie = self._supported([_PCIE_TRANSMIT, _PCIE_RECEIVE], only_wide=True)
         self._fabric = self._optional(self._session.fabric, self._gpu)
-        places = {pair: place for place, pair in enumerate(wanted)}
-        self._pcie = places.get(_PCIE_TRANSMIT), places.get(_PCIE_RECEIVE)
-        self._places = {
-            scope: _Places.make(scope, counters.get(scope), errors.get(scope, ()), places)
-            for scope in (*neighbours, ALL_LINKS)
-        }
-        self._neighbours, self._counters, self._wanted = neighbours, counters, tuple(wanted)
+        self._sweep = _Sweep(counters, errors, others, pcie, scopes)
+        self._neighbours, self._counters = neighbours, counters
 
     def _find_links(self) -> dict[int, _Neighbour]:
         neighbours = {}
@@ -277,37 +358,28 @@ class GpuLinks:
         if not pairs:
             return []
         try:
-            answers = self._ask(pairs)
+            answers = self._ask(Questions(pairs))
         except NvmlError as error:
             if error.lost:
                 raise
             if not error.absent:
                 self._trouble = error
             return []
-        told = zip(pairs, answers.codes, answers.wide, strict=True)
-        return [pair for pair, code, wide in told if code == SUCCESS and (wide or not only_wide)]
+        told = (answers.codes == SUCCESS) & (answers.wide | (not only_wide))
+        return [pairs[place] for place in told.nonzero()[0].tolist()]
 
-    def _values(self) -> Sequence[int | None]:
-        """What is wanted, one by one; None: this has no value now."""
-        if not self._wanted:
-            return ()
-        answers = self._ask(self._wanted)
-        if not any(answers.codes):
-            return answers.values
-        told = zip(answers.codes, answers.values, strict=True)
-        return [value if code == SUCCESS else None for code, value in told]
-
-    def _ask(self, pairs: Sequence[_Wanted]) -> FieldValues:
+    def _ask(self, questions: Questions) -> FieldValues:
         """Ask once.
 
         Raises:
             NvmlError: the call failed, or no value could be had and at least one for another reason than absence.
         """
-        answers = self._session.field_values(self._gpu, pairs)
-        for code in set(answers.codes) - {SUCCESS}:
-            error = NvmlError("nvmlDeviceGetFieldValues", code, self._session.error_text(code))
-            if error.lost or not (error.absent or SUCCESS in answers.codes):
-                raise error
+        answers = self._session.field_values(self._gpu, questions)
+        if answers.codes.any():
+            for code in set(answers.codes.tolist()) - {SUCCESS}:
+                error = NvmlError("nvmlDeviceGetFieldValues", code, self._session.error_text(code))
+                if error.lost or not (error.absent or SUCCESS in answers.codes):
+                    raise error
         return answers
 
     def _state(self, link: int) -> bool | None:
@@ -328,34 +400,26 @@ class GpuLinks:
                 raise
             return None
 
-    def _link(self, link: int, up: bool | None, values: Sequence[int | None]) -> LinkReading:
-        places = self._places[link]
-        speed = None if places.speed is None else values[places.speed]
+    def _link(self, link: int, up: bool | None, moving: Sequence[int | None], resting: _Resting) -> LinkReading:
         neighbour = self._neighbours[link]
-        counted, transmit_bytes, receive_bytes = _bytes(places, values)
+        counted, transmit_bytes, receive_bytes = _bytes(self._sweep.places[link], moving)
         return LinkReading(
             link=link,
             up=up,
             counted=counted,
             transmit_bytes=transmit_bytes,
             receive_bytes=receive_bytes,
-            errors=_error_counts(places, values),
-            speed_bytes_per_second=speed * _SPEED_UNIT_BYTES if speed is not None else None,
+            errors=resting.errors,
+            speed_bytes_per_second=resting.speed_bytes_per_second,
             remote=neighbour.remote,
             remote_type=neighbour.remote_type,
         )
 
-    def _together(self, values: Sequence[int | None]) -> LinkReading | None:
-        places = self._places[ALL_LINKS]
-        counted, transmit_bytes, receive_bytes = _bytes(places, values)
-        errors = _error_counts(places, values)
-        if counted is None and not errors:
+    def _together(self, moving: Sequence[int | None], resting: _Resting) -> LinkReading | None:
+        counted, transmit_bytes, receive_bytes = _bytes(self._sweep.places[ALL_LINKS], moving)
+        if counted is None and not resting.errors:
             return None
-        return LinkReading(None, None, counted, transmit_bytes, receive_bytes, errors, None, None, None)
-
-
-def _error_counts(places: _Places, values: Sequence[int | None]) -> tuple[tuple[str, int], ...]:
-    return tuple([(kind, count) for kind, place in places.errors if (count := values[place]) is not None])
+        return LinkReading(None, None, counted, transmit_bytes, receive_bytes, resting.errors, None, None, None)
 
 
 def _bytes(places: _Places, values: Sequence[int | None]) -> tuple[str | None, int | None, int | None]:
@@ -379,13 +443,13 @@ def refresh_seconds(session: NvmlSession, gpu: Handle, field: tuple[int, int], c
         NvmlError: the field cannot be read any more.
     """
     started_ns = clock.monotonic_ns()
+    question = Questions([field])
     changes_ns: list[int] = []
     last: int | None = None
     while (now_ns := clock.monotonic_ns()) - started_ns < _LOOK_NS:
-        answer = session.field_values(gpu, [field])
-        if answer.codes != (SUCCESS,):
+        (value,) = session.field_values(gpu, question).told()
+        if value is None:
             return None
-        (value,) = answer.values
         if last is not None and value != last:
             changes_ns.append(now_ns)
         last = value

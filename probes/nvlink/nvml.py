@@ -13,11 +13,11 @@ import contextlib
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Final
 from uuid import UUID
 
 import numpy as np
+import numpy.typing as npt
 
 from railscope.probes.installation import remedy_for_missing_extra
 
@@ -115,16 +115,57 @@ class NvmlError(Exception):
         return self.gpu_lost or self.session_lost
 
 
-@dataclass(frozen=True, slots=True)
+class Questions:
+    """(field, scope) pairs that one GPU is asked for in one call, again and again; an NVLink's scope is its number.
+
+    NVML writes its answers into the array of the questions, which is kept here: for one caller at a time.
+    """
+
+    __slots__ = ("_asked", "_room", "address", "length")
+
+    def __init__(self, wanted: Sequence[tuple[int, int]]) -> None:
+        pairs = np.array(wanted, np.uint32).reshape(-1, 2)
+        self._asked = np.zeros(len(pairs), _FIELD_VALUE)
+        self._asked["field"], self._asked["scope"] = pairs[:, 0], pairs[:, 1]
+        self._room = self._asked.copy()
+        self.address = ctypes.c_void_p(self._room.ctypes.data)
+        self.length = ctypes.c_int(len(pairs))
+
+    def reset(self) -> None:
+        """Forget the answers."""
+        self._room[:] = self._asked
+
+    def answers(self) -> FieldValues:
+        """What NVML has written."""
+        masks = _MASKS.take(self._room["kind"], mode="clip")
+        codes = self._room["code"].copy()
+        codes[(codes == SUCCESS) & (masks == 0)] = _NOT_SUPPORTED
+        values = self._room["value"] & masks
+        values[codes != SUCCESS] = 0
+        return FieldValues(codes, values, masks == _MASKS[_UNSIGNED_LONG_LONG])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class FieldValues:
     """Values that were asked for in one call, in the order of the questions; each has its own success."""
 
-    codes: tuple[int, ...]
-    """nvmlReturn_t."""
-    values: tuple[int, ...]
-    """Means nothing where the code is not SUCCESS."""
-    wide: tuple[bool, ...]
+    codes: npt.NDArray[np.uint32]
+    """nvmlReturn_t; a value that is no unsigned integer counts as not supported."""
+    values: npt.NDArray[np.uint64]
+    """0 where the code is not SUCCESS: there is none."""
+    wide: npt.NDArray[np.bool_]
     """Whether the value has 64 bits, so that a counter of bytes does not wrap between two readings."""
+
+    def told(self) -> list[int | None]:
+        """The values one by one; None: this has no value now."""
+        values: list[int | None] = self.values.tolist()
+        for place in self.codes.nonzero()[0].tolist():
+            values[place] = None
+        return values
+
+    def part(self, first: int, end: int | None = None) -> FieldValues:
+        """Some of them, by place."""
+        return FieldValues(self.codes[first:end], self.values[first:end], self.wide[first:end])
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +220,8 @@ class NvmlSession:
         self._nvml = bindings
         self._library = library
         self._closed = False
+        self._words: dict[int, str] = {}
+        """NVML's, by return code."""
 
     @classmethod
     def open(cls, library: str = LIBRARY) -> NvmlSession:
@@ -307,25 +350,12 @@ class NvmlSession:
             raise
         return told.device, int(told.eventType), int(told.eventData)
 
-    def field_values(self, gpu: Handle, wanted: Sequence[tuple[int, int]]) -> FieldValues:
-        """Values of (field, scope) pairs; the scope of an NVLink field is the link.
-
-        Values that are not unsigned integers count as not supported.
-        """
+    def field_values(self, gpu: Handle, questions: Questions) -> FieldValues:
+        """What NVML answers to all of the questions, in one call."""
         # The bindings go through the array in Python, field by field, which takes longer than all else.
-        room = bytearray(_questions(tuple(wanted)))
-        answers = np.frombuffer(room, _FIELD_VALUE)
-        self._ask(
-            "nvmlDeviceGetFieldValues", gpu, ctypes.c_int(len(wanted)), (ctypes.c_char * len(room)).from_buffer(room)
-        )
-        masks = _MASKS.take(answers["kind"], mode="clip")
-        codes = answers["code"].copy()
-        codes[(codes == SUCCESS) & (masks == 0)] = _NOT_SUPPORTED
-        return FieldValues(
-            tuple(codes.tolist()),
-            tuple((answers["value"] & masks).tolist()),
-            tuple((masks == _MASKS[_UNSIGNED_LONG_LONG]).tolist()),
-        )
+        questions.reset()
+        self._ask("nvmlDeviceGetFieldValues", gpu, questions.length, questions.address)
+        return questions.answers()
 
     def _ask(self, function: str, *arguments: object) -> None:
         """Call the library itself: for what is asked so often that the bindings' own steps would count."""
@@ -339,7 +369,10 @@ class NvmlSession:
 
     def error_text(self, code: int) -> str:
         """NVML's words for a return code."""
-        return str(self._nvml.NVMLError(code))
+        words = self._words.get(code)
+        if words is None:
+            words = self._words[code] = str(self._nvml.NVMLError(code))
+        return words
 
     def _call(self, function: str, *arguments: object) -> Any:
         return self._guarded(function, getattr(self._nvml, function), *arguments)
@@ -363,15 +396,6 @@ def fabric_complaints(mask: int) -> tuple[str, ...]:
     if configuration > _CONFIGURATION_SOUND:
         found.append(_CONFIGURATION.get(configuration, f"incorrect_configuration_{configuration}"))
     return tuple(found)
-
-
-@lru_cache(maxsize=32)
-def _questions(wanted: tuple[tuple[int, int], ...]) -> bytes:
-    """The array in which NVML is asked for (field, scope) pairs.  Most are asked for again and again."""
-    found = np.zeros(len(wanted), _FIELD_VALUE)
-    pairs = np.array(wanted, np.uint32).reshape(-1, 2)
-    found["field"], found["scope"] = pairs[:, 0], pairs[:, 1]
-    return found.tobytes()
 
 
 def _sysfs_address(info: Any) -> str:

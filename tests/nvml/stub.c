@@ -6,6 +6,7 @@
  *   reset                                    no GPUs, no errors
  *   gpus N                                   N GPUs on PCI buses 1b, 1c, …
  *   link GPU LINK STATE TYPE PCI             a link; TYPE -1: not supported; PCI 0: not supported, else a bus number
+ *   states GPU                               field 165 tells the states of its links, as from Hopper on
  *   field GPU FIELD SCOPE CODE KIND VALUE    one field value; KIND is nvmlValueType_t
  *   grow GPU FIELD SCOPE STEP                adds STEP to a field at every reading of it
  *   fail GPU CODE                            every function of this GPU returns CODE; 0: none does
@@ -28,14 +29,14 @@
 #include <sys/stat.h>
 
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, TIMEOUT = 10 };
-enum { GPUS = 16, LINKS = 36, FIELDS = 8192, SETS = 8, EVENTS = 1024 };
+enum { GPUS = 16, LINKS = 36, FIELDS = 32768, SETS = 8, EVENTS = 1024, LINK_STATE = 165 };
 
 struct link {
     int present, state, type;
     unsigned bus;
 };
 struct gpu {
-    int failure, hangs, fabric_state, fabric_status;
+    int failure, hangs, states_by_field, fabric_state, fabric_status;
     unsigned fabric_health, fabric_clique;
     unsigned char fabric_cluster;
     long long clocks;
@@ -95,7 +96,7 @@ static struct timespec script_time;
 
 /* Where a field's value is, or would be: a host's GPUs have thousands.  NULL: there is no room. */
 static struct field *slot_of(int gpu, unsigned field, unsigned scope) {
-    unsigned at = ((unsigned)gpu * 8191 + field * 127 + scope) % FIELDS;
+    unsigned at = (((unsigned)gpu * 512 + field) * 64 + scope % 64) * 2654435761u >> 17;
     for (unsigned tries = 0; tries < FIELDS; tries++, at = (at + 1) % FIELDS)
         if (!fields[at].used || (fields[at].gpu == gpu && fields[at].field == field && fields[at].scope == scope))
             return &fields[at];
@@ -162,6 +163,10 @@ static int obey(const char *line) {
         return -1;
     if (sscanf(line, "fail %*d %d", &a) == 1) {
         gpus[gpu].failure = a;
+        return 0;
+    }
+    if (!strncmp(line, "states ", 7)) {
+        gpus[gpu].states_by_field = 1;
         return 0;
     }
     if (sscanf(line, "fabric %*d %d %u", &a, &field) == 2) {
@@ -383,6 +388,13 @@ int nvmlDeviceGetFieldValues(void *device, int number, struct field_value *value
         if (refused_from && values[i].field >= refused_from)
             return leave(INVALID_ARGUMENT);
     for (int i = 0; i < number; i++) {
+        if (gpu->states_by_field && values[i].field == LINK_STATE && values[i].scope < LINKS &&
+            gpu->links[values[i].scope].present) {
+            values[i].code = SUCCESS;
+            values[i].kind = 1;
+            values[i].value.ui = (unsigned)gpu->links[values[i].scope].state;
+            continue;
+        }
         struct field *field = find((int)(gpu - gpus), values[i].field, values[i].scope);
         values[i].code = field ? field->code : NOT_SUPPORTED;
         values[i].value.ull = 0xdeadbeefdeadbeef; /* undefined unless the code is success */

@@ -36,7 +36,7 @@ def build_stub(folder: Path) -> Path:
 
 def link_lines(gpu: int, links: Iterable[int], *, state: int = 1, remote_type: int = 2, bus: int = 0x90) -> list[str]:
     """Links to NVSwitches, with payload counters, errors and speed as a Hopper has them."""
-    lines = []
+    lines = [f"states {gpu}"]
     for link in links:
         lines.append(f"link {gpu} {link} {state} {remote_type} {bus:x}")
         lines += [f"field {gpu} {field} {link} 0 {UNSIGNED_LONG_LONG} 0" for field in (138, 139, 140, 141)]

@@ -119,19 +119,36 @@ def test_a_driver_too_old_for_the_newer_fields_still_tells_the_older_ones(sessio
     assert [kind for kind, _ in link.errors] == ["replay", "recovery", "crc"]
 
 
-def test_an_inactive_link_is_down_and_a_sleeping_one_up(session: NvmlSession, stub: Stub) -> None:
-    stub.say("link 0 0 0 2 90", "link 0 4 2 0 1c")
+@pytest.mark.parametrize("by_field", [False, True], ids=["by-call", "by-field"])
+def test_an_inactive_link_is_down_and_a_sleeping_one_up(session: NvmlSession, stub: Stub, by_field: bool) -> None:
+    stub.say("link 0 0 0 2 90", "link 0 4 2 0 1c", *(["states 0"] if by_field else []))
     links = by_link(links_of(session).read())
     assert {number: link.up for number, link in links.items()} == {0: False, 4: True}
     assert (links[4].remote, links[4].remote_type) == ("0000:1c:00.0", "gpu")
 
 
-def test_a_link_that_goes_down_is_seen_at_the_next_reading(session: NvmlSession, stub: Stub) -> None:
-    stub.say(*link_lines(0, [0]))
+@pytest.mark.parametrize("by_field", [False, True], ids=["by-call", "by-field"])
+def test_a_link_that_goes_down_is_seen_at_the_next_reading(session: NvmlSession, stub: Stub, by_field: bool) -> None:
+    stub.say("link 0 0 1 2 90", "link 0 1 1 2 90", *(["states 0"] if by_field else []))
     links = links_of(session)
-    assert by_link(links.read())[0].up is True
+    assert [link.up for link in links.read().links] == [True, True]
     stub.say("link 0 0 0 2 90")
-    assert by_link(links.read())[0].up is False
+    assert [link.up for link in links.read().links] == [False, True]
+
+
+def test_what_rarely_changes_is_made_anew_only_for_the_link_where_it_did(session: NvmlSession, stub: Stub) -> None:
+    stub.say(*link_lines(0, range(3)))
+    links = links_of(session)
+    before = by_link(links.read())
+    stub.count(0, 138, 0, 7)
+    stub.count(0, 162, 1, 9)
+    after = by_link(links.read())
+    assert (after[0].transmit_bytes, after[1].errors) == (7 * 1024, (("replay", 0), ("recovery", 9), ("crc", 0)))
+    assert [after[link].errors is before[link].errors for link in range(3)] == [True, False, True]
+    stub.say(f"field 0 162 1 {TIMEOUT} 3 0", f"field 0 164 2 {TIMEOUT} 3 0")
+    missed = by_link(links.read())
+    assert missed[1].errors == (("replay", 0), ("crc", 0))
+    assert (missed[2].speed_bytes_per_second, missed[0].speed_bytes_per_second) == (None, 26_562_000_000)
 
 
 def test_a_field_that_gets_supported_later_is_found_again_within_half_a_minute(

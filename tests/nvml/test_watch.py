@@ -110,9 +110,9 @@ def test_a_lost_gpu_leaves_the_others_working_and_comes_back_with_its_totals(
     wait_until(lambda: success(watch.collectors())["nvlink gpu0"], "the GPU is read again")
     assert link(watch.facts(), 0, 0).transmit_bytes == 1500 * 1024
     said = [record.getMessage() for record in caplog.records if "gpu0" in record.getMessage()]
-    assert len(said) == 2
-    assert "GPU is lost" in said[0]
-    assert "is read again" in said[1]
+    assert all("GPU is lost" in one for one in said[:-1])
+    assert said[:-1]
+    assert "is read again" in said[-1]
 
 
 def test_a_gpu_that_hangs_leaves_the_others_working_and_goes_on_by_itself(

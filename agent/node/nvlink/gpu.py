@@ -8,7 +8,7 @@ called from the one thread that reads this GPU.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,7 @@ from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.snapshot import ALL_LINKS, GpuFacts, NvlinkFacts
 from railscope.agent.node.sampling.utilization import Utilization
 from railscope.probes.clock import Clock
-from railscope.probes.nvlink.gpu_health import GpuHealth, GpuHealthReader
+from railscope.probes.nvlink.gpu_health import FEC_CORRECTIONS, GpuHealth, GpuHealthReader
 from railscope.probes.nvlink.links import GpuLinks, GpuReading, LinkReading, refresh_seconds
 from railscope.probes.nvlink.nvml import NvmlError, NvmlSession
 
@@ -30,6 +30,10 @@ _REFRESH_AGAIN_NS: Final = 60_000_000_000
 
 _HEALTH_NS: Final = 30_000_000_000
 """How often a GPU's condition is read, which takes some hundred values: nothing in it needs haste."""
+_CORRECTIONS: Final = tuple(map(str, range(FEC_CORRECTIONS)))
+
+_GPUS_APART: Final = 6
+"""Readings in such a time: in so many turns GPUs do what is seldom, so that not all of them do it in one."""
 
 _Key = tuple[str, ...]
 """Link and counter."""
@@ -121,6 +125,32 @@ class GpuHistories:
         return GpuHistory(GpuTotals(), Utilization(self._window_ns))
 
 
+@dataclass(frozen=True, slots=True)
+class _Condition:
+    """What a GPU said of its own condition, its counts as totals that never fall; by link where it is that of links."""
+
+    pcie_errors: _Errors
+    bit_error_ratios: Mapping[str, tuple[tuple[str, float], ...]]
+    fec_blocks: Mapping[str, _Errors]
+
+    @classmethod
+    def of(cls, health: GpuHealth, totals: GpuTotals) -> _Condition:
+        names = {number: str(number) for number, *_ in (*health.bit_error_ratios, *health.fec_blocks)}
+        ratios: dict[str, list[tuple[str, float]]] = {name: [] for name in names.values()}
+        for number, kind, ratio in health.bit_error_ratios:
+            ratios[names[number]].append((kind, ratio))
+        blocks: dict[str, list[tuple[str, int]]] = {name: [] for name in names.values()}
+        for number, corrected, count in health.fec_blocks:
+            link, mended = names[number], _CORRECTIONS[corrected]
+            blocks[link].append((mended, totals.add((link, "fec", mended), count) or 0))
+        errors = tuple((kind, totals.add(("", "pcie error", kind), count) or 0) for kind, count in health.pcie_errors)
+        return cls(
+            errors,
+            {link: tuple(found) for link, found in ratios.items()},
+            {link: tuple(found) for link, found in blocks.items()},
+        )
+
+
 class Gpu:
     """Reads one GPU and keeps what it found; raises NvmlError where NVML does not answer."""
 
@@ -139,8 +169,11 @@ class Gpu:
         self._carried_bytes = 0
         self._health_reader: GpuHealthReader | None = None
         self._health = GpuHealth()
-        self._health_ns: int | None = None
-        """When it was last read."""
+        self._health_period: int | None = None
+        """In which it was last read."""
+        self._condition = _Condition.of(self._health, self._history.totals)
+        self._condition_health = self._health
+        """What it was made of."""
         self.retired = False
         """Set when another session reads this GPU: a call that comes back after that no longer counts."""
         self.gpu = GpuFacts(str(index), UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, (), None, None, None)
@@ -176,20 +209,27 @@ class Gpu:
         self._history = self._histories.get(self._identity.uuid)
         self._history.totals.restart()
         self._handle = handle
-        self._links = GpuLinks(session, handle, self._clock)
+        self._links = GpuLinks(session, handle, self._clock, phase=self._phase(0))
         self._health_reader = GpuHealthReader(session, handle)
-        self._health_ns = None
+        self._health_period = None
         return self._links
 
+    def _phase(self, shift: int) -> float:
+        """By what share of its period something seldom comes earlier than on the first GPU."""
+        return (self._index + shift) % _GPUS_APART / _GPUS_APART
+
     def _read_health(self, links: GpuLinks, now_ns: int) -> None:
-        if self._health_reader is None or (self._health_ns is not None and now_ns - self._health_ns < _HEALTH_NS):
+        period = (now_ns + round(self._phase(_GPUS_APART // 2) * _HEALTH_NS)) // _HEALTH_NS
+        if self._health_reader is None or self._health_period == period:
             return
-        self._health_ns = now_ns
+        self._health_period = period
         self._health = self._health_reader.read(links.numbers)
 
     def _publish(self, reading: GpuReading) -> None:
         add = self._history.totals.add
         identity, fabric, health = self._identity, reading.fabric, self._health
+        if health is not self._condition_health:
+            self._condition, self._condition_health = _Condition.of(health, self._history.totals), health
         self.gpu = replace(
             self.gpu,
             uuid=identity.uuid,
@@ -208,27 +248,11 @@ class Gpu:
             remapped_rows=health.remapped_rows,
             remap_pending=health.remap_pending,
             remap_failed=health.remap_failed,
-            pcie_errors=tuple((kind, add(("", "pcie error", kind), count) or 0) for kind, count in health.pcie_errors),
+            pcie_errors=self._condition.pcie_errors,
             slowed_by=health.slowed_by,
             recovery_action=health.recovery_action,
         )
-        ratios: defaultdict[int, list[tuple[str, float]]] = defaultdict(list)
-        for number, kind, ratio in health.bit_error_ratios:
-            ratios[number].append((kind, ratio))
-        blocks: defaultdict[int, list[tuple[str, int]]] = defaultdict(list)
-        for number, corrected, count in health.fec_blocks:
-            blocks[number].append((str(corrected), count))
-        self.links = tuple(
-            replace(
-                self._facts(link, reading.after_ns),
-                bit_error_ratios=tuple(ratios.get(link.link, ())) if link.link is not None else (),
-                fec_blocks=tuple(
-                    (corrected, add((str(link.link), "fec", corrected), count) or 0)
-                    for corrected, count in (blocks.get(link.link, ()) if link.link is not None else ())
-                ),
-            )
-            for link in reading.links
-        )
+        self.links = tuple([self._facts(link, reading.after_ns) for link in reading.links])
 
     def _facts(self, link: LinkReading, read_ns: int) -> NvlinkFacts:
         totals, utilization = self._history.totals, self._history.utilization
@@ -252,6 +276,8 @@ class Gpu:
             remote_type=link.remote_type or UNKNOWN,
             transmit_utilization=transmit_utilization,
             receive_utilization=receive_utilization,
+            bit_error_ratios=self._condition.bit_error_ratios.get(label, ()),
+            fec_blocks=self._condition.fec_blocks.get(label, ()),
         )
 
     def _refresh_due(self, reading: GpuReading) -> bool:

@@ -13,7 +13,7 @@ from railscope.probes.clock import SystemClock
 from railscope.probes.nvlink.gpu_events import GpuEvents
 from railscope.probes.nvlink.gpu_health import GpuHealthReader
 from railscope.probes.nvlink.links import GpuLinks
-from railscope.probes.nvlink.nvml import NvmlError, NvmlSession
+from railscope.probes.nvlink.nvml import NvmlError, NvmlSession, Questions
 from tests.fabric.agent_process import AgentProcess
 from tests.gpu.lane import Lane, nvidia_smi
 from tests.gpu.table import Verdict
@@ -137,7 +137,7 @@ def _fields(lane: Lane) -> None:
         # A scope of 0 is the first link of a field that is told by link, and nothing to others.
         for field in _FIELDS:
             try:
-                answer = session.field_values(gpu, [(field, 0)])
+                answer = session.field_values(gpu, Questions([(field, 0)]))
             except NvmlError as error:
                 lines.append(f"{field}: the call fails: {error}")
                 continue
