@@ -16,7 +16,7 @@ import contextlib
 import os
 import re
 import stat
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NoReturn
@@ -255,6 +255,8 @@ class _Reader:
     """By host and address."""
     nets: list[tuple[str, XmlNet]] = field(default_factory=list)
     """Each with its host."""
+    siblings: Counter[tuple[str, tuple[str, ...], str]] = field(default_factory=Counter)
+    """How many `pci` elements of an address there were inside the same ones."""
     systems: int = 0
     elements: int = 0
     path: list[_Open] = field(default_factory=list)
@@ -304,7 +306,10 @@ class _Reader:
             raise TopologyError(f"has a <pci> element whose busid is not a PCI address: {busid!r}")
         element.address = address
         # What it holds lies below it, whether or not its class calls it a bridge: hand-written files leave that out.
-        element.switches = (*parent.switches, address)
+        # Some of these give several ports of a switch one address, and to NCCL each element is a switch of its own.
+        same = self.siblings[parent.host, parent.switches, address]
+        self.siblings[parent.host, parent.switches, address] += 1
+        element.switches = (*parent.switches, f"{address} ({same + 1})" if same else address)
         class_code = _class_code(attributes)
         place = Place(address, parent.switches, parent.numa_node)
         function = XmlFunction(

@@ -362,6 +362,26 @@ SHAPES = (
         {"mlx5_0": (0,)},
     ),
     Shape(
+        "ports of a switch that were given one address",
+        (
+            cpu(
+                0,
+                switch(
+                    "0000:c1:00.0",
+                    *(
+                        switch(
+                            "0000:c5:00.0",
+                            gpu(f"0000:d{number}:00.0", number),
+                            nic(f"0000:c{9 - number}:00.0", net(f"mlx5_{9 - number}")),
+                        )
+                        for number in range(4)
+                    ),
+                ),
+            ),
+        ),
+        {"mlx5_9": (0,), "mlx5_8": (1,), "mlx5_7": (2,), "mlx5_6": (3,)},
+    ),
+    Shape(
         "an address that is a bridge's and a card's",
         (
             cpu(
