@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -69,8 +70,12 @@ def read_condition(sysfs: Path, address: str) -> PciCondition | None:
     )
 
 
+@lru_cache(maxsize=256)
 def parse_aer(text: str) -> tuple[tuple[str, int], ...]:
-    """(name, count) of an `aer_dev_*` file, without the total; lines that are none are left out."""
+    """(name, count) of an `aer_dev_*` file, without the total; lines that are none are left out.
+
+    Remembered, as nearly all files of a host are the same: nothing but zeros.
+    """
     found = []
     for line in text.splitlines()[:_MOST_KINDS]:
         match = _ERROR.fullmatch(line.strip())

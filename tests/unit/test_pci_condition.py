@@ -94,3 +94,21 @@ def test_any_text_is_errors_or_none(text: str) -> None:
     for name, count in parse_aer(text):
         assert name.isidentifier() or name[0].isdigit()
         assert count >= 0
+
+
+def test_after_the_first_reading_links_are_read_in_turn_each_in_half_a_minute(tmp_path: Path) -> None:
+    clock = SteppedClock()
+    sysfs = machine(tmp_path, card=("8", "16", "8.0 GT/s PCIe", "8.0 GT/s PCIe"), port=("16", "8.0 GT/s PCIe"))
+    (sysfs / "bus/pci/devices" / PORT).symlink_to(sysfs / "devices/pci0000:15" / PORT)
+    watch = ConditionWatch(clock, sysfs=sysfs, log_device=None)
+    watch.set_hardware(Hardware(functions=(("mlx5_0", CARD), ("mlx5_1", PORT))))
+    watch.update()
+    assert [one.lanes for one in watch.facts().pcie] == [8, None]
+    for address in (CARD, PORT):
+        (sysfs / "bus/pci/devices" / address / "current_link_width").write_text("4\n")
+    seen = []
+    for _ in range(4):
+        clock.now_ns += 15_000_000_000
+        watch.update()
+        seen.append([one.lanes for one in watch.facts().pcie])
+    assert seen == [[4, None], [4, 4], [4, 4], [4, 4]]

@@ -1,14 +1,15 @@
 """Watches the condition of the node's hardware in two threads: what may take long never waits for what does not.
 
-The kernel's log is read each second, PCIe links and their errors every half a minute, modules and error correction
-every minute in a thread of their own.  What is found is published as immutable facts that anyone may take.
+The kernel's log is read each second, PCIe links and their errors every half a minute, one after the other, modules and
+error correction every minute in a thread of their own.  What is found is published as immutable facts that anyone may
+take.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -59,7 +60,9 @@ class ConditionWatch:
         self._modules = modules
         self._gpu_events = GpuEventCounts(clock)
         self._wanted = Hardware()
-        self._pcie_ns: int | None = None
+        self._pcie_due_ns: dict[str, int] = {}
+        """By name, when each link is to be read again; what was never read is due."""
+        self._pcie_found: dict[str, PcieFacts] = {}
         self._pcie_facts: tuple[PcieFacts, ...] = ()
         self._pcie_result: CollectorResult | None = None
         self._stop = threading.Event()
@@ -69,7 +72,7 @@ class ConditionWatch:
         """Watch this from now on."""
         if wanted != self._wanted:
             self._wanted = wanted
-            self._pcie_ns = None
+            self._pcie_due_ns = {}
 
     def start(self) -> None:
         works: list[tuple[str, Callable[[], None]]] = []
@@ -119,19 +122,31 @@ class ConditionWatch:
 
     def unread_sources(self) -> tuple[str, ...]:
         """What there is to read and was not read yet."""
-        return (PCIE_COLLECTOR,) if self._pcie and self._wanted.functions and self._pcie_ns is None else ()
+        return (PCIE_COLLECTOR,) if self._pcie and self._wanted.functions and not self._pcie_due_ns else ()
 
     def update(self) -> None:
-        """Read the kernel's log, and PCIe when it is due."""
+        """Read the kernel's log, and the PCIe links that are due."""
         if self._events is not None:
             self._events.update()
+        if self._pcie:
+            self._update_pcie(self._wanted.functions, self._pcie_due_ns)
+
+    def _update_pcie(self, functions: Sequence[tuple[str, str]], due_ns: dict[str, int]) -> None:
+        """Read what is due; what is read for the first time all at once is read in turn from then on."""
         now_ns = self._clock.monotonic_ns()
-        if self._pcie and (self._pcie_ns is None or now_ns - self._pcie_ns >= _PCIE_NS):
-            found = [(name, read_condition(self._sysfs, pci)) for name, pci in self._wanted.functions]
-            self._pcie_facts = tuple(_facts(name, one) for name, one in found if one is not None)
-            took_seconds = (self._clock.monotonic_ns() - now_ns) / 1e9
-            self._pcie_result = CollectorResult(PCIE_COLLECTOR, True, took_seconds) if self._pcie_facts else None
-            self._pcie_ns = now_ns
+        due = [(place, *one) for place, one in enumerate(functions, 1) if due_ns.get(one[0], now_ns) <= now_ns]
+        if not due:
+            return
+        for place, name, pci in due:
+            condition = read_condition(self._sysfs, pci)
+            if condition is None:
+                self._pcie_found.pop(name, None)
+            else:
+                self._pcie_found[name] = _facts(name, condition)
+            due_ns[name] = now_ns + (_PCIE_NS if name in due_ns else _PCIE_NS * place // len(functions))
+        self._pcie_facts = tuple(self._pcie_found[name] for name, _ in functions if name in self._pcie_found)
+        took_seconds = (self._clock.monotonic_ns() - now_ns) / 1e9
+        self._pcie_result = CollectorResult(PCIE_COLLECTOR, True, took_seconds) if self._pcie_facts else None
 
     def update_modules(self) -> None:
         """Read modules that are due."""
