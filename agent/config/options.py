@@ -70,6 +70,8 @@ COLLECTORS: Final = (
     Collector("qdisc", "queueing disciplines (qdiscs) of rails"),
     Collector("tcp", "TCP connections of observed processes on rails"),
     Collector("rdma", "counters of RDMA devices"),
+    Collector("qp", "queue pairs of RDMA devices, and whose they are"),
+    Collector("lldp", "the switch at the other end of each rail, as it says itself"),
     Collector("nvlink", "GPUs and NVLinks, read through NVIDIA's NVML"),
     Collector("pcie", "PCIe links of rails' devices and GPUs, and their errors (AER)"),
     Collector("module", "network modules (ethtool -m) and error correction of rails' ports"),

@@ -832,6 +832,19 @@ HARDWARE_EVENT_TIMESTAMP: Final = _gauge(
     "kind code pci severity",
     "When there was such an event last, in seconds since the Unix epoch.",
 )
+RAIL_SWITCH_INFO: Final = _gauge(
+    "rail_switch_info",
+    "rail device switch switch_port",
+    "Always 1. The switch at the other end of a rail's cable and its port, as it says itself (LLDP); device is the "
+    "network device. Absent where none is heard, or several are.",
+)
+RDMA_QUEUE_PAIRS: Final = _gauge(
+    "rdma_queue_pairs",
+    "device pid state",
+    "Queue pairs that a process has on an RDMA device: connected, not_connected, error (a connection that failed). pid "
+    "is unknown where the thread that made them has ended, and others beyond 1,024 series. The kernel's own are left "
+    "out. /queue-pairs tells each.",
+)
 PROBE_ATTACHED: Final = _gauge(
     "probe_attached",
     "library nccl_version program",

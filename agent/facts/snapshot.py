@@ -560,6 +560,84 @@ class NodeCondition:
 
 
 @dataclass(frozen=True, slots=True)
+class NeighbourFacts:
+    """The switch at the other end of a rail's cable, as it says itself (LLDP)."""
+
+    rail: str
+    device: str
+    """The network device."""
+    switch: str
+    port: str
+    """Of the switch."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePairFacts:
+    """One RDMA queue pair, as the kernel knows it; None and empty: not told."""
+
+    device: str
+    port: int | None
+    """None before it is tied to one."""
+    number: int
+    remote_number: int | None
+    """None before it is connected."""
+    remote_address: str
+    """Told of those that rdma_cm connected."""
+    kind: str
+    """`RC`, `UC`, `UD`, `DRIVER`, …"""
+    state: str
+    """`RESET`, `INIT`, `RTR`, `RTS`, `SQD`, `SQE`, `ERR`."""
+    pid: int | None
+    """None: the kernel's own, or the thread that made it has ended."""
+    kernel_user: str
+    """What in the kernel made it; empty: a process did."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePairCount:
+    """How many queue pairs a process has on a device, by what has become of them."""
+
+    device: str
+    pid: str
+    """`unknown`: the thread that made them has ended; `others`: of too many processes to tell each."""
+    state: str
+    """`connected`, `not_connected`, `error`."""
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class BoundCounterFacts:
+    """What a device counts for some of its queue pairs, because somebody has bound a counter to them."""
+
+    device: str
+    port: int
+    number: int
+    queue_pairs: tuple[int, ...]
+    counters: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeQueuePairs:
+    """All queue pairs of the host, as they were last read."""
+
+    read_ns: int | None = None
+    """Monotonic time; None: never."""
+    queue_pairs: tuple[QueuePairFacts, ...] = ()
+    counts: tuple[QueuePairCount, ...] = ()
+    bound: tuple[BoundCounterFacts, ...] = ()
+    left_out: int = 0
+    """Queue pairs beyond the most that are taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFabric:
+    """What this host knows of the fabric beyond its ports; built by agent/node/fabric."""
+
+    neighbours: tuple[NeighbourFacts, ...] = ()
+    queue_pairs: NodeQueuePairs = NodeQueuePairs()
+
+
+@dataclass(frozen=True, slots=True)
 class NodeTimes:
     """How long operations took of which the recorder's rings told, and who came last to them."""
 
@@ -801,5 +879,6 @@ class Snapshot:
     """Built by agent/node/rails: RDMA ports, then network devices."""
     gpus: NodeGpus = NodeGpus()
     condition: NodeCondition = NodeCondition()
+    fabric: NodeFabric = NodeFabric()
     stalls: NodeStalls = NodeStalls()
     health: AgentHealth = field(default_factory=AgentHealth)

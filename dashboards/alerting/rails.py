@@ -24,6 +24,13 @@ _HOSTS_OF_PLANE: Final = (
     '$labels.cluster $labels.rail | query | sortByLabel "instance" }}{{ if lt $at 8 }}{{ if $at }}, {{ end }}'
     "{{ $one.Labels.instance }}{{ else if eq $at 8 }} and others{{ end }}{{ end }}"
 )
+_SWITCHES_OF_PLANE: Final = (
+    f'{{{{ range $at, $one := printf "count by (switch) (last_over_time({catalogue.RAIL_SWITCH_INFO}'
+    f"{{cluster='%s',rail='%s'}}[15m]) and on (cluster, instance, rail) {catalogue.RAIL_UP} == 0)\" "
+    '$labels.cluster $labels.rail | query | sortByLabel "switch" }}{{ if lt $at 8 }}{{ if $at }}, {{ else }}  At the '
+    "other end of their cables: {{ end }}{{ $one.Labels.switch }} ({{ $one.Value }} of them){{ end }}{{ end }}"
+)
+"""Nothing where no switch was heard."""
 _MEAN: Final = 'stat="mean"'
 
 
@@ -59,7 +66,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         because="One more scrape brings the news from all hosts.",
         summary="Rail {{ $labels.rail }} is down on {{ $value }} hosts",
         description="{{ $value }} hosts have rail {{ $labels.rail }} down, and jobs run there: look at the switch that "
-        f"they share first. They are {_HOSTS_OF_PLANE}.",
+        f"they share first. They are {_HOSTS_OF_PLANE}.{_SWITCHES_OF_PLANE}",
         page="RailDownUnderLoad",
     )
     yield Alert(

@@ -34,6 +34,7 @@ from railscope.exporters.series import buckets
 from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.condition_families import condition_families
 from railscope.exporters.series.earlier import EarlierTotals, rank_pids
+from railscope.exporters.series.fabric_families import fabric_families
 from railscope.exporters.series.family import Family, LabelValues, Sample
 from railscope.exporters.series.family_draft import Draft, make_draft, make_draft_by_label
 from railscope.exporters.series.gpu_families import gpu_families
@@ -192,6 +193,7 @@ def _all_drafts(snapshot: Snapshot, detail: Detail, selection: Selection) -> Ite
     yield from rail_families(detail.rails, selection)
     yield from gpu_families(snapshot.gpus, selection)
     yield from condition_families(snapshot.condition)
+    yield from fabric_families(snapshot.fabric)
     yield from _probes(snapshot.health.probes)
     yield from _collectors(snapshot.health)
 

@@ -9,7 +9,8 @@ shows a snapshot is rendered (`page`, `render`), once for all who ask for the sa
 
 `/communicators` shows which operations each rank's end of a communicator gave to NCCL: the series of a communicator
 carry no op, because ranks times ops would be too many.  `/stalls` shows stalls in words, with their evidence: those
-that go on, and those that ended lately.  Both tell whose the processes are and what they take: of a command line they
+that go on, and those that ended lately.  `/queue-pairs` shows the queue pairs of RDMA devices, of which series tell how
+many a process has.  The first two tell whose the processes are and what they take: of a command line they
 tell the program alone (probes/processes/owner.py), because scraping an agent need not reveal what jobs are given
 as arguments.
 """
@@ -213,6 +214,47 @@ def render_communicators(snapshot: Snapshot, processes: Iterable[RankProcess] = 
     return json.dumps(printable_document(document), indent=1).encode() + b"\n"
 
 
+def render_queue_pairs(snapshot: Snapshot, processes: Iterable[RankProcess] = ()) -> bytes:
+    """The page /queue-pairs: each RDMA queue pair with its process and its other end, by which what switches count for
+    flows can be joined; `counters` are those that somebody has bound to queue pairs (rdma-statistic(8)).
+
+    `read_realtime_ns` is when they were read, null where none were.  What the kernel does not tell is null.
+    """
+    del processes
+    found = snapshot.fabric.queue_pairs
+    passed_ns = None if found.read_ns is None else snapshot.monotonic_ns - found.read_ns
+    document = {
+        "simulated": snapshot.simulated,
+        "read_realtime_ns": None if passed_ns is None else snapshot.realtime_ns - passed_ns,
+        "left_out": found.left_out,
+        "queue_pairs": [
+            {
+                "device": one.device,
+                "port": one.port,
+                "number": one.number,
+                "remote_number": one.remote_number,
+                "remote_address": one.remote_address or None,
+                "type": one.kind,
+                "state": one.state,
+                "pid": one.pid,
+                "kernel_user": one.kernel_user or None,
+            }
+            for one in found.queue_pairs
+        ],
+        "counters": [
+            {
+                "device": one.device,
+                "port": one.port,
+                "number": one.number,
+                "queue_pairs": list(one.queue_pairs),
+                "values": dict(one.counters),
+            }
+            for one in found.bound
+        ],
+    }
+    return json.dumps(printable_document(document), indent=1).encode() + b"\n"
+
+
 Processes = Callable[[Collection[ProcessIdentity] | None], Iterable[RankProcess]]
 """Facts of the processes that are asked for; None: of all that map NCCL.  They take their time."""
 Check = Callable[[], tuple[bool, str]]
@@ -222,6 +264,7 @@ HEALTH_PATH: Final = "/healthz"
 READY_PATH: Final = "/readyz"
 STALLS_PATH: Final = "/stalls"
 COMMUNICATORS_PATH: Final = "/communicators"
+QUEUE_PAIRS_PATH: Final = "/queue-pairs"
 LANDING_PATH: Final = "/"
 
 _PLAIN: Final = "text/plain; charset=utf-8"
@@ -306,7 +349,7 @@ class Pages:
         if path == self._telemetry_path:
             chosen = next((one for one in PROFILES if f"profile={one}" in query.split("&")), None)
             return Page(path, metrics_format(accept), accepts_gzip(accept_encoding), chosen or self._profile())
-        return Page(path) if path in (STALLS_PATH, COMMUNICATORS_PATH) else None
+        return Page(path) if path in (STALLS_PATH, COMMUNICATORS_PATH, QUEUE_PAIRS_PATH) else None
 
     def answer(self, path: str) -> Answer:
         """What is at a path that has no rendered page; takes no lock.  What a check raises goes through."""
@@ -327,6 +370,8 @@ class Pages:
             snapshot = self._snapshot_alone()
             stalled = {stall.owner.identity for stall in snapshot.stalls.current if stall.owner is not None}
             return self._json(render_stalls, snapshot, stalled)
+        if page.path == QUEUE_PAIRS_PATH:
+            return self._json(render_queue_pairs, self._snapshot_alone(), ())
         return self._json(render_communicators, self._snapshot_alone(), None)
 
     def _snapshot_alone(self) -> Snapshot:
@@ -417,6 +462,7 @@ class Pages:
                 ),
                 (STALLS_PATH, "stalled collectives with their causes, as JSON"),
                 (COMMUNICATORS_PATH, "which operations each rank's communicator called, as JSON"),
+                (QUEUE_PAIRS_PATH, "RDMA queue pairs with their processes and other ends, as JSON"),
                 (HEALTH_PATH, "whether the agent works (liveness)"),
                 (READY_PATH, "whether the agent has its first readings (readiness)"),
             )

@@ -245,7 +245,7 @@ class GpuLinks:
     """Reads one GPU; not thread-safe."""
 
     def __init__(self, session: NvmlSession, gpu: Handle, clock: Clock, *, phase: float = 0.0) -> None:
-        """`phase`: by what share of its period learning comes earlier than where it is 0, so that GPUs do it in turn."""
+        """`phase`: by what share of its period learning comes earlier, so that GPUs do it in turn."""
         self._session = session
         self._gpu = gpu
         self._clock = clock

@@ -14,15 +14,15 @@ from typing import Final
 
 from railscope.probes.netdev.netlink import NETLINK_RDMA, MalformedNetlink, NetlinkSocket, attributes, messages
 
-_NLDEV: Final = 5 << 10
+NLDEV: Final = 5 << 10
 """RDMA_NL_NLDEV, in the upper bits of a message's type."""
-NLDEV_GET: Final = _NLDEV + 1
-NLDEV_STAT_GET: Final = _NLDEV + 17
+NLDEV_GET: Final = NLDEV + 1
+NLDEV_STAT_GET: Final = NLDEV + 17
 
-_DEV_INDEX: Final = 1
+DEV_INDEX: Final = 1
 _DEV_NAME: Final = 2
-_PORT_INDEX: Final = 3
-_HWCOUNTERS: Final = 80
+PORT_INDEX: Final = 3
+HWCOUNTERS: Final = 80
 _HWCOUNTER_ENTRY: Final = 81
 _HWCOUNTER_NAME: Final = 82
 _HWCOUNTER_VALUE: Final = 83
@@ -53,6 +53,15 @@ class RdmaNetlink:
         """
         return parse_devices(self._socket.dump(NLDEV_GET, b""))
 
+    def dump(self, kind: int, device_index: int, about: bytes = b"") -> list[bytes]:
+        """A table about one device, as datagrams; `about` are more attributes of the question.
+
+        Raises:
+            OSError: EINVAL: no such device; otherwise as `device_indexes`.
+            MalformedNetlink: the answer is not netlink.
+        """
+        return self._socket.dump(kind, u32_attribute(DEV_INDEX, device_index) + about)
+
     def port_counters(self, device_index: int, port: int) -> dict[str, int]:
         """All hw_counters of one port by name.
 
@@ -60,7 +69,7 @@ class RdmaNetlink:
             OSError: EINVAL: no such device or port, or it has no hw_counters; otherwise as `device_indexes`.
             MalformedNetlink: the answer is not what it should be.
         """
-        body = _u32_attribute(_DEV_INDEX, device_index) + _u32_attribute(_PORT_INDEX, port)
+        body = u32_attribute(DEV_INDEX, device_index) + u32_attribute(PORT_INDEX, port)
         return parse_port_counters(self._socket.ask(NLDEV_STAT_GET, body), device_index, port)
 
 
@@ -78,10 +87,10 @@ def parse_devices(datagrams: list[bytes]) -> dict[str, int]:
             index: int | None = None
             name = ""
             for attribute, value in attributes(payload):
-                if attribute == _DEV_INDEX:
-                    index = _u32(value)
+                if attribute == DEV_INDEX:
+                    index = number_of(value)
                 elif attribute == _DEV_NAME:
-                    name = _text(value)
+                    name = text_of(value)
             if index is None or not name:
                 raise MalformedNetlink("netlink: an RDMA device without number or name")
             found[name] = index
@@ -109,16 +118,22 @@ def _statistics(payload: memoryview, device_index: int, port: int) -> dict[str, 
     found: dict[str, int] = {}
     about: dict[int, int] = {}
     for kind, value in attributes(payload):
-        if kind in (_DEV_INDEX, _PORT_INDEX):
-            about[kind] = _u32(value)
-        elif kind == _HWCOUNTERS:
-            for inner, entry in attributes(value):
-                if inner == _HWCOUNTER_ENTRY:
-                    name, count = _entry(entry)
-                    found[name] = count
-    if about != {_DEV_INDEX: device_index, _PORT_INDEX: port}:
+        if kind in (DEV_INDEX, PORT_INDEX):
+            about[kind] = number_of(value)
+        elif kind == HWCOUNTERS:
+            found = counters_of(value)
+    if about != {DEV_INDEX: device_index, PORT_INDEX: port}:
         raise MalformedNetlink("netlink: RDMA statistics of another port than asked for")
     return found
+
+
+def counters_of(nested: memoryview) -> dict[str, int]:
+    """Counters by name in an attribute HWCOUNTERS.
+
+    Raises:
+        MalformedNetlink: it is cut short, or a counter has no name or value.
+    """
+    return dict(_entry(entry) for kind, entry in attributes(nested) if kind == _HWCOUNTER_ENTRY)
 
 
 def _entry(entry: memoryview) -> tuple[str, int]:
@@ -126,7 +141,7 @@ def _entry(entry: memoryview) -> tuple[str, int]:
     count: int | None = None
     for kind, value in attributes(entry):
         if kind == _HWCOUNTER_NAME:
-            name = _text(value)
+            name = text_of(value)
         elif kind == _HWCOUNTER_VALUE:
             if len(value) != 8:
                 raise MalformedNetlink(f"netlink: an RDMA counter of {len(value)} bytes, expected 8")
@@ -136,16 +151,23 @@ def _entry(entry: memoryview) -> tuple[str, int]:
     return name, count
 
 
-def _u32(value: memoryview) -> int:
+def number_of(value: memoryview) -> int:
+    """An attribute's 32 bits.
+
+    Raises:
+        MalformedNetlink: it has another length.
+    """
     if len(value) != 4:
         raise MalformedNetlink(f"netlink: a number of {len(value)} bytes, expected 4")
     number: int = struct.unpack("=I", value)[0]
     return number
 
 
-def _text(value: memoryview) -> str:
+def text_of(value: memoryview) -> str:
+    """An attribute's text, up to its first zero byte."""
     return bytes(value).split(b"\0", 1)[0].decode("utf-8", "replace")
 
 
-def _u32_attribute(kind: int, value: int) -> bytes:
+def u32_attribute(kind: int, value: int) -> bytes:
+    """An attribute of 32 bits, as it stands in a question."""
     return _U32_ATTRIBUTE.pack(_U32_ATTRIBUTE.size, kind, value)

@@ -45,6 +45,9 @@ from railscope.probes.libraries.elf_variables import find_variables
 from railscope.probes.nccl.layouts.dwarf import structures_in
 from railscope.probes.nccl.layouts.layout import COMM_FIELDS, layout_from_answer
 from railscope.probes.nccl.layouts.unknown_build import loaded_offsets
+from railscope.probes.netdev.lldp import MalformedLldp, parse_lldp
+from railscope.probes.netdev.netlink import MalformedNetlink
+from railscope.probes.rdma.queue_pairs import parse_bound_counters, parse_connections, parse_queue_pairs
 from railscope.probes.topology.nccl_xml import TopologyError, parse_topology
 
 CORPUS: Final = Path(__file__).parent / "corpus"
@@ -166,6 +169,13 @@ def read_request(data: bytes) -> None:
     accepts_gzip(request.headers.get("accept-encoding", ""))
 
 
+def read_netlink(data: bytes) -> None:
+    """What the kernel says of queue pairs; addresses and names in it are whoever's opened a device."""
+    addresses = parse_connections([data])
+    parse_queue_pairs([data], "mlx5_0", addresses)
+    parse_bound_counters([data], "mlx5_0")
+
+
 TARGETS: Final[Mapping[str, Target]] = {
     "elf": Target(read_elf, (ElfError,)),
     "dwarf": Target(read_debug_information),
@@ -176,6 +186,8 @@ TARGETS: Final[Mapping[str, Target]] = {
     "web_config": Target(read_web_config, (WebConfigError,)),
     "store": Target(read_store, (PrometheusError,)),
     "http": Target(read_request, (RequestRefused,)),
+    "lldp": Target(parse_lldp, (MalformedLldp,)),
+    "netlink": Target(read_netlink, (MalformedNetlink,)),
     "inspection": Target(lambda data: decode(data, _ANSWERS), (AnswerError,)),
 }
 

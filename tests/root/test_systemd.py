@@ -43,7 +43,7 @@ HARDWARE_DROP_IN: Final = DROP_IN.with_name("hardware-events.conf")
 KERNEL: Final = tuple(map(int, os.uname().release.split("-")[0].split(".")[:2]))
 SYSTEM_ADMIN: Final = 21
 """Number of CAP_SYS_ADMIN; source: include/uapi/linux/capability.h."""
-DAC_READ_SEARCH, SYS_PTRACE, NET_ADMIN, SYSLOG = 2, 19, 12, 34
+DAC_READ_SEARCH, SYS_PTRACE, NET_ADMIN, NET_RAW, SYSLOG = 2, 19, 12, 13, 34
 FOUR: Final = frozenset({2, 19, 38, 39})
 """CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, CAP_PERFMON, CAP_BPF."""
 
@@ -166,7 +166,7 @@ def test_metrics_answer_as_soon_as_the_service_is_ready(seen: Seen) -> None:
 
 @pytest.mark.parametrize(
     ("run", "allowed"),
-    [(SHIPPED, FOUR), (OLDER, FOUR | {SYSTEM_ADMIN}), (HARDWARE, FOUR | {NET_ADMIN, SYSLOG})],
+    [(SHIPPED, FOUR), (OLDER, FOUR | {SYSTEM_ADMIN}), (HARDWARE, FOUR | {NET_ADMIN, NET_RAW, SYSLOG})],
 )
 def test_the_process_has_these_capabilities_and_a_user_of_its_own(seen: Seen, run: str, allowed: set[int]) -> None:
     process = seen.started(run)["process"]

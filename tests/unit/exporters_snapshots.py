@@ -13,6 +13,7 @@ from railscope.agent.facts.slowness import Slowness
 from railscope.agent.facts.snapshot import (
     AgentHealth,
     AttachedProbe,
+    BoundCounterFacts,
     CollectiveTotal,
     CollectorResult,
     CommunicatorFacts,
@@ -29,11 +30,14 @@ from railscope.agent.facts.snapshot import (
     LaunchTotal,
     LoopFacts,
     ModuleFacts,
+    NeighbourFacts,
     NodeCollectives,
     NodeCompletion,
     NodeCondition,
+    NodeFabric,
     NodeGpus,
     NodeIdentity,
+    NodeQueuePairs,
     NodeStalls,
     NodeTimes,
     NvlinkFacts,
@@ -44,6 +48,8 @@ from railscope.agent.facts.snapshot import (
     PeerTotal,
     ProbeHealth,
     ProbeLevel,
+    QueuePairCount,
+    QueuePairFacts,
     RailFacts,
     RailLedger,
     RailQueue,
@@ -294,6 +300,15 @@ def full_snapshot() -> Snapshot:
                 ),
             ),
             events=(HardwareEvent("xid", "79", "0000:1b:00.0", "page", 1, 1_750_000_000.5),),
+        ),
+        fabric=NodeFabric(
+            neighbours=(NeighbourFacts("0", "eth0", "leaf-a", "Ethernet1/3"),),
+            queue_pairs=NodeQueuePairs(
+                read_ns=5_000_000_000,
+                queue_pairs=(QueuePairFacts("mlx5_0", 1, 77, 88, "10.1.2.3", "RC", "RTS", 4711, ""),),
+                counts=(QueuePairCount("mlx5_0", "4711", "connected", 1),),
+                bound=(BoundCounterFacts("mlx5_0", 1, 5, (77,), (("rx_write_requests", 12),)),),
+            ),
         ),
         stalls=NodeStalls(
             lengths=(

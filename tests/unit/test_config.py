@@ -62,7 +62,7 @@ def error_of(file: Path, text: str | bytes) -> str:
     return message.removeprefix(f"{file}: ")
 
 
-OTHERS = ("nvlink", "rdma", "ethtool", "qdisc", "tcp", "pcie", "module", "kmsg")
+OTHERS = ("nvlink", "rdma", "qp", "lldp", "ethtool", "qdisc", "tcp", "pcie", "module", "kmsg")
 """Collectors besides those of calls and of network devices."""
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final
 
+from railscope.agent.node.fabric.queue_pairs import QueuePairs, ask_kernel
 from railscope.probes.clock import SystemClock
 from railscope.probes.netdev.counters import CounterReading
 from railscope.probes.rdma.counters import RdmaCounters
@@ -57,6 +59,7 @@ def _try_devices() -> dict[str, Any]:
             seen["sysfs"] = _hw_counters()
             seen["read"] = after
             seen["netlink"] = _rows(requested.read())
+            seen["queue_pairs"] = _queue_pairs()
             run("tc", "qdisc", "add", "dev", _NETDEVS[SENDER], "root", "netem", "loss", f"{LOSS_PERCENT}%")
             _send(_WAIT_HALF_A_SECOND)
             lossy = _rows(plain.read())
@@ -87,6 +90,31 @@ def _send(wait: int) -> None:
         said, _ = server.communicate(timeout=_MOST_SECONDS)
     if client.returncode != 0 or server.returncode != 0:
         raise RuntimeError(f"ib_send_bw: {client.stdout}{client.stderr}\nits server: {said}")
+
+
+def _queue_pairs() -> dict[str, Any]:
+    """Queue pairs while ib_send_bw sends over a connected one, and the processes that it really is."""
+    command = ["ib_send_bw", "-x", GID_INDEX, "-F", "-D", str(_MOST_SECONDS), "-s", str(MESSAGE_BYTES)]
+    watch = QueuePairs(SystemClock(), ask_kernel(Path("/proc")))
+    with ExitStack() as stack:
+
+        def start(*more: str) -> subprocess.Popen[bytes]:
+            quiet = subprocess.DEVNULL
+            running = stack.enter_context(subprocess.Popen([*command, *more], stdout=quiet, stderr=quiet))
+            stack.callback(running.kill)
+            return running
+
+        server = start("-d", RECEIVER)
+        client = start("-d", SENDER, "127.0.0.1")
+        deadline = time.monotonic() + _MOST_SECONDS
+        while True:
+            reading = watch.read()
+            if len([one for one in reading.counts if one.state == "connected"]) == 2 or time.monotonic() > deadline:
+                break
+            if client.poll() is not None and server.poll() is None:
+                client = start("-d", SENDER, "127.0.0.1")  # the server did not listen yet
+            time.sleep(0.2)
+        return {"read": asdict(reading), "pids": {SENDER: client.pid, RECEIVER: server.pid}}
 
 
 def _ports() -> dict[str, Any]:

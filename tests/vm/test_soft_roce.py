@@ -54,6 +54,20 @@ def test_loss_shows_as_packets_out_of_sequence_and_sent_again(seen: Seen) -> Non
     assert moved[TO]["rcvd_pkts"] < moved[FROM]["sent_pkts"]
 
 
+def test_queue_pairs_are_those_of_the_processes_that_made_them_and_lead_to_each_other(seen: Seen) -> None:
+    found = seen["rdma"]["queue_pairs"]
+    pairs = {one["device"]: one for one in found["read"]["queue_pairs"] if one["pid"] is not None}
+    assert {device: one["pid"] for device, one in pairs.items()} == found["pids"]
+    sender, receiver = pairs[SENDER], pairs[RECEIVER]
+    assert (sender["number"], sender["remote_number"]) == (receiver["remote_number"], receiver["number"])
+    assert {(one["kind"], one["state"], one["port"]) for one in pairs.values()} == {("RC", "RTS", 1)}
+    assert {one["kernel_user"] for one in found["read"]["queue_pairs"] if one["pid"] is None} == {"ib_core"}
+    assert sorted((one["device"], one["pid"], one["count"]) for one in found["read"]["counts"]) == [
+        (SENDER, str(found["pids"][SENDER]), 1),
+        (RECEIVER, str(found["pids"][RECEIVER]), 1),
+    ]
+
+
 def test_a_link_that_goes_down_is_counted_and_seen(seen: Seen) -> None:
     moved, ports = seen["rdma"]["down"], seen["rdma"]["ports_down"]
     assert moved[FROM]["link_downed"] == 1

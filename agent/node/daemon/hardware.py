@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from railscope.agent.config.options import Config
-from railscope.agent.facts.snapshot import CollectorResult, NodeCondition, NodeGpus, RailFacts
+from railscope.agent.facts.snapshot import CollectorResult, NodeCondition, NodeFabric, NodeGpus, RailFacts
 from railscope.agent.model.expected import ExpectedBytes
 from railscope.agent.node.attribution.evidence import HandedBytes
 from railscope.agent.node.condition import watch as condition
+from railscope.agent.node.fabric.neighbours import Neighbours
+from railscope.agent.node.fabric.queue_pairs import QueuePairs, ask_kernel
+from railscope.agent.node.fabric.watch import FabricWatch
 from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.nvlink.watch import NvlinkWatch
 from railscope.agent.node.rails.counter_rules import OwnSeverities
@@ -99,6 +102,13 @@ class Hardware:
                 log_device=Path("/dev/kmsg") if wanted["kmsg"] and not self.simulated else None,
                 modules=condition.make_modules(clock) if wanted["module"] and not self.simulated else None,
             )
+        self._fabric: FabricWatch | None = None
+        wanted = {name: name in config.collectors for name in ("lldp", "qp")}
+        if any(wanted.values()) and not self.simulated:
+            self._fabric = FabricWatch(
+                Neighbours(clock) if wanted["lldp"] else None,
+                QueuePairs(clock, ask_kernel(config.procfs)) if wanted["qp"] else None,
+            )
         self.own_namespace: int | None = None
         """Inode of the agent's own network namespace; None: it cannot be read."""
         try:
@@ -121,6 +131,8 @@ class Hardware:
             self._nvlink.start()
         if self._condition is not None:
             self._condition.start()
+        if self._fabric is not None:
+            self._fabric.start()
         if "netdev" not in self._config.collectors:
             return []
         events = None
@@ -196,10 +208,15 @@ class Hardware:
         if self._rdma is not None:
             self._rdma.update()
             self.rails.set_rdma_ports(self._rdma.names)
+        if self._condition is None and self._fabric is None:
+            return
+        watched = self._watched_hardware()
         if self._condition is not None:
-            self._condition.set_hardware(self._watched_hardware())
+            self._condition.set_hardware(watched)
             if self._nvlink is not None:
                 self._condition.add_gpu_events(self._nvlink.take_events())
+        if self._fabric is not None:
+            self._fabric.set_ports(watched.ports, has_rdma=self._rdma is not None and self._rdma.has_ports)
 
     def _watched_hardware(self) -> condition.Hardware:
         """Whose condition matters: devices of rails, and GPUs; ports in the agent's own network namespace."""
@@ -222,6 +239,10 @@ class Hardware:
     def condition(self) -> NodeCondition:
         """The condition of the hardware, as it was last read."""
         return self._condition.facts() if self._condition is not None else NodeCondition()
+
+    def fabric(self) -> NodeFabric:
+        """Switches and queue pairs, as they were last heard and read."""
+        return self._fabric.facts() if self._fabric is not None else NodeFabric()
 
     def update(self, expected: list[ExpectedBytes] | None, handed_over: Callable[[], HandedBytes]) -> list[LinkEvents]:
         """Correlate what collectives should have sent with what ports counted; `expected` None: not now.
@@ -268,7 +289,7 @@ class Hardware:
 
     def collectors(self) -> tuple[CollectorResult, ...]:
         """How reading went, source by source."""
-        sources = (self.rails, self._ethernet, self._rdma, self._nvlink, self._condition)
+        sources = (self.rails, self._ethernet, self._rdma, self._nvlink, self._condition, self._fabric)
         return tuple(result for source in sources if source is not None for result in source.collectors())
 
     def unread_sources(self) -> tuple[str, ...]:
@@ -288,6 +309,8 @@ class Hardware:
             self._nvlink.close()
         if self._condition is not None:
             self._condition.close()
+        if self._fabric is not None:
+            self._fabric.close()
 
     def _relate_rdma(self, expected: list[ExpectedBytes], handed_over: HandedBytes) -> list[ExpectedBytes]:
         """Relate what goes through RDMA; returns what is left for the network devices."""

@@ -280,6 +280,7 @@ class Observer:
                 rails=self._hardware.rail_facts(),
                 gpus=self._hardware.gpu_facts(),
                 condition=self._hardware.condition(),
+                fabric=self._hardware.fabric(),
                 stalls=nccl.stalls,
                 health=AgentHealth(
                     started_realtime_ns=self._started_realtime_ns,
