@@ -32,11 +32,14 @@ _ENOUGH: Final = 0.5
 _BLOCK: Final = 16
 """Iterations of a pattern that is not telling are told together, if they were regular."""
 _MOST_HELD: Final = 512
-"""Irregular ones are held back until those that follow show that the job only paused; after so many it is another."""
+"""Irregular ones are held back until those that follow show that the job was only disturbed; after so many it is
+another."""
 _PAUSE: Final = 8.0
 """So many times the usual length."""
 _MOST_PAUSES: Final = 1 / 16
 """Of iterations: where more are that long, nothing about them is usual."""
+_REMEMBERED: Final = 4096
+"""Lengths that were told, of a pattern that is not telling: the report judges all of a recording."""
 _RECENT: Final = 64
 _LEAST_LIKE_IT: Final = 0.25
 """Of recent segments, that are as usual, or the pattern is no longer the job's."""
@@ -65,6 +68,8 @@ class Tracker:
         """Of a pattern that is not telling, what was not told yet."""
         self._judged = 0
         """Of those, how many were found irregular."""
+        self._told_ns: Integers = np.zeros(0, np.int64)
+        """Of such a pattern, how long the last ones were that were told."""
         self._recent: list[bool] = []
         """Whether each of the last segments is as usual."""
         self._first_ns: int | None = None
@@ -243,22 +248,23 @@ class Tracker:
                 self.failed = True
 
     def _told(self, found: Iterations) -> Iterations:
-        """Hold back what proves nothing unless it is regular."""
+        """Hold back what proves nothing unless it is regular, together with what was told before."""
         if self.pattern.telling or not len(found):
             return found
         held = self._held = np.concatenate((self._held, found))
         if len(held) - self._judged < _BLOCK:
             return found[:0]
         self._judged = len(held)
-        if not _are_regular(held["end_ns"] - held["start_ns"]):
+        lengths_ns = np.concatenate((self._told_ns, held["end_ns"] - held["start_ns"]))
+        if not _are_regular(lengths_ns):
             self.failed |= len(held) >= _MOST_HELD
             return found[:0]
-        self._held, self._judged = found[:0], 0
+        self._held, self._judged, self._told_ns = found[:0], 0, lengths_ns[-_REMEMBERED:]
         return held
 
 
 def _are_regular(lengths_ns: Integers) -> bool:
-    """Whether iterations are about as long as each other, but for a few pauses of the whole job."""
+    """Whether iterations are about as long as those around them, but for a few pauses of the whole job."""
     pauses = lengths_ns > _PAUSE * np.median(lengths_ns)
     return is_regular(lengths_ns[~pauses] if pauses.mean() <= _MOST_PAUSES else lengths_ns)
 

@@ -95,7 +95,7 @@ def simulated(name: str) -> Calls:
 
 STREAMS: dict[str, Callable[[], Calls]] = {
     **{name: partial(simulated, name) for name in JOBS},
-    **{f"{name} recorded": partial(recorded, name) for name in ("ddp", "gpt")},
+    **{f"{name} recorded": partial(recorded, name) for name in ("ddp", "gpt", "nccl-allreduce")},
 }
 
 
@@ -108,11 +108,6 @@ def test_live_steps_are_those_of_the_report(name: str) -> None:
     both = starts[(starts >= live["start_ns"][0]) & (starts <= live["end_ns"][-1])]
     assert len(both) - 1 == pytest.approx(len(live), rel=0.01)
     assert np.diff(both).mean() == pytest.approx((live["end_ns"] - live["start_ns"]).mean(), rel=0.01)
-
-
-def test_equal_calls_that_a_busy_machine_disturbs_are_steps_as_long_as_most_are_regular() -> None:
-    calls = recorded("nccl-allreduce")
-    assert len(read_each_second(CallStream(Inline(), 1 << 16), calls)) > 0.7 * len(calls)
 
 
 @pytest.mark.parametrize("name", ["ddp", "gpt stage 1", "gpt stage 3", "moe"])
