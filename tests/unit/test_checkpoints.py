@@ -181,15 +181,15 @@ def test_where_nobody_looks_any_more_nobody_is_said_to_write() -> None:
     writers = Checkpoints(lambda _pid, **_: next(total), PERIOD_NS, 30 * PERIOD_NS)
     for second in range(5):
         asked(writers, 1000 + second, {1: 990 * PERIOD_NS})
-    assert writers.writing_pids(1005 * PERIOD_NS) == (1,)
-    assert writers.writing_pids(1010 * PERIOD_NS) == ()
+    assert writers.writing_since_ns(1005 * PERIOD_NS) == {1: 990 * PERIOD_NS}
+    assert writers.writing_since_ns(1010 * PERIOD_NS) == {}
 
 
 def test_what_cannot_be_known_is_no_writing() -> None:
     writers = Checkpoints(lambda _pid, **_: None, PERIOD_NS, 30 * PERIOD_NS)
     for second in range(5):
         asked(writers, 1000 + second, {1: 990 * PERIOD_NS})
-    assert writers.writing_pids(1004 * PERIOD_NS) == ()
+    assert writers.writing_since_ns(1004 * PERIOD_NS) == {}
     assert written_bytes(Path("/proc"), 2**30) is None
 
 

@@ -111,4 +111,4 @@ def test_checkpoints_take_other_times() -> None:
     checkpoints.update(50, {7: LastCall(0, 1)})
     written[0] = LEAST_WRITTEN_BYTES
     checkpoints.update(150, {7: LastCall(0, 1)})
-    assert checkpoints.writing_pids(150) == ()
+    assert checkpoints.writing_since_ns(150) == {}

@@ -23,6 +23,15 @@ def seconds(time: JobTime, now: int) -> dict[str, float]:
     return {state: value for state, value in spent.items() if value}
 
 
+def look(time: JobTime, now: int, *, stalled_since: int | None = None, writing_since: int | None = None) -> None:
+    """What is seen of its ranks; times in seconds."""
+    time.look(
+        now * S,
+        stalled_since_ns=None if stalled_since is None else stalled_since * S,
+        writing_since_ns=None if writing_since is None else writing_since * S,
+    )
+
+
 def test_what_interrupts_a_step_is_no_step() -> None:
     time = JobTime(100 * S)
     time.record_steps(steps(*[1] * 20, 41, *[1] * 20, first=130))
@@ -33,10 +42,10 @@ def test_checkpoints_and_stalls_explain_what_was_seen_of_them_and_no_more() -> N
     time = JobTime(0)
     time.record_steps(steps(*[1] * 20, first=0))
     for now in range(20, 51):
-        time.look(now * S, stalled_since_ns=40 * S if now > 40 else None, writing=20 < now <= 40)
+        look(time, now, stalled_since=40 if now > 40 else None, writing_since=20 if 20 < now <= 40 else None)
     assert seconds(time, 50) == {"steps": 22, "checkpoint": 18, "stalled": 10}
     time.record_steps(steps(31, *[1] * 19, first=20))
-    time.look(70 * S, stalled_since_ns=None, writing=False)
+    look(time, 70)
     assert seconds(time, 70) == {"steps": 40, "checkpoint": 20, "stalled": 10}
 
 
@@ -44,19 +53,29 @@ def test_a_stall_counts_from_the_hand_over_though_it_is_told_of_later() -> None:
     time = JobTime(0)
     time.record_steps(steps(*[1] * 20, first=0))
     for now in range(20, 82):
-        time.look(now * S, stalled_since_ns=25 * S if 55 <= now <= 80 else None, writing=25 < now <= 35)
+        look(time, now, stalled_since=25 if 55 <= now <= 80 else None, writing_since=25 if 25 < now <= 35 else None)
     time.record_steps(steps(61, *[1] * 19, first=20))
     assert seconds(time, 100) == {"steps": 40, "checkpoint": 10, "stalled": 45, "other": 5}
+
+
+def test_a_checkpoint_counts_from_the_last_call_of_who_writes_though_ranks_that_wait_were_told_of_as_a_stall() -> None:
+    time = JobTime(0)
+    time.record_steps(steps(*[1] * 20, first=0))
+    for now in range(20, 51):
+        # A stall first; who was stopped makes a call, writes then, and is seen to after three seconds.
+        look(time, now, stalled_since=21 if now > 22 else None, writing_since=30 if now > 33 else None)
+    time.record_steps(steps(31, *[1] * 19, first=20))
+    assert seconds(time, 70) == {"steps": 40, "stalled": 9, "checkpoint": 20, "other": 1}
 
 
 def test_what_did_not_hold_steps_up_explains_no_later_pause() -> None:
     time = JobTime(0)
     for now in range(1, 101):
         # An operation that is slow is told of as a stall, and the steps go on all the same.
-        time.look(now * S, stalled_since_ns=10 * S if 20 <= now <= 60 else None, writing=False)
+        look(time, now, stalled_since=10 if 20 <= now <= 60 else None)
         time.record_steps(steps(1, first=now - 1))
     time.record_steps(steps(61, *[1] * 4, first=100))
-    time.look(165 * S, stalled_since_ns=None, writing=False)
+    look(time, 165)
     assert seconds(time, 165) == {"steps": 105, "other": 60}
 
 
@@ -64,11 +83,11 @@ def test_what_held_a_job_up_before_its_first_step_explains_nothing_that_comes_la
     time = JobTime(0)
     for now in range(91):
         # It writes a cache as it starts, and stalls in the third step, before any step is told.
-        time.look(now * S, stalled_since_ns=72 * S if 77 < now <= 82 else None, writing=10 < now <= 40)
+        look(time, now, stalled_since=72 if 77 < now <= 82 else None, writing_since=10 if 10 < now <= 40 else None)
     time.record_steps(steps(1, 1, 11, *[1] * 17, first=70))
     assert seconds(time, 100) == {"start": 70, "steps": 20, "stalled": 10}
     time.record_steps(steps(41, *[1] * 19, first=100))
-    time.look(160 * S, stalled_since_ns=None, writing=False)
+    look(time, 160)
     assert seconds(time, 160) == {"start": 70, "steps": 40, "stalled": 10, "other": 40}
 
 

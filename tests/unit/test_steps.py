@@ -34,7 +34,7 @@ class Nothing:
 
     waits: Mapping[RankKey, RankWait] = field(default_factory=dict)
     stalled_since_ns: Mapping[int, int] = field(default_factory=dict)
-    writing_pids: frozenset[int] = frozenset()
+    writing_since_ns: Mapping[int, int] = field(default_factory=dict)
 
 
 def process(pid: int, *, job: str = "", tenant: Tenant = USER) -> ObservedProcess:

@@ -143,16 +143,16 @@ class Checkpoints:
         """A process has ended."""
         self._silent.pop(pid, None)
 
-    def writing_pids(self, now_ns: int) -> tuple[int, ...]:
-        """Pids of those that write, did so a moment ago, or pause where they wrote the last times."""
+    def writing_since_ns(self, now_ns: int) -> dict[int, int]:
+        """By pid of those that write, did so a moment ago, or pause where they last did: when their last call was."""
         if now_ns - self._looked_ns > 3 * PERIOD_NS:
-            return ()  # nothing is evaluated while no communicator lives
-        return tuple(
-            pid
+            return {}  # nothing is evaluated while no communicator lives
+        return {
+            pid: one.call_ns
             for pid, one in self._silent.items()
             if (one.wrote_ns is not None and now_ns - one.wrote_ns < self._excuse_ns)
             or ((usual := self._pauses.usual(now_ns, pid)) is not None and usual.wrote)
-        )
+        }
 
     def pauses_as_usual(self, now_ns: int, pid: int) -> bool:
         """Whether a process pauses where it did the last times, and not for much longer."""

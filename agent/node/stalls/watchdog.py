@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -505,9 +505,9 @@ class Watchdog:
         return since_ns
 
     @property
-    def writing_pids(self) -> Set[int]:
-        """Processes that write to storage and make no call meanwhile."""
-        return set(self._checkpoints.writing_pids(self._clock.monotonic_ns()))
+    def writing_since_ns(self) -> Mapping[int, int]:
+        """By pid of a process that writes to storage and makes no call meanwhile: its last one."""
+        return self._checkpoints.writing_since_ns(self._clock.monotonic_ns())
 
     def close(self) -> None:
         self._inspector.close()
@@ -519,7 +519,7 @@ class Watchdog:
 
         Not those that are in an operation themselves: they write beside it, and wait as others do.
         """
-        writing = self._checkpoints.writing_pids(self._clock.monotonic_ns())
+        writing = self._checkpoints.writing_since_ns(self._clock.monotonic_ns())
         return tuple(
             (rank.comm, rank.name)
             for ranks in self._reader.ranks_of_processes(writing).values()

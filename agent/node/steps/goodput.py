@@ -3,8 +3,8 @@
 A step counts with what it took.  One that took more than twice the usual was interrupted: it counts with the usual, and
 the rest of it is put down to what was seen meanwhile.  Before the first step the job starts, or starts again, where its
 batch system or launcher gives it the same name as one that ended here.  Ranks of it that stall, or write a checkpoint,
-are looked at once an update; a stall counts from the hand-over of its operation, and not while steps go on.  What none
-of these explains is *other*: an evaluation, or a pause.
+are looked at once an update; a stall counts from the hand-over of its operation, a checkpoint from the last call of the
+rank that writes, and neither while steps go on.  What none of these explains is *other*: an evaluation, or a pause.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ class JobTime:
     """From the first step of this life to the last one that was told, outside steps that took no longer than usual."""
     _held: deque[tuple[State, int, int]] = field(default_factory=lambda: deque(maxlen=_MOST_HELD))
     """What was seen behind that: what, from when, until when."""
-    _looked_ns: int | None = None
     _held_until_ns: int = 0
     """Until when what held the job up is counted."""
 
@@ -73,24 +72,27 @@ class JobTime:
         self._last_ns = int(steps["end_ns"][-1])
         self._settle(union(steps["start_ns"][~interrupted], steps["end_ns"][~interrupted]))
 
-    def look(self, now_ns: int, *, stalled_since_ns: int | None, writing: bool) -> None:
+    def look(self, now_ns: int, *, stalled_since_ns: int | None, writing_since_ns: int | None) -> None:
         """Record what holds ranks of the job up now, if anything does.
 
         Args:
             now_ns: CLOCK_MONOTONIC.
             stalled_since_ns: when the operation was handed over that stalls, the first of several; None: none does.
-            writing: a checkpoint is written.
+            writing_since_ns: the last call of a rank that writes a checkpoint, the first of several; None: none does.
         """
-        looked_ns, self._looked_ns = self._looked_ns, now_ns
-        from_ns = looked_ns if writing else stalled_since_ns
-        if from_ns is None:
+        # Both are told of when they have lasted for a while.
+        if writing_since_ns is not None:
+            state: State = "checkpoint"
+            from_ns = max(writing_since_ns, self._last_ns)
+            self._forget_held(from_ns)  # those that wait for the writer stall until it is seen to write
+        elif stalled_since_ns is not None:
+            state = "stalled"
+            from_ns = max(stalled_since_ns, self._held_until_ns, self._last_ns)
+        else:
             return
-        # A stall is told of when it has lasted for a while; what was seen or done meanwhile is not counted twice.
-        from_ns = max(from_ns, self._held_until_ns, self._last_ns)
         if from_ns >= now_ns:
             return
         self._held_until_ns = now_ns
-        state: State = "checkpoint" if writing else "stalled"
         if self._held and self._held[-1][0] == state and self._held[-1][2] == from_ns:
             from_ns = self._held.pop()[1]
         self._held.append((state, from_ns, now_ns))
@@ -123,6 +125,13 @@ class JobTime:
             rest -= took
         add("other", rest)
         return spent
+
+    def _forget_held(self, from_ns: int) -> None:
+        """Take back what was seen from a moment on."""
+        while self._held and self._held[-1][2] > from_ns:
+            state, began_ns, _ = self._held.pop()
+            if began_ns < from_ns:
+                self._held.append((state, began_ns, from_ns))
 
     def _settle(self, usual: Intervals) -> None:
         """Count what was seen up to the last step, except in `usual` steps: what did not hold them up explains nothing.

@@ -17,7 +17,7 @@ one tenant its jobs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -124,8 +124,8 @@ class Watch(Protocol):
         """By pid of a process that is in an operation which stalls: when that was handed over (CLOCK_MONOTONIC)."""
 
     @property
-    def writing_pids(self) -> Set[int]:
-        """Processes that write to storage and make no call meanwhile."""
+    def writing_since_ns(self) -> Mapping[int, int]:
+        """By pid of a process that writes to storage and makes no call meanwhile: its last one (CLOCK_MONOTONIC)."""
 
 
 class Steps:
@@ -214,11 +214,14 @@ class Steps:
         self._now_ns = now_ns
         self._follow()
         self._settle()
-        stalled, writing = self._watch.stalled_since_ns, self._watch.writing_pids
+        stalled, writing = self._watch.stalled_since_ns, self._watch.writing_since_ns
         for job in self._jobs.values():
             peers = job.reference.peers
-            since_ns = min((stalled[pid] for pid in stalled.keys() & peers), default=None)
-            job.time.look(now_ns, stalled_since_ns=since_ns, writing=not peers.isdisjoint(writing))
+            job.time.look(
+                now_ns,
+                stalled_since_ns=min((stalled[pid] for pid in stalled.keys() & peers), default=None),
+                writing_since_ns=min((writing[pid] for pid in writing.keys() & peers), default=None),
+            )
         if changes == self._changes:
             return
         self._changes = changes
