@@ -32,7 +32,7 @@ class Thresholds:
     pauses_per_second: float = _threshold(10, "of a rail that sends nothing; fewer are no storm")
     pcie_errors_per_second: float = _threshold(0.1, "of a PCIe link for long")
     bus_bandwidth_ratio: float = _threshold(0.7, "of the bus bandwidth that was held before; less has fallen")
-    step_time_ratio: float = _threshold(1.3, "of the step time that was held before; more has become longer")
+    step_time_ratio: float = _threshold(1.25, "of the step time that was held before; more has become longer")
     loop_late_seconds: float = _threshold(5, "by which the agent's loop may be late")
     removed_host_seconds: float = _threshold(3 * 86400, "for which a host with a job that Prometheus forgot is missed")
     dark_seconds: float = _threshold(120, "of an hour in which no agent may run")
