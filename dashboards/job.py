@@ -8,9 +8,12 @@ classic buckets (exporters/series/native.py).  So what asks for them asks for bo
 
 from __future__ import annotations
 
+from typing import Final
+
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from railscope.agent.facts import catalogue
+from railscope.agent.facts.bound import LEAST_WAITING, SURE, Bound
 from railscope.dashboards import bandwidth, page, recorded, variables
 from railscope.dashboards.page import Section
 from railscope.dashboards.panels import (
@@ -23,6 +26,7 @@ from railscope.dashboards.panels import (
     matrix,
     query,
     stat,
+    states,
     table,
     timeseries,
 )
@@ -33,6 +37,33 @@ _RANK = "{{comm}} rank {{rank}}"
 _STEP = "1m"
 """A histogram of a job's hosts has thousands of series: an hour of them in steps of a scrape would take seconds."""
 _INFO = f'{catalogue.COMM_INFO}{{exported_job=~"$job",comm=~"$comm",{HOST}}}'
+_BOUND: Final = {
+    "1": (Bound.STRAGGLER.value, BAD),
+    "2": (Bound.COMMUNICATION.value, WATCH),
+    "3": (Bound.COMPUTATION_OR_INPUT.value, GOOD),
+    "4": ("cannot be told", "blue"),
+}
+
+
+def _bound() -> str:
+    """Which of `_BOUND` the job is bound by, as agent/facts/bound.py finds it."""
+
+    def parts(*names: str) -> str:
+        of_job = f'{JOB},part=~"{"|".join(names)}"'
+        return f"sum by (cluster, exported_job) ({recorded.JOB_STEP_PARTS.where(of_job)})"
+
+    busy, waiting = parts("waiting", "communication"), parts("waiting")
+    over_hosts = recorded.JOB_WAITING.where(JOB)
+    # At least half of the other communication is a third of both.
+    straggler = (
+        f"({waiting} >= {LEAST_WAITING:g} and {waiting} >= {busy} / 3) "
+        f"or ({over_hosts} * on (cluster, exported_job) {busy} >= {LEAST_WAITING:g} "
+        f"and on (cluster, exported_job) {over_hosts} >= 1 / 3)"
+    )
+    return (
+        f"({straggler}) * 0 + 1 or ({busy} >= {SURE:g}) * 0 + 2 "
+        f"or ({parts('between', 'silent')} >= {SURE:g}) * 0 + 3 or {parts('.+')} * 0 + 4"
+    )
 
 
 def _of_ranks(metric: str) -> str:
@@ -150,6 +181,15 @@ def _steps() -> list[AnyPanel]:
     steps, silent = catalogue.JOB_STEP_SECONDS.name, catalogue.JOB_STEP_SILENT_SECONDS.name
     parts, spent = catalogue.JOB_STEP_PART_SECONDS.name, catalogue.JOB_TIME_SECONDS.where(HOST)
     return [
+        states(
+            "Bound by",
+            "What bounds the job's steps: a straggler, where ranks wait a tenth of a step for the slowest one and half "
+            "as long as they communicate otherwise; communication, where operations are under way for half of a step; "
+            "computation or input, where none is for half.  Cannot be told: nothing is half, or completions are not "
+            "seen.  `railscope diagnose --job` says it in words, with the shares.",
+            query(_bound(), "{{exported_job}}"),
+            words=_BOUND,
+        ),
         timeseries(
             "Step time",
             "Mean length of a step (iteration), as the job's lowest rank on each host makes it.  Absent where its "

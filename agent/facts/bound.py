@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Self
 
-_LEAST_WAITING: Final = 0.1
+LEAST_WAITING: Final = 0.1
 """Of a step: so much waiting is named before what is larger, as it can be got rid of."""
-_SURE: Final = 0.5
+SURE: Final = 0.5
 """A share that is at least as large as all others that could be it together."""
 _WORTH: Final = 0.005
 """Smaller shares are not told of."""
@@ -85,34 +85,26 @@ class StepShares:
 def find_bound(shares: StepShares) -> Bound:
     """What bounds the job, where one thing is as much as all others together or a straggler is waited for."""
     waiting = shares.waiting or 0.0
-    if waiting >= _LEAST_WAITING and waiting >= shares.communication / 2:
+    if waiting >= LEAST_WAITING and waiting >= shares.communication / 2:
         return Bound.STRAGGLER
-    if shares.communication + waiting >= _SURE:
+    if shares.communication + waiting >= SURE:
         return Bound.COMMUNICATION
     if not shares.hidden_known:
-        return Bound.COMPUTATION_OR_INPUT if shares.idle >= _SURE else Bound.UNKNOWN
-    if shares.computation >= _SURE:
+        return Bound.COMPUTATION_OR_INPUT if shares.idle >= SURE else Bound.UNKNOWN
+    if shares.computation >= SURE:
         return Bound.COMPUTATION
-    return Bound.INPUT if shares.idle >= _SURE else Bound.UNKNOWN
+    return Bound.INPUT if shares.idle >= SURE else Bound.UNKNOWN
 
 
 def describe_bound(shares: StepShares, awaited: str = "") -> tuple[str, ...]:
-    """The verdict in sentences, the most important first.
+    """The verdict in sentences, the most important first; the second has the shares of a step.
 
     Args:
         shares: of the job's steps.
         awaited: who is waited for most, as in `rank 3 on node7`; empty: unknown.
     """
-    bound = find_bound(shares)
     slowest = awaited or "the slowest rank"
-    if bound is Bound.STRAGGLER:
-        first = f"The job is bound by a straggler: {_share(shares.waiting)} of a step is waiting for {slowest}."
-    elif bound is Bound.UNKNOWN and shares.unknown >= _SURE:
-        first = "What bounds the job cannot be told: completions of its operations are not seen."
-    elif bound is Bound.UNKNOWN:
-        first = "What bounds the job cannot be told: nothing is half of a step."
-    else:
-        first = f"The job is bound by {bound}: {_share(_share_of(bound, shares))} of a step."
+    first = _verdict(shares, slowest)
     parts = [
         (shares.waiting, f"waiting for {slowest}"),
         (shares.communication, "communication that is not overlapped" if shares.hidden_known else "communication"),
@@ -154,10 +146,52 @@ def describe_goodput(spent_seconds: Mapping[str, float], format_time: Callable[[
     return f"The job began {format_time(whole)} ago; steps took {steps} of that time{took}."
 
 
-def _share_of(bound: Bound, shares: StepShares) -> float:
-    if bound is Bound.COMMUNICATION:
-        return shares.communication + (shares.waiting or 0.0)
-    return shares.computation if bound is Bound.COMPUTATION else shares.idle
+def describe_bound_briefly(shares: StepShares) -> str:
+    """The verdict as what follows the length of a step, with the share that cannot be told."""
+    bound = find_bound(shares)
+    if bound is Bound.UNKNOWN:
+        told = "what bounds it cannot be told" if shares.unknown >= _WORTH else "nothing is half of it"
+    elif bound is Bound.STRAGGLER:
+        told = f"bound by {bound}: ranks wait {_share(shares.waiting)} of it"
+    else:
+        told = f"bound by {bound}, {_share(_share_of(bound, shares))} of it"
+    if shares.unknown >= _WORTH:
+        told += f"; {_share(shares.unknown)} is communication or computation"
+    return told
+
+
+def _verdict(shares: StepShares, slowest: str) -> str:
+    bound = find_bound(shares)
+    share = _share(_share_of(bound, shares))
+    match bound:
+        case Bound.STRAGGLER:
+            return f"The job is bound by a straggler: ranks wait {share} of a step for {slowest}."
+        case Bound.COMMUNICATION if shares.hidden_known:
+            return f"The job is bound by communication: computation does not hide it for {share} of a step."
+        case Bound.COMMUNICATION:
+            return f"The job is bound by communication: operations are under way for {share} of a step."
+        case Bound.COMPUTATION:
+            return f"The job is bound by computation: the GPU computes for {share} of a step."
+        case Bound.INPUT:
+            return f"The job is bound by input: the GPU neither computes nor communicates for {share} of a step."
+        case Bound.COMPUTATION_OR_INPUT:
+            return f"The job is bound by computation or input: no operation is under way for {share} of a step."
+        case _ if shares.unknown >= SURE:
+            return "What bounds the job cannot be told: completions of its operations are not seen."
+    return "No single thing bounds the job: nothing is half of a step."
+
+
+def _share_of(bound: Bound, shares: StepShares) -> float | None:
+    match bound:
+        case Bound.STRAGGLER:
+            return shares.waiting
+        case Bound.COMMUNICATION:
+            return shares.communication + (shares.waiting or 0.0)
+        case Bound.COMPUTATION:
+            return shares.computation
+        case Bound.INPUT | Bound.COMPUTATION_OR_INPUT:
+            return shares.idle
+    return None
 
 
 def _share(part: float | None) -> str:

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from railscope.agent.facts.bound import describe_bound
+from railscope.agent.facts.bound import describe_bound_briefly
 from railscope.agent.facts.causes import OF_A_PROCESS
 from railscope.agent.facts.stall import rail_name
 from railscope.exporters.top.columns import (
@@ -192,7 +192,7 @@ def _job_lines(view: NodeView | None) -> list[Text]:
     lines = []
     living = [job for job in view.jobs if not job.ended]
     for job in living[:_MOST_JOBS]:
-        bound = "" if job.shares is None else f": {describe_bound(job.shares)[0]}"
+        bound = "" if job.shares is None else f", {describe_bound_briefly(job.shares)}"
         lines.append(Text(printable(f"{job.job or job.comm}: steps of {format_length(job.step_seconds)}{bound}")))
     if len(living) > _MOST_JOBS:
         lines.append(Text(f"{_count(len(living) - _MOST_JOBS, 'more job')} with steps: --plain shows them"))

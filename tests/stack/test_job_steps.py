@@ -72,7 +72,7 @@ def test_waiting_is_told_over_all_hosts_and_who_is_waited_for(store: Store) -> N
     # Of 66 s in operations, 48 are longer than the 6 that the last rank spends; of the half that is communication.
     assert told == (
         "A step of job 77 takes 2.00 s.",
-        "The job is bound by a straggler: 36 % of a step is waiting for rank 2 on c.",
+        "The job is bound by a straggler: ranks wait 36 % of a step for rank 2 on c.",
         "Of a step: 36 % waiting for rank 2 on c, 14 % communication, 50 % computation or input.",
         "How much of the 14 % is overlapped with computation cannot be told without a trace of the GPU.",
         "The job began 20 min 0 s ago; steps took 75 % of that time; the rest was 5 min 0 s writing checkpoints.",

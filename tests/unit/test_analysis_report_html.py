@@ -86,7 +86,7 @@ def test_every_measurement_is_there_with_its_definition_row_and_paper() -> None:
 
 def test_the_top_says_what_the_job_is_in_words() -> None:
     sentences = summarise(REPORT)
-    assert sentences[0] == "The job is bound by computation or input: 77 % of a step."
+    assert sentences[0] == "The job is bound by computation or input: no operation is under way for 77 % of a step."
     assert sentences[1].startswith("32 GPUs on 4 servers were recorded for 44 min")
     assert "The job is pipeline 4 × tensor 2 × data 4: every communicator is a line of the grid of ranks." in sentences
     assert "128 of 992 directed pairs of GPUs talk (12.9 %), and 16 of them carry half of the bytes." in sentences

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from railscope.agent.facts.bound import Bound, StepShares, describe_bound, describe_goodput, find_bound
+from railscope.agent.facts.bound import (
+    Bound,
+    StepShares,
+    describe_bound,
+    describe_bound_briefly,
+    describe_goodput,
+    find_bound,
+)
 
 PARTS = {
     Bound.STRAGGLER: {"waiting": 30.0, "communication": 25.0, "between": 25.0, "silent": 20.0},
@@ -39,7 +46,7 @@ def test_the_first_sentence_is_the_verdict_and_what_cannot_be_told_is_said() -> 
     shares = StepShares.from_parts(PARTS[Bound.STRAGGLER])
     assert shares is not None
     first, parts, *rest = describe_bound(shares, "rank 3 on node7")
-    assert first == "The job is bound by a straggler: 30 % of a step is waiting for rank 3 on node7."
+    assert first == "The job is bound by a straggler: ranks wait 30 % of a step for rank 3 on node7."
     assert parts == "Of a step: 30 % waiting for rank 3 on node7, 25 % communication, 45 % computation or input."
     assert rest == [
         "How much of the 25 % is overlapped with computation cannot be told without a trace of the GPU.",
@@ -53,6 +60,21 @@ def test_the_first_sentence_is_the_verdict_and_what_cannot_be_told_is_said() -> 
         "communicators."
     )
     assert StepShares.from_parts({}) is None
+
+
+BRIEFLY = {
+    Bound.STRAGGLER: "bound by a straggler: ranks wait 30 % of it",
+    Bound.COMMUNICATION: "bound by communication, 62 % of it",
+    Bound.COMPUTATION_OR_INPUT: "bound by computation or input, 80 % of it",
+    Bound.UNKNOWN: "what bounds it cannot be told; 65 % is communication or computation",
+}
+
+
+@pytest.mark.parametrize("bound", BRIEFLY)
+def test_a_line_has_the_verdict_and_the_share_that_cannot_be_told(bound: Bound) -> None:
+    shares = StepShares.from_parts(PARTS[bound])
+    assert shares is not None
+    assert describe_bound_briefly(shares) == BRIEFLY[bound]
 
 
 def test_goodput_is_a_sentence() -> None:

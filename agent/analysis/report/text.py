@@ -30,6 +30,7 @@ from railscope.agent.analysis.report.communicator_words import describe_calls, s
 from railscope.agent.analysis.report.report import has_times
 from railscope.agent.analysis.report.words import (
     describe_even_iterations,
+    describe_steps,
     format_link_utilisation,
     median_of,
     most_uneven_iterations,
@@ -85,6 +86,7 @@ def _job(report: Report) -> list[str]:
         f"{format_count(len(report.gpus), 'GPU')}{of}, {communicators}, {when}{made_up}",
         # Before any figure: they are of all of them.
         *textwrap.wrap(report.several_jobs or report.one_of_several, _COLUMNS, break_on_hyphens=False),
+        *(line for told in describe_steps(report) for line in textwrap.wrap(told, _COLUMNS, break_on_hyphens=False)),
     ]
 
 

@@ -28,7 +28,7 @@ from railscope.agent.facts.bound import StepShares, describe_bound
 
 def summarise(report: Report) -> tuple[str, ...]:
     """The report in sentences, the most important first; of what is not known there is none."""
-    first, *of_steps = tuple(_bound(report)) or ("",)
+    first, *of_steps = tuple(describe_steps(report)) or ("",)
     told = (*_job(report), *_shape(report), *_pattern(report), *_edges(report), *_time(report))
     return tuple(filter(None, (first, *told, *of_steps, *_slow(report))))
 
@@ -92,11 +92,14 @@ def scaling_rows(report: Report) -> list[tuple[str, ...]]:
     ]
 
 
-def _bound(report: Report) -> Iterator[str]:
-    """What bounds the job's steps, where there are any (agent/facts/bound.py)."""
+def describe_steps(report: Report) -> Iterator[str]:
+    """What bounds the job's steps, the verdict first (agent/facts/bound.py); without steps, its calls per second."""
     shares = _shares(report)
+    calls = sum(use.calls for use in report.ops)
     if shares is not None:
         yield from describe_bound(shares, "" if report.waiting is None else f"GPU {report.waiting.gpu}")
+    elif calls and report.seconds and has_times(report):
+        yield f"The job has no steps that are known; it makes {format_digits(calls / report.seconds)} calls/s."
 
 
 def _shares(report: Report) -> StepShares | None:
