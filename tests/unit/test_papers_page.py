@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tensor=told["tp"],
         data=told["dp"],
     )
-    for name in ("job", "again"):
+    for name in ("job", "half"):
         gpt_job(made / name, shape, default_mapping(shape), told["gpus_per_node"], 4).write()
     moe_job(made / "moe", iterations=6).write()
     inference_job(made / "infer", (1, 1)).write()
