@@ -17,6 +17,7 @@ from railscope.agent.analysis.report.html import html_text, write_html
 from railscope.agent.analysis.report.measurements import MEASUREMENTS
 from railscope.agent.analysis.report.report import ONLY_AN_ORDER
 from railscope.agent.analysis.report.words import summarise
+from railscope.agent.analysis.timing.overlap import NETWORK_ONLY
 from railscope.agent.config.file import ConfigError
 from tests.unit.model_shapes import GPT_3B
 from tests.unit.reports import observed, report_of_shape, with_names
@@ -93,6 +94,11 @@ def test_the_top_says_what_the_job_is_in_words() -> None:
     assert any(sentence.startswith("Communication takes 23") for sentence in sentences)
     text = Page(html_text(REPORT)).text
     assert all(" ".join(sentence.split()) in text for sentence in sentences)
+
+
+def test_where_what_stays_in_a_server_has_no_times_the_rest_of_a_step_may_be_communication() -> None:
+    first, *_ = summarise(replace(REPORT, unknown=(*REPORT.unknown, Unknown(11, NETWORK_ONLY))))
+    assert first == "What bounds the job cannot be told: completions of its operations are not seen."
 
 
 def test_a_shape_that_is_not_certain_is_not_told_as_fact() -> None:

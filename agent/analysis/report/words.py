@@ -23,6 +23,7 @@ from railscope.agent.analysis.facts.report import NonUniformity, RailUse, Report
 from railscope.agent.analysis.pictures.pictures import ROLE_NAMES
 from railscope.agent.analysis.report.measurements import BY_NUMBER
 from railscope.agent.analysis.report.report import has_times
+from railscope.agent.analysis.timing.overlap import NETWORK_ONLY
 from railscope.agent.facts.bound import StepShares, describe_bound
 
 
@@ -116,15 +117,29 @@ def _shares(report: Report) -> StepShares | None:
     known = alone is not None and computing is not None
     communication = alone if known and alone is not None else busy
     computation = computing if known and computing is not None else 0.0
+    rest = max(0.0, 1.0 - communication - computation)
+    seen = _is_all_seen(report)
     shares = StepShares(
         waiting=None,
         communication=communication,
         computation=computation,
-        idle=max(0.0, 1.0 - communication - computation),
-        unknown=0.0,
+        idle=rest if seen else 0.0,
+        unknown=0.0 if seen else rest,
         hidden_known=known,
     )
     return shares if report.waiting is None else shares.with_waiting(report.waiting.of_communication)
+
+
+def _is_all_seen(report: Report) -> bool:
+    """Whether operations of all communicators have times: those of NCCL's proxy threads lack what stays in a server."""
+    if not any(one.reason == NETWORK_ONLY for one in report.unknown):
+        return True
+    server = {gpu.number: gpu.server for gpu in report.gpus}
+    return all(
+        len(one.gpus) != one.nranks or len({server[gpu] for gpu in one.gpus}) > 1
+        for one in report.communicators
+        if one.calls and len(one.gpus) > 1
+    )
 
 
 def _job(report: Report) -> Iterator[str]:

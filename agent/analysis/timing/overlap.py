@@ -37,7 +37,7 @@ _NO_TIMES: Final = (
     "completion, or import a GPU trace."
 )
 _NO_ITERATIONS: Final = "No iterations were found to take shares of: see regularity."
-_NETWORK_ONLY: Final = (
+NETWORK_ONLY: Final = (
     "The times are those of NCCL's proxy threads: communication inside a server is not included. Import a GPU trace "
     "for all of it."
 )
@@ -81,7 +81,7 @@ def find_overlap(dataset: Dataset, gpus: Gpus, iterations: Sequence[Iteration]) 
     busy_ns = busy.length_in(from_ns, to_ns)
     unknown = []
     if _sources(dataset) == {"proxy"}:
-        unknown.append(Unknown(COMMUNICATION, _NETWORK_ONLY))
+        unknown.append(Unknown(COMMUNICATION, NETWORK_ONLY))
     length = to_ns - from_ns
     suspects = find_suspects(dataset, gpus, busiest, int(from_ns[0]), int(to_ns[-1]))
     if suspects:
