@@ -50,23 +50,27 @@ packages-vm:
 # The folders under their import names, for who imports them without an installation: mypy, other Pythons, other roots.
 FOLDERS := $(filter-out tests,$(patsubst %/__init__.py,%,$(wildcard */__init__.py)))
 TREE := $(VENV)/tree/railscope
-$(STAMPS)/venv: pyproject.toml setup.py
-	@$(PYTHON) -c 'import sys; sys.exit("railscope needs Python 3.11 or newer: run make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
-	@echo "making $(VENV): Python packages for developing and testing are downloaded and unpacked, which takes minutes"
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --progress-bar on --disable-pip-version-check --editable '.[dev]'
-	@mkdir -p $(TREE) $(STAMPS)
-	@ln -sfn $(foreach folder,$(FOLDERS),../../../$(folder)) $(TREE)
 # A path, and no import hook, which would take longer than Python itself at every start.
-	@echo $(abspath $(VENV)/tree) > "$$(echo $(VENV)/lib/python3*/site-packages/__editable__.railscope-*.pth)"
-	@touch $@
+install = $(BIN)/python -m pip install --progress-bar on --disable-pip-version-check --editable '$(1)' && \
+	mkdir -p $(TREE) $(STAMPS) && ln -sfn $(foreach folder,$(FOLDERS),../../../$(folder)) $(TREE) && \
+	echo $(abspath $(VENV)/tree) > "$$(echo $(VENV)/lib/python3*/site-packages/__editable__.railscope-*.pth)" && touch $@
+
+$(STAMPS)/run: pyproject.toml setup.py
+	@$(PYTHON) -c 'import sys; sys.exit("railscope needs Python 3.11 or newer: run make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	@echo "making $(VENV): what the agent needs of Python packages is downloaded and unpacked"
+	$(PYTHON) -m venv $(VENV)
+	@$(call install,.)
+
+$(STAMPS)/venv: $(STAMPS)/run
+	@echo "adding to $(VENV) what developing and testing takes of Python packages: minutes"
+	@$(call install,.[dev])
 
 build: $(BUILT)  ## compile the BPF objects and the demo's workload
 
-bytecode: $(STAMPS)/venv  ## compile the modules: a service's user may write no bytecode, and would compile them at each start
+bytecode: $(STAMPS)/run  ## compile the modules: a service's user may write no bytecode, and would compile them at each start
 	@$(BIN)/python -m compileall -q agent exporters probes
 
-demo: setup  ## two hosts, two rails, jobs of the real NCCL on a stand-in for CUDA, the agent beside them, then a stall; DEMO="--keep" runs one demo with these options instead
+demo: packages $(STAMPS)/run build bytecode  ## two hosts, two rails, jobs of the real NCCL on a stand-in for CUDA, the agent beside them, then a stall; DEMO="--keep" runs one demo with these options instead
 # The first that is pinned is the one that the demo's job calls; without it the demo says so and takes its own library.
 	@testbed/nccl/fetch-wheels $(BIN)/python 1 || echo "the demo goes on without NCCL, and shows less" >&2
 	$(BIN)/railscope demo $(DEMO)
