@@ -1,4 +1,4 @@
-"""Builds all of a release into one folder: `make release`.  All but the image comes out the same for a commit.
+"""Builds all of a release into one folder: `make release`.  It comes out the same for a commit.
 
     python3 deploy/release/release.py OUTPUT [--only PART…] [--snapshot]
 
@@ -79,6 +79,7 @@ def build(output: Path, parts: Sequence[str] = PARTS, *, snapshot: bool = False)
             build_images(source, output, environment)
         if "chart" in parts:
             pack(source / "deploy/helm/railscope", output / f"railscope-chart-{version}.tgz", "railscope", int(epoch))
+            run([source / "deploy/kustomize/lay-monitoring"], source, environment)
             pack(source / "deploy/kustomize", output / f"railscope-kustomize-{version}.tgz", "railscope", int(epoch))
         materials.write(output / f"railscope-{version}.cdx.json", source, output, version)
     (output / f"CHANGES-{version}.md").write_text(notes)
@@ -135,11 +136,10 @@ def build_wheels(source: Path, output: Path, tool: Path, environment: Mapping[st
 
 
 def build_images(source: Path, output: Path, environment: Mapping[str, str]) -> None:
-    """An OCI archive for this machine's architecture, of the package where that is there already."""
-    of_package = {}
-    if built := sorted(output.glob(f"railscope_*_{ARCHITECTURES[platform.machine()]}.deb")):
-        of_package = {"RAILSCOPE_DEB": str(built[0])}
-    run([source / "deploy/image/build"], source, {**environment, **of_package, "RAILSCOPE_IMAGE_OUTPUT": str(output)})
+    """An OCI archive for this machine's architecture, of the Debian packages where those are there already."""
+    of_debs = {"RAILSCOPE_DEBS": str(output)} if list(output.glob("railscope_*.deb")) else {}
+    environment = {**environment, **of_debs, "RAILSCOPE_IMAGE_OUTPUT": str(output)}
+    run([source / "deploy/image/build", ARCHITECTURES[platform.machine()]], source, environment)
 
 
 def pack(folder: Path, archive: Path, root: str, epoch: int) -> None:

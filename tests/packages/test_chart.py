@@ -98,6 +98,33 @@ def test_plain_manifests_are_fresh_and_kustomize_takes_them() -> None:
     assert "image: registry.example/railscope:" in done.stdout
 
 
+def test_kustomize_makes_the_monitoring_of_the_chart() -> None:
+    folder = REPOSITORY / "deploy/kustomize"
+    subprocess.run([folder / "lay-monitoring"], check=True, capture_output=True, timeout=60)
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is missing: put it into PATH and run 'make test-packages' again")
+    done = subprocess.run(
+        ["kubectl", "kustomize", folder / "monitoring"], capture_output=True, text=True, check=True, timeout=60
+    )
+    made = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(done.stdout)}
+    by_chart = objects(
+        {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}, "dashboards": {"enabled": True}}
+    )
+    wanted = {
+        (one["kind"], one["metadata"]["name"]): one
+        for one in by_chart
+        if one["kind"] in OPERATORS or "grafana_dashboard" in one["metadata"].get("labels", {})
+    }
+    assert made.keys() == wanted.keys()
+    for name, one in wanted.items():
+        # The chart names its namespace; there a monitor sees its own alone anyway.
+        one.get("spec", {}).pop("namespaceSelector", None)
+        assert made[name].get("spec") == one.get("spec"), name
+        assert {key: text.strip() for key, text in made[name].get("data", {}).items()} == {
+            key: text.strip() for key, text in one.get("data", {}).items()
+        }
+
+
 def test_each_capability_is_one_of_the_services_and_has_its_reason_beside_it() -> None:
     documented = (REPOSITORY / "deploy/README.md").read_text()
     lines = [line.strip() for line in render(ALL | {"extraCapabilities": []})["daemonset"].splitlines()]

@@ -42,17 +42,33 @@ NUMBERS: Final = {"DAC_READ_SEARCH": 2, "SYS_PTRACE": 19, "PERFMON": 38, "BPF": 
 """Source: include/uapi/linux/capability.h."""
 
 
+def build_image(debs: Path, output: Path) -> Path:
+    """The archive of this machine's image, of the package in a folder."""
+    environment = {**os.environ, "RAILSCOPE_IMAGE_OUTPUT": str(output), "RAILSCOPE_DEBS": str(debs)}
+    done = subprocess.run([BUILD, ARCHITECTURE], env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Path(done.stdout.split()[-1])
+
+
 @pytest.fixture(scope="module")
-def image(packages: Packages, tmp_path_factory: pytest.TempPathFactory) -> oci.Image:
-    """The image of this checkout's package, unpacked."""
+def archive(packages: Packages, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The image of this checkout's package, alone in a folder with the package."""
     for program in ("buildah", "mmdebstrap", "runc"):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is missing: run 'make packages-image' as root")
     folder = tmp_path_factory.mktemp("image")
-    environment = {**os.environ, "RAILSCOPE_IMAGE_OUTPUT": str(folder), "RAILSCOPE_DEB": str(packages.old)}
-    done = subprocess.run([BUILD], env=environment, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return oci.unpack(Path(done.stdout.split()[-1]), folder / "root")
+    shutil.copy(packages.old, folder)
+    return build_image(folder, folder)
+
+
+@pytest.fixture(scope="module")
+def image(archive: Path) -> oci.Image:
+    """The same, unpacked."""
+    return oci.unpack(archive, archive.parent / "root")
+
+
+def test_two_builds_are_equal_byte_by_byte(archive: Path, tmp_path: Path) -> None:
+    assert build_image(archive.parent, tmp_path).read_bytes() == archive.read_bytes()
 
 
 @dataclass(frozen=True, slots=True)
