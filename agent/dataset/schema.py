@@ -40,7 +40,7 @@ UNNAMED_NODE: Final = "imported"
 """The node of imported data that does not say where it is from: perhaps of several."""
 
 _TYPES: Final = {"string": "text", "int64": "integer", "int32": "integer", "double": "number", "bool": "boolean"}
-_NAME: Final = pa.dictionary(pa.int32(), pa.string())
+WORDS: Final = pa.dictionary(pa.int32(), pa.string())
 """One of a few words, stored as a number."""
 
 
@@ -51,7 +51,7 @@ def _table(*columns: tuple[str, pa.DataType, str]) -> pa.Schema:
 
 
 _RECORDING: Final = ("recording", pa.int64(), "which recording of the dataset: `recordings.recording`")
-_NODE: Final = ("node", _NAME, "host that recorded, or that the imported data names")
+_NODE: Final = ("node", WORDS, "host that recorded, or that the imported data names")
 _INSTANCE: Final = ("instance", pa.int64(), "one rank's end of one communicator: `communicators.instance`")
 _RAIL: Final = ("rail_id", pa.int32(), "which device: `rails.rail_id`")
 _TIME: Final = ("time_ns", pa.int64(), "time of day")
@@ -61,7 +61,7 @@ TABLES: Final[Mapping[str, pa.Schema]] = {
         ("recording", pa.int64(), "a number that no other recording of the dataset has"),
         _NODE,
         ("schema_version", pa.int32(), "version of these tables"),
-        ("source", _NAME, "who recorded: `railscope`, or the format that was imported"),
+        ("source", WORDS, "who recorded: `railscope`, or the format that was imported"),
         ("railscope", pa.string(), "version of railscope that wrote"),
         ("kernel", pa.string(), "the node's kernel"),
         ("simulated", pa.bool_(), "whether the node's hardware was a recorded or a synthesised tree"),
@@ -110,8 +110,8 @@ TABLES: Final[Mapping[str, pa.Schema]] = {
         _INSTANCE,
         ("tid", pa.int64(), "thread that called; null: not known"),
         ("stream", pa.int64(), "CUDA stream, the bits of its address as a signed number"),
-        ("op", _NAME, "NCCL's name: AllReduce, Send, …"),
-        ("data_type", _NAME, "NCCL's name without `nccl`: Float16, …"),
+        ("op", WORDS, "NCCL's name: AllReduce, Send, …"),
+        ("data_type", WORDS, "NCCL's name without `nccl`: Float16, …"),
         ("payload_bytes", pa.int64(), "count × size of the data type, with NCCL's meaning of count"),
         ("peer", pa.int32(), "the other rank of Send and Recv, the root of rooted operations; null: there is none"),
         (
@@ -127,18 +127,18 @@ TABLES: Final[Mapping[str, pa.Schema]] = {
         _INSTANCE,
         ("begin_ns", pa.int64(), "begin: it was handed over, and the operation before it was complete"),
         ("end_ns", pa.int64(), "when it was complete"),
-        ("op", _NAME, "NCCL's name; null: communication whose operation cannot be told"),
-        ("data_type", _NAME, "NCCL's name without `nccl`"),
+        ("op", WORDS, "NCCL's name; null: communication whose operation cannot be told"),
+        ("data_type", WORDS, "NCCL's name without `nccl`"),
         ("payload_bytes", pa.int64(), "null: it cannot be told"),
-        ("algorithm", _NAME, "Ring, Tree, …"),
-        ("protocol", _NAME, "LL, LL128, Simple"),
+        ("algorithm", WORDS, "Ring, Tree, …"),
+        ("protocol", WORDS, "LL, LL128, Simple"),
         ("channels", pa.int32(), "that it used"),
         ("peer", pa.int32(), "as in `calls`"),
         ("sequence", pa.int64(), "as in `calls`"),
         ("stream", pa.int64(), "as in `calls`"),
         (
             "source",
-            _NAME,
+            WORDS,
             "of its times: `proxy` (NCCL's network threads), `cuda` (events), `kernel` (a trace of the GPU)",
         ),
         ("handed_over_ns", pa.int64(), "when it was given to the network, or to the GPU; null: not known"),
@@ -150,7 +150,7 @@ TABLES: Final[Mapping[str, pa.Schema]] = {
         ("stream", pa.int64(), "CUDA stream"),
         ("begin_ns", pa.int64(), "the GPU began the kernel"),
         ("end_ns", pa.int64(), "the kernel was complete"),
-        ("name", _NAME, "of the kernel"),
+        ("name", WORDS, "of the kernel"),
         ("gpu", pa.string(), "the GPU's index on the node; null: not known"),
         ("copies", pa.bool_(), "true: a copy or a memset, which is no computation; null: a kernel"),
         ("suspected", pa.bool_(), "true: its name sounds like communication, and no list has it; null: it computes"),
@@ -196,7 +196,7 @@ TABLES: Final[Mapping[str, pa.Schema]] = {
         ("peer", pa.int32(), "rank at the other end"),
         ("channel", pa.int32(), "NCCL channel"),
         ("send", pa.bool_(), "this end sends"),
-        ("network", _NAME, "SOCKET or IB; null: not known"),
+        ("network", WORDS, "SOCKET or IB; null: not known"),
         ("net_device", pa.int32(), "NCCL's number of the network device"),
     ),
     "stalls": _table(
@@ -204,9 +204,9 @@ TABLES: Final[Mapping[str, pa.Schema]] = {
         _NODE,
         ("comm", pa.string(), "communicator"),
         ("rank", pa.int32(), "that stalled"),
-        ("op", _NAME, "that stalled"),
-        ("cause", _NAME, f"as `{catalogue.COMM_STALLED}` names it"),
-        ("strength", _NAME, "of the evidence"),
+        ("op", WORDS, "that stalled"),
+        ("cause", WORDS, f"as `{catalogue.COMM_STALLED}` names it"),
+        ("strength", WORDS, "of the evidence"),
         ("since_ns", pa.int64(), "when it began"),
         ("seconds", pa.float64(), "how long it had lasted, or lasted"),
         ("blamed_rank", pa.int32(), "blamed rank; null: none"),

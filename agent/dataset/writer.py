@@ -26,14 +26,15 @@ _NO_METADATA: Final[Mapping[str, str]] = {}
 class DatasetWriter:
     """Writes what one node recorded; several may write into one folder at a time."""
 
-    def __init__(self, folder: Path, node: str, *, durable: bool = False) -> None:
-        """`durable`: what was written outlives a power failure, which takes some milliseconds a file."""
+    def __init__(self, folder: Path, node: str, *, durable: bool = False, first_part: int = 0) -> None:
+        """`durable`: what was written outlives a power failure, which takes some milliseconds a file; `first_part`:
+        where parts are numbered from, if others write parts of the same recording."""
         self._folder = folder
         self._node = replace_surrogates(node)
         self._durable = durable
         self.recording = secrets.randbits(62)
         """The number of this recording: the column `recording` of all its rows."""
-        self._parts = 0
+        self._parts = first_part
 
     @property
     def folder(self) -> Path:

@@ -58,6 +58,11 @@ def add_import_arguments(parser: argparse.ArgumentParser) -> None:
             default=[],
             help=f"kernels of a trace whose names contain NAME {what}, whatever the table of known kernels says",
         )
+    parser.add_argument(
+        "--progress",
+        action="store_true",
+        help="show on standard error how far it is, also where that is no terminal",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
 
 
@@ -79,7 +84,8 @@ def run_import(parsed: Any, out: TextIO) -> int:
         if parsed.ranks is not None and not 0 < parsed.ranks <= MOST_RANKS:
             raise ImportFailure(f"--ranks {parsed.ranks}: a job has 1 to {MOST_RANKS} ranks")
         names = KernelNames(parsed.communication_kernel, parsed.compute_kernel)
-        imported = import_paths(parsed.files, parsed.output, chosen, parsed.node, parsed.ranks, names)
+        progress = sys.stderr if parsed.progress or sys.stderr.isatty() else None
+        imported = import_paths(parsed.files, parsed.output, chosen, parsed.node, parsed.ranks, names, progress)
     except (ImportFailure, DatasetError) as error:
         print(f"railscope import: {error}", file=sys.stderr)
         return COULD_NOT_RUN

@@ -284,7 +284,7 @@ def _world_size(source: Source) -> int | None:
 
 def _bandwidths(source: Source, summary: _Summary) -> Iterator[tuple[float, float]]:
     """Both bandwidths of single operations; other lines are given to `summary`."""
-    with source.open() as stream:
+    with source.open(counted=False) as stream:
         for number, line in numbered_lines(stream):
             if line is not None and _MARK not in line:
                 summary.read_line(number, line)

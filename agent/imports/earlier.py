@@ -166,7 +166,7 @@ def _file(source: Source, said: str, ends: Collection[int]) -> FileContent:
     waiting = sorted(ends, reverse=True)
     marks = []
     step_bytes = mark = _FIRST_STEP_BYTES
-    with source.open() as stream:
+    with source.open(counted=False) as stream:
         while content := stream.read(min(_READ_BYTES, mark - size_bytes, *(end - size_bytes for end in waiting[-1:]))):
             digest.update(content)
             size_bytes += len(content)

@@ -141,6 +141,13 @@ class Problems:
         if len(self.first) < SHOWN_PROBLEMS:
             self.first.append(Problem(file, line, printable(reason), entry))
 
+    def add(self, others: Problems) -> None:
+        """Add what was found later."""
+        self.count += others.count
+        self.first += others.first[: SHOWN_PROBLEMS - len(self.first)]
+        for note in others.notes:
+            self.add_note(note)
+
     def add_note(self, text: str) -> None:
         """Something that who reads the result should know."""
         if text not in self.notes:

@@ -24,9 +24,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final
 
-from railscope.agent.imports.json_stream import JsonStream, text, whole_number
+import msgspec
+
+from railscope.agent.imports.json_stream import Batch, Element, JsonStream, text, whole_number
 from railscope.agent.imports.kineto import rank_in_name
 from railscope.agent.imports.plain_pickle import PickleRefused, read_plain_pickle
 from railscope.agent.imports.sources import Source, read_whole
@@ -51,6 +54,13 @@ EQUAL_SPLITS: Final = (
     "the dumps lack the split sizes of an AllToAll: equal splits are assumed if it sends and receives the same number "
     "of elements"
 )
+
+
+Where = Callable[[], int]
+"""The line of an entry; 0 in a pickle, which has none."""
+_ENTRIES: Final = msgspec.json.Decoder(list[dict[str, Any]]).decode
+_HEADERS: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
+"""Passes entries over."""
 
 
 def has_format(head: bytes) -> bool:
@@ -78,25 +88,27 @@ class FlightDump:
         self._skip = skip
         self._groups: dict[str, tuple[str, tuple[int, ...]]] = {}
         """Description and ranks by name."""
+        self._known: dict[str, Group] = {}
+        """By name, as far as they are known so far."""
         self.rank = int(rank) if rank else None
         """In the job; None: the file's name does not tell."""
         self.library_version = ""
         self.status: dict[str, Mapping[str, Any]] = {}
         """`pg_status`, by `pg_id` as text."""
 
-    def entries(self) -> Iterator[tuple[int, int, Mapping[str, Any]]]:
-        """Every entry with its number, from 1, and its line, 0 in a pickle; all headers are known at the first one."""
-        with self._source.open() as stream:
+    def entries(self) -> Iterator[tuple[int, Where, Mapping[str, Any]]]:
+        """Every entry with its number, from 1, and where it is; all headers are known at the first one."""
+        with self._source.open(counted=False) as stream:
             pickled = stream.peek(1)[:1] == _PICKLE
         if not pickled:
             # `pg_config` may stand behind the entries.
             for _ in self._json(report=False):
                 pass
-        for number, (line, entry) in enumerate(self._pickle() if pickled else self._json(report=True), 1):
+        for number, (where, entry) in enumerate(self._pickle() if pickled else self._json(report=True), 1):
             if isinstance(entry, dict):
-                yield number, line, entry
+                yield number, where, entry
             else:
-                self._skip(line, "a malformed entry", number)
+                self._skip(where(), "a malformed entry", number)
 
     def group(self, entry: Mapping[str, Any]) -> Group:
         """The process group that an entry names."""
@@ -107,14 +119,18 @@ class FlightDump:
         if not description and len(said) > 1:
             description = said[1]
             self._groups[name] = description, ranks
+            self._known.clear()
         return self.group_named(name)
 
     def group_named(self, name: str) -> Group:
         """The process group of this name."""
-        description, ranks = self._groups.get(name, ("", ()))
-        return Group(name, description, len(ranks) or None, ranks)
+        group = self._known.get(name)
+        if group is None:
+            description, ranks = self._groups.get(name, ("", ()))
+            group = self._known[name] = Group(name, description, len(ranks) or None, ranks)
+        return group
 
-    def _pickle(self) -> Iterator[tuple[int, Any]]:
+    def _pickle(self) -> Iterator[tuple[Where, Any]]:
         with self._source.open() as stream:
             content = read_whole(stream, _LARGEST_PICKLE_BYTES)
             damage = stream.damage
@@ -133,23 +149,28 @@ class FlightDump:
             self._header(key, value)
         entries = dump.get("entries")
         for entry in entries if isinstance(entries, list) else []:
-            yield 0, entry
+            yield _no_line, entry
 
-    def _json(self, report: bool) -> Iterator[tuple[int, Any]]:
+    def _json(self, report: bool) -> Iterator[tuple[Where, Any]]:
         def skip(line: int, reason: str) -> None:
             if report:
                 self._skip(line, reason, 0)
 
-        with self._source.open() as stream:
-            for element in JsonStream(stream, {"entries"}, skip).elements():
-                if element.key in ("entries", ""):
-                    yield element.line, element.value
+        with self._source.open(counted=report) as stream:
+            decode = _ENTRIES if report else _HEADERS
+            for one in JsonStream(stream, {"entries"}, skip).batches({"entries": decode, "": decode}):
+                if isinstance(one, Batch):
+                    for number, entry in enumerate(one.values):
+                        yield partial(one.place, number), entry
+                elif one.key in ("entries", ""):
+                    yield partial(_line_of, one), one.value
                 else:
-                    self._header(element.key, element.value)
+                    self._header(one.key, one.value)
             if report and stream.damage:
                 self._skip(0, stream.damage, 0)
 
     def _header(self, key: object, value: object) -> None:
+        self._known.clear()
         if key == "comm_lib_version":
             self.library_version = text(value)
         elif key == "pg_status" and isinstance(value, dict):
@@ -158,6 +179,14 @@ class FlightDump:
             for name, group in value.items():
                 if isinstance(group, dict) and isinstance(name, str):
                     self._groups[name] = text(group.get("desc")), parse_whole_numbers(group.get("ranks")) or ()
+
+
+def _no_line() -> int:
+    return 0
+
+
+def _line_of(element: Element) -> int:
+    return element.line
 
 
 def is_complete(entry: Mapping[str, Any]) -> bool:

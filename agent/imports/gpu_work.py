@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from railscope.agent.imports.communication_kernels import KernelNames, KernelUse, Use, function_path
 from railscope.agent.imports.facts import ImportedEnd, ImportedKernel, ImportedOperation, Problems, printable
-from railscope.agent.imports.target import ImportTarget
+from railscope.agent.imports.imported_rows import ImportedRows
 
 SOURCE: Final = "kernel"
 """Of the times of all operations here."""
@@ -67,6 +67,19 @@ class KernelTally:
             self._suspects[key] += 1
             self._suspects_ns[key] += length_ns
 
+    def add(self, others: KernelTally) -> None:
+        """Add what was counted elsewhere."""
+        self.communication += others.communication
+        self.unsaid += others.unsaid
+        self.by_stream += others.by_stream
+        for key, count in others._others.items():
+            if key in self._others or len(self._others) < _MOST_COUNTED:
+                self._others[key] += count
+        for name, count in others._suspects.items():
+            if name in self._suspects or len(self._suspects) < _MOST_COUNTED:
+                self._suspects[name] += count
+                self._suspects_ns[name] += others._suspects_ns[name]
+
     def add_notes(self, problems: Problems) -> None:
         """Say what a reader of the figures should know of the kernels."""
         if self.unsaid:
@@ -96,7 +109,7 @@ class KernelTally:
 class GpuWork:
     """Takes what the GPUs of one process did, and puts it into the dataset."""
 
-    def __init__(self, target: ImportTarget, node: str, names: KernelNames, tally: KernelTally) -> None:
+    def __init__(self, target: ImportedRows, node: str, names: KernelNames, tally: KernelTally) -> None:
         self.pid: int | None = None
         """Process; set it as soon as it is known: rows wait for it until there are too many."""
         self.gpus: set[str] = set()

@@ -27,13 +27,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES, UNNAMED_NODE
 from railscope.agent.imports.communication_kernels import KernelNames
 from railscope.agent.imports.facts import MOST_RANKS, ImportedCall, ImportedEnd, ImportedOperation, Problems
 from railscope.agent.imports.gpu_work import SOURCE, GpuWork, KernelTally, Span
-from railscope.agent.imports.json_stream import Element, JsonStream, small_number, text, whole_number
+from railscope.agent.imports.imported_rows import ImportedRows
+from railscope.agent.imports.json_stream import Batch, Element, JsonStream, small_number, text, whole_number
 from railscope.agent.imports.sources import Source
-from railscope.agent.imports.target import ImportTarget
 from railscope.agent.imports.torch_names import (
     Group,
     Sizes,
@@ -64,6 +66,7 @@ _RANK: Final = re.compile(r"rank[-_]?(\d{1,7})", re.IGNORECASE)
 _MOST_MICROSECONDS: Final = 4e15
 _MOST_LENGTH_NS: Final = 1 << 60
 _MOST_BASE_NS: Final = 1 << 61
+_MOST_CATEGORIES: Final = 256
 _MOST_HELD: Final = 1 << 17
 """Calls in memory until their kernels are seen: about 300 bytes each."""
 NO_HOST: Final = (
@@ -79,13 +82,26 @@ def has_format(head: bytes) -> bool:
 
 
 def import_files(
-    sources: Sequence[Source], target: ImportTarget, problems: Problems, node: str | None, names: KernelNames
+    sources: Sequence[Source], target: ImportedRows, problems: Problems, node: str | None, names: KernelNames
 ) -> None:
     """Put operations, calls and kernels of Kineto traces into the dataset; `node` None: as the files say."""
+    read_files(sources, target, problems, node, names).add_notes(problems)
+
+
+def read_files(
+    sources: Sequence[Source], target: ImportedRows, problems: Problems, node: str | None, names: KernelNames
+) -> KernelTally:
+    """As `import_files`; returns what is yet to be said of kernels."""
     tally = KernelTally()
     for source in sources:
         _Trace(source, target, problems, node, names, tally).read()
-    tally.add_notes(problems)
+    return tally
+
+
+def find_node(label: str, node: str | None) -> str:
+    """The host of a trace, by the name of its file if the user does not say."""
+    named = _HOST_AND_PID.fullmatch(label)
+    return node or (named["host"] if named is not None else UNNAMED_NODE)
 
 
 def rank_in_name(label: str) -> int | None:
@@ -130,13 +146,39 @@ class _Held:
     gpu_begin_ns: int | None = None
 
 
+class _Event(msgspec.Struct, gc=False):
+    """What is needed of an event; None: it does not say."""
+
+    ph: Any = None
+    cat: Any = None
+    name: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: Any = None
+    dur: Any = 0
+    args: Any = None
+
+
+class _RawEvent(_Event, gc=False):
+    """One of those that come many at a time, of which few are needed: `args` is JSON."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    args: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_EVENTS: Final = msgspec.json.Decoder(list[_RawEvent]).decode
+_ARGUMENTS: Final = msgspec.json.Decoder().decode
+
+
 class _Trace:
     """One file: one rank."""
 
     def __init__(
         self,
         source: Source,
-        target: ImportTarget,
+        target: ImportedRows,
         problems: Problems,
         node: str | None,
         names: KernelNames,
@@ -146,56 +188,77 @@ class _Trace:
         self._source = source
         self._target = target
         self._problems = problems
-        self._node = node or (named["host"] if named is not None else UNNAMED_NODE)
+        self._node = find_node(source.label, node)
         self._work = GpuWork(target, self._node, names, tally)
         self._work.pid = int(named["pid"]) if named is not None else None
         self._base_ns = 0
         self._job = _Job(rank=rank_in_name(source.label))
         self._members: dict[str, _Member] = {}
+        self._of_host: set[str] = set()
+        """Categories that are none of the GPU's."""
         self._held: dict[int, _Held] = {}
         """By `External id`: at most as many as there is room for."""
 
     def read(self) -> None:
         self._base_ns = _base_ns(self._source)
         with self._source.open() as stream:
-            for element in JsonStream(stream, {"traceEvents"}, self._skip).elements():
-                if element.key in ("traceEvents", ""):
-                    self._event(element)
-                elif element.key == "distributedInfo" and isinstance(element.value, dict):
-                    self._distributed(element.value)
+            decoders = {"traceEvents": _EVENTS, "": _EVENTS}
+            for one in JsonStream(stream, {"traceEvents"}, self._skip).batches(decoders):
+                if isinstance(one, Batch):
+                    self._events(one)
+                elif one.key in ("traceEvents", ""):
+                    if isinstance(one.value, dict):
+                        said = {name: one.value[name] for name in _Event.__struct_fields__ if name in one.value}
+                        self._event(_Event(**said), one, 0)
+                    else:
+                        self._skip(one.line, "a malformed event")
+                elif one.key == "distributedInfo" and isinstance(one.value, dict):
+                    self._distributed(one.value)
             if stream.damage:
                 self._skip(0, stream.damage)
         self._finish()
 
-    def _event(self, element: Element) -> None:
-        event = element.value
-        if not isinstance(event, dict):
-            self._skip(element.line, "a malformed event")
+    def _events(self, batch: Batch) -> None:
+        of_host = self._of_host
+        event: _RawEvent
+        for number, event in enumerate(batch.values):
+            # As most of them.
+            if event.cat in of_host and event.name != _HOST_SIDE and self._work.pid is not None:
+                continue
+            self._event(event, batch, number)
+            if event.cat.lower() not in _GPU_CATEGORIES and len(of_host) < _MOST_CATEGORIES:
+                of_host.add(event.cat)
+
+    def _event(self, event: _Event, within: Element | Batch, number: int) -> None:
+        """Read one event: the element itself, or the one of this number of a batch."""
+        if event.ph != "X" and self._work.pid is not None:
             return
-        category, name = text(event.get("cat")).lower(), text(event.get("name"))
+        category, name = text(event.cat).lower(), text(event.name)
         if self._work.pid is None and category in _HOST_CATEGORIES:
-            self._work.pid = whole_number(event.get("pid"))
+            self._work.pid = whole_number(event.pid)
         on_gpu = category in _GPU_CATEGORIES
-        if event.get("ph") != "X" or (not on_gpu and name != _HOST_SIDE):
+        if event.ph != "X" or (not on_gpu and name != _HOST_SIDE):
             return
-        arguments = event.get("args")
+        arguments = _ARGUMENTS(event.args) if isinstance(event.args, msgspec.Raw) else event.args
         if not isinstance(arguments, dict):
             arguments = {}
-        begin_ns, length_ns = self._nanoseconds(event.get("ts")), self._nanoseconds(event.get("dur", 0))
+        begin_ns, length_ns = self._nanoseconds(event.ts), self._nanoseconds(event.dur)
+        reason = ""
         if begin_ns is None or length_ns is None or not 0 <= length_ns < _MOST_LENGTH_NS:
-            self._skip(element.line, "an event without its time")
-            return
-        begin_ns += self._base_ns
-        if begin_ns < 0:
-            self._skip(element.line, "an event before 1970")
-            return
-        try:
-            if on_gpu:
-                self._on_gpu(category, name, arguments, begin_ns, begin_ns + length_ns)
-            else:
-                self._called(arguments, begin_ns, whole_number(event.get("tid")))
-        except UnknownName as error:
-            self._skip(element.line, str(error))
+            reason = "an event without its time"
+        elif begin_ns + self._base_ns < 0:
+            reason = "an event before 1970"
+        else:
+            begin_ns += self._base_ns
+            try:
+                if on_gpu:
+                    self._on_gpu(category, name, arguments, begin_ns, begin_ns + length_ns)
+                else:
+                    self._called(arguments, begin_ns, whole_number(event.tid))
+            except UnknownName as error:
+                reason = str(error)
+        if reason:
+            self._skip(within.line if isinstance(within, Element) else within.place(number), reason)
 
     def _on_gpu(self, category: str, name: str, arguments: Mapping[str, Any], begin_ns: int, end_ns: int) -> None:
         gpu = _gpu(arguments)
@@ -392,7 +455,7 @@ def _copied_bytes(arguments: Mapping[str, Any]) -> int | None:
 
 def _base_ns(source: Source) -> int:
     """What times count from; 0: they count from 1970."""
-    with source.open() as stream:
+    with source.open(counted=False) as stream:
         window = b""
         while content := stream.read(_SCAN_BYTES):
             window = window[-_OVERLAP_BYTES:] + content

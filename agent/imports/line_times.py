@@ -50,6 +50,7 @@ _OUT_OF_ORDER_NS: Final = 2_000_000_000
 _LATEST_TIMES: Final = 1 << 12
 _MADE_UP_STEP_NS: Final = 1_000
 """From one line to the next."""
+_POWERS: Final = tuple(10 ** (9 - digits) for digits in range(10))
 _EPOCH_UNITS: Final = ((1 << 57, 1), (1 << 47, 1_000), (1 << 37, 1_000_000), (0, _SECOND_NS))
 """Nanoseconds of a unit, by the least number of it that is a time of our days."""
 
@@ -73,6 +74,8 @@ class LineTimes:
         """The last time without its fraction: what stands before and behind that."""
         self._second_ns = 0
         self._text = ""
+        self._like = ("", "", 0)
+        """The last prefix with a fraction of a second: what stands before and behind it, and how many digits it has."""
         self._made_up: bool | None = None
         self._day_ns: int | None = None
         """The day of the last time, of those that have none."""
@@ -86,11 +89,23 @@ class LineTimes:
         """Whether the times of calls are made up."""
         return self._made_up is True
 
+    def made_up_ns(self, number: int) -> int:
+        """The time of the first call of a line, where times are made up."""
+        return self._base_ns + number * _MADE_UP_STEP_NS
+
     def read_prefix(self, number: int, prefix: str) -> None:
         """Read the prefix of a line; of several times in it the last one counts."""
         self._number = number
         if self._made_up or len(prefix) < _SHORTEST:
             return
+        before, behind, digits = self._like
+        if digits and prefix.startswith(before) and prefix.endswith(behind):
+            fraction = prefix[len(before) : len(prefix) - len(behind)]
+            if len(fraction) == digits and fraction.isdecimal() and fraction.isascii():
+                # As nearly always: the same second, in the same form.
+                self._found_ns = self._second_ns + int(fraction) * _POWERS[digits]
+                self._text = ""
+                return
         found = self._where_the_last_was(prefix)
         if found is None and self._form is not None:
             found = self._last_of(self._form, prefix)
@@ -104,9 +119,18 @@ class LineTimes:
         if found is None:
             return
         self._form, self._at = found.re, found.start()
+        self._like = ("", "", 0)
         if found[0] != self._text:
             self._text = found[0]
             self._found_ns = self._time_ns(found)
+            self._keep_like(prefix, found)
+
+    def _keep_like(self, prefix: str, found: re.Match[str]) -> None:
+        """Remember a prefix, so that those that differ in the fraction of the second alone are read fast."""
+        fraction = found.groupdict().get("fraction")
+        second = found.string[found.start() : found.start("fraction")] if fraction else ""
+        if fraction and self._second == (second, found.string[found.end("fraction") : found.end()]):
+            self._like = prefix[: found.start("fraction")], prefix[found.end("fraction") :], len(fraction)
 
     def read_number(self, number: int, value: float | str) -> None:
         """Read the time that stands beside a line's text: a text, or seconds, ms, µs or ns since 1970."""
@@ -130,7 +154,7 @@ class LineTimes:
         """The time of a call in this line, ns."""
         if self._made_up is None:
             self._made_up = self._found_ns is None
-        now_ns = self._base_ns + self._number * _MADE_UP_STEP_NS if self._made_up else self._found_ns or 0
+        now_ns = self.made_up_ns(self._number) if self._made_up else self._found_ns or 0
         self._stepped_back |= self._last_ns - now_ns > _OUT_OF_ORDER_NS
         self._last_ns = now_ns
         if now_ns not in self._given and len(self._given) >= _LATEST_TIMES:

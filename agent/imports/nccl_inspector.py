@@ -33,9 +33,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES
 from railscope.agent.imports.facts import MOST_RANKS, ImportedCall, ImportedEnd, ImportedOperation, Problems
-from railscope.agent.imports.json_stream import Element, JsonStream, small_number, text, whole_number
+from railscope.agent.imports.json_stream import Batch, JsonStream, small_number, text, whole_number
 from railscope.agent.imports.line_times import LineTimes
 from railscope.agent.imports.sources import Source, SourceStream, numbered_lines
 from railscope.agent.imports.target import ImportTarget
@@ -46,6 +48,10 @@ _KINDS: Final = ("coll", "p2p")
 _OPS: Final = {op.name.lower(): op for op in Op if op is not Op.Unknown}
 _MOST: Final = 1 << 62
 _WRAPPED: Final = 1 << 64
+_TELLING: Final = ("id", "rank", "n_ranks")
+_MOST_KEYS: Final = 1 << 12
+_LONGEST_KEPT: Final = 1 << 9
+_LINES: Final = msgspec.json.Decoder(dict[str, Any]).decode_lines
 _PEEK_BYTES: Final = 1 << 12
 _TIME_METRIC: Final = "nccl_collective_exec_time_microseconds{"
 _LABEL: Final = re.compile(r'(\w{1,40})="((?:[^"\\]|\\.){0,300})"')
@@ -122,6 +128,8 @@ class _Reader:
         self._problems = problems
         self._instances: dict[_Key, tuple[int, str]] = {}
         """The instance, and the name that the communicator was given."""
+        self._keys: dict[str, _Key] = {}
+        """By what tells them."""
         self._said_once: dict[str, Any] = {}
         """Header and metadata of the file's lines that have none of their own."""
         self._below = 0
@@ -136,11 +144,13 @@ class _Reader:
             if is_textfile(stream.peek(_PEEK_BYTES)):
                 self._textfile(stream, skip)
                 return
-            for element in JsonStream(stream, (), skip).elements():
-                try:
-                    self._operation(element)
-                except _NotKnown as error:
-                    skip(element.line, str(error))
+            for one in JsonStream(stream, (), skip).batches({"": _LINES}):
+                values = one.values if isinstance(one, Batch) else (one.value,)
+                for number, value in enumerate(values):
+                    try:
+                        self._operation(value)
+                    except _NotKnown as error:
+                        skip(one.place(number) if isinstance(one, Batch) else one.line, str(error))
             if stream.damage:
                 skip(0, stream.damage)
 
@@ -191,8 +201,7 @@ class _Reader:
             ),
         )
 
-    def _operation(self, element: Element) -> None:
-        line = element.value
+    def _operation(self, line: Any) -> None:
         if not isinstance(line, dict):
             raise _NotKnown("a line that is not a JSON object")
         kind = next((one for one in _KINDS if isinstance(line.get(f"{one}_perf"), dict)), None)
@@ -207,8 +216,10 @@ class _Reader:
         op = _OPS.get(text(said.get(kind)).lower())
         if op is None:
             raise _NotKnown(f"an unknown operation: {said.get(kind)!r}")
-        header, metadata = (_mapping({**self._said_once, **line}, name) for name in ("header", "metadata"))
-        key = _key(header, metadata)
+        header, metadata = (
+            _mapping(line if name in line else self._said_once, name) for name in ("header", "metadata")
+        )
+        key = self._key_of(header, metadata)
         peer = small_number(said.get("p2p_peer"))
         if "p2p_peer" in said and (peer is None or peer >= key.nranks):
             raise _NotKnown(f"{op.name} with rank {said['p2p_peer']!r} of {key.nranks}")
@@ -239,6 +250,16 @@ class _Reader:
             ),
         )
 
+    def _key_of(self, header: Mapping[str, Any], metadata: Mapping[str, Any]) -> _Key:
+        """As `_key`, of which a file has few."""
+        told = f"{[header.get(name) for name in _TELLING]}{metadata.get('hostname')!r}{metadata.get('pid')!r}"
+        key = self._keys.get(told)
+        if key is None:
+            key = _key(header, metadata)
+            if len(self._keys) < _MOST_KEYS and len(told) <= _LONGEST_KEPT:
+                self._keys[told] = key
+        return key
+
     def _dropped(self, stats: object) -> None:
         dropped = small_number(stats.get("dropped")) if isinstance(stats, dict) else None
         if dropped:
@@ -258,9 +279,10 @@ class _Reader:
         return payload_bytes, False
 
     def _add(self, key: _Key, name: str, done: _Done) -> None:
-        if key not in self._instances:
-            self._instances[key] = self._target.new_instance(key.host), name
-        instance, _ = self._instances[key]
+        found = self._instances.get(key)
+        if found is None:
+            found = self._instances[key] = self._target.new_instance(key.host), name
+        instance, _ = found
         self._target.add(
             key.host,
             ImportedCall(

@@ -26,20 +26,31 @@ import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
-from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES, UNNAMED_NODE
-from railscope.agent.imports.facts import MOST_RANKS, ImportedCall, ImportedConnection, Problems, printable
+from railscope.agent.dataset.schema import UNNAMED_NODE
+from railscope.agent.imports.facts import MOST_RANKS, ImportedConnection, Problems, printable
 from railscope.agent.imports.line_times import LineTimes
-from railscope.agent.imports.nccl_log_communicators import Communicators, Process, parse_comm_id
-from railscope.agent.imports.sources import Source, numbered_lines
+from railscope.agent.imports.nccl_log_calls import Calls, Kind, Shape, parse_shape
+from railscope.agent.imports.nccl_log_communicators import Communicators, LoggedEnd, Process, parse_comm_id
+from railscope.agent.imports.nccl_log_scan import (
+    DEVICE,
+    LONGEST_HEADER,
+    MARK,
+    MOST_LINES_APART,
+    NAMED,
+    OTHER,
+    ScannedBlock,
+    Tail,
+    scan_block,
+)
+from railscope.agent.imports.parallel import Workers
+from railscope.agent.imports.sources import Source, line_blocks
 from railscope.agent.imports.target import ImportTarget
 from railscope.agent.imports.wrapped_lines import unwrap_line, without_codes
-from railscope.probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op
+from railscope.probes.nccl.abi import Op
 
 FORMAT: Final = "nccl-log"
-_NAMED: Final = re.compile(r"(?<![A-Za-z0-9_.-])([A-Za-z0-9_.-]+):(\d{1,10}):(\d{1,10})$")
-_DEVICE: Final = re.compile(r"\[(-?\d{1,4})\]")
 _STUCK: Final = re.compile(r"^(?:0x[0-9a-f]*|COMPLETE|START)")
 _STUCK_BEFORE_A_NAME: Final = re.compile(r"0x[0-9a-f]*|COMPLETE|START|\d+")
 """How messages end; numbers, which names of hosts may begin with, only where what follows is a name already seen."""
@@ -64,26 +75,15 @@ _LAUNCHER: Final = re.compile(r"(?:\(\w+ pid=\d+(?:, ip=[^()]{1,60})?\) |\[rank\
 """A prefix that belongs to what follows on the same line: of ray, torchrun, mpirun."""
 _BARE: Final = re.compile(r"\[(\d{1,4})\] $")
 _RAY_LEFT_OUT: Final = re.compile(r"\[repeated \d+x across ")
-_MARK: Final = "NCCL INFO"
 _VERSION: Final = "NCCL version "
-_DATA_TYPES: Final = {
-    int(kind): (kind.name, DATA_TYPE_BYTES[kind]) for kind in DataType if kind is not DataType.Unknown
-}
-_WITH_PEER: Final = frozenset(
-    {Op.Send, Op.Recv, Op.Broadcast, Op.Reduce, Op.Scatter, Op.Gather, Op.PutSignal, Op.Signal}
-)
 _OF_TWO: Final = frozenset(op.name for op in (Op.Send, Op.Recv, Op.PutSignal, Op.Signal, Op.WaitSignal))
-_OPS: Final = {op.name.lower(): (op.name, op in _WITH_PEER) for op in Op if op not in (Op.Unknown, Op.SendRecv)}
-"""Name, and whether `root` says anything, by the name in small letters: RCCL writes AllToAll, NCCL AlltoAll."""
-_LONGEST_HEADER: Final = 512
 _PROCESSES_OF_A_FILE: Final = 10_000
 """More than there are numbers of GPUs."""
 _MOST_WRITERS: Final = 1 << 16
 _MOST_SHAPES: Final = 1 << 16
 _MOST_FRAGMENTS: Final = 64
 """Beginnings of calls that wait for the rest of their line; the oldest gives way."""
-_MOST_LINES_APART: Final = 1_000
-"""Lines in which the rest of one may be."""
+_BLOCK_BYTES: Final = 1 << 21
 
 
 def has_format(head: bytes) -> bool:
@@ -91,12 +91,12 @@ def has_format(head: bytes) -> bool:
     return b"NCCL INFO " in head
 
 
-def import_files(sources: Sequence[Source], target: ImportTarget, problems: Problems) -> None:
+def import_files(sources: Sequence[Source], target: ImportTarget, problems: Problems, workers: Workers) -> None:
     """Put the calls and communicators of NCCL's logs into the dataset."""
     communicators = Communicators(target, problems)
     base_ns = min(source.modified_ns for source in sources)
     for place, source in enumerate(sources):
-        _Log(source, place, target, problems, communicators, LineTimes(base_ns)).read()
+        _Log(source, place, target, problems, communicators, LineTimes(base_ns)).read(workers)
     communicators.finish()
 
 
@@ -106,35 +106,6 @@ class _Writer:
 
     process: Process
     tid: int
-
-
-class _Shape(NamedTuple):
-    """What a call is, but for when and of whom."""
-
-    op: str
-    data_type: str
-    payload_bytes: int
-    peer: int | None
-    nranks: int
-
-
-def _parse_shape(name: str, count: str, type_number: str, root: str, nranks: str) -> _Shape | str:
-    """What the texts of a call tell; a text: why they cannot be."""
-    op = _OPS.get(name.lower())
-    if op is None:
-        return f"an unknown operation: {name}"
-    kind = _DATA_TYPES.get(int(type_number))
-    if kind is None:
-        return f"an unknown data type: {type_number}"
-    payload_bytes = int(count) * kind[1]
-    if payload_bytes > LARGEST_PAYLOAD_BYTES:
-        return f"an impossible count: {count}"
-    size = int(nranks)
-    if not 0 < size <= MOST_RANKS:
-        return f"a communicator of {size} ranks"
-    if op[1] and not 0 <= int(root) < size:
-        return f"{op[0]} with rank {root} of {size}"
-    return _Shape(op[0], kind[0], payload_bytes, int(root) if op[1] else None, size)
 
 
 class _Header(NamedTuple):
@@ -180,18 +151,19 @@ class _Log:
         """Host names by process identifier, as text."""
         self._writers: dict[tuple[str, str], tuple[_Writer | None, int]] = {}
         """By what stands in front of a message: who it is, and where in it the host's name begins."""
-        self._shapes: dict[tuple[str, ...], _Shape] = {}
+        self._shapes: dict[tuple[str, ...], Shape] = {}
         """By the texts that tell it: a job makes the same calls again and again."""
         self._streams: dict[str, int] = {}
         """By their text."""
+        self._calls = Calls()
 
-    def read(self) -> None:
+    def read(self, workers: Workers) -> None:
+        first = 0
         with self._source.open() as stream:
-            for number, line in numbered_lines(stream):
-                if line is None:
-                    self._skip(number, "the line is too long")
-                elif self._concerns(line):
-                    self._line(number, line)
+            for block in workers.map(scan_block, line_blocks(stream, _BLOCK_BYTES)):
+                self._block(first, block)
+                self._calls.flush(self._target)
+                first += block.lines
             if stream.damage:
                 self._skip(0, stream.damage)
         for fragment in self._fragments:
@@ -206,12 +178,54 @@ class _Log:
             self._target.clock_error_ns = max(self._target.clock_error_ns or 0, self._times.resolution_ns)
             self._times.report_doubts(self._problems)
 
+    def _block(self, first: int, block: ScannedBlock) -> None:
+        """Read the lines of a block, before which there are `first` others."""
+        known: dict[tuple[int, int], tuple[int, LoggedEnd | None]] = {}
+        """By head and tail: the kind of a call, and who numbers it."""
+        version = self._communicators.version
+        calls, times, fragments = self._calls, self._times, self._fragments
+        kinds, sequences, moments = calls.kinds, calls.sequences, calls.times
+        for place, head, tail, text in zip(block.numbers, block.heads, block.tails, block.texts, strict=True):
+            number = first + place
+            if head == OTHER:
+                if text is None:
+                    self._skip(number, "the line is too long")
+                elif self._concerns(text):
+                    self._line(number, text)
+                continue
+            if fragments:
+                self._forget_fragments(number)
+            if version != self._communicators.version:
+                known.clear()
+                version = self._communicators.version
+            found = known.get((head, tail))
+            if found is None or not times.made_up:
+                said = block.all_heads[head]
+                writer, offset = self._writers.get((said.token, said.device)) or self._writer(said.token, said.device)
+                assert writer is not None, "only such tokens are plain"
+                times.read_prefix(number, text + said.token[:offset] if text and offset else text or "")
+                if found is None:
+                    kind = self._kind(number, writer, said.op, block.all_tails[tail])
+                    if kind is None:
+                        continue
+                    version = self._communicators.version
+                    found = known[head, tail] = calls.add_kind(kind), kind.end if kind.counted else None
+            kind_number, end = found
+            kinds.append(kind_number)
+            sequences.append(None if end is None else end.take_sequence_number())
+            moments.append(times.made_up_ns(number) if times.made_up else times.next_call_ns())
+
+    def _forget_fragments(self, number: int) -> None:
+        """Give up what begins too far in front of a line."""
+        while self._fragments and number - self._fragments[0].line > MOST_LINES_APART:
+            self._incomplete(self._fragments.popleft())
+
     def _line(self, number: int, line: str) -> None:
         if "\x1b" not in line and '{"' not in line:
             self._message_line(number, line)
             return
         line = without_codes(line)
-        wrapped = unwrap_line(line, _MARK)
+        wrapped = unwrap_line(line, MARK)
         if wrapped is None:
             self._message_line(number, line)
             return
@@ -223,11 +237,10 @@ class _Log:
                 self._message_line(number, text)
 
     def _concerns(self, line: str) -> bool:
-        return _MARK in line or "opCount" in line or bool(self._fragments)
+        return MARK in line or "opCount" in line or bool(self._fragments)
 
     def _message_line(self, number: int, line: str) -> None:
-        while self._fragments and number - self._fragments[0].line > _MOST_LINES_APART:
-            self._incomplete(self._fragments.popleft())
+        self._forget_fragments(number)
         headers = self._headers(line)
         before = line[: headers[0].begin] if headers else line
         self._times.read_prefix(number, before)
@@ -247,16 +260,16 @@ class _Log:
         """Where processes begin to speak: `host:pid:tid [device] NCCL INFO `."""
         found = []
         begin = 0
-        while (at := line.find(_MARK, begin)) >= 0:
-            words = line[max(begin, at - _LONGEST_HEADER) : at].rsplit(" ", 3)
-            begin = at + len(_MARK)
+        while (at := line.find(MARK, begin)) >= 0:
+            words = line[max(begin, at - LONGEST_HEADER) : at].rsplit(" ", 3)
+            begin = at + len(MARK)
             device = words[-2] if len(words) > 2 else ""
             token = words[-3] if len(words) > 2 else ""
             writer, offset = self._writers.get((token, device)) or self._writer(token, device)
             if writer is not None:
                 start = at - len(device) - len(token) - 2 + offset
                 found.append(_Header(writer, start, min(begin + 1, len(line))))
-            elif not self._hosts and (bare := _BARE.search(line, max(0, at - _LONGEST_HEADER), at)) is not None:
+            elif not self._hosts and (bare := _BARE.search(line, max(0, at - LONGEST_HEADER), at)) is not None:
                 # Where other lines name their process, this is the rest of one.
                 found.append(_Header(self._unnamed(bare[1]), bare.start(), min(begin + 1, len(line))))
         return found
@@ -273,7 +286,7 @@ class _Log:
         """The form of a writer's token, and where the host's name begins in it; None: it is not such a token."""
         if len(self._writers) >= _MOST_WRITERS:
             self._writers.clear()
-        named, number = _NAMED.search(token), _DEVICE.fullmatch(device)
+        named, number = NAMED.search(token), DEVICE.fullmatch(device)
         if named is None or number is None:
             return self._writers.setdefault((token, device), (None, 0))
         host, pid, tid = named.groups()
@@ -348,31 +361,35 @@ class _Log:
         yield from sorted(self._fragments, key=lambda one: owner is None or one.writer.process != owner)
 
     def _call(self, number: int, writer: _Writer, call: re.Match[str]) -> None:
-        name, count, type_number, root, address, nranks, stream_text, rank = call.groups()
+        op, *said = call.groups()
+        kind = self._kind(number, writer, op, cast(Tail, tuple(said)))
+        if kind is not None:
+            self._calls.kinds.append(self._calls.add_kind(kind))
+            self._calls.sequences.append(kind.end.take_sequence_number() if kind.counted else None)
+            self._calls.times.append(self._times.next_call_ns())
+
+    def _kind(self, number: int, writer: _Writer, name: str, said: Tail) -> Kind | None:
+        """What a call is; None: it cannot be, which is said."""
+        count, type_number, root, address, nranks, stream_text, rank = said
         told = name, count, type_number, root, nranks
         shape = self._shapes.get(told)
         if shape is None:
-            parsed = _parse_shape(*told)
+            parsed = parse_shape(*told)
             if isinstance(parsed, str):
                 self._skip(number, parsed)
-                return
+                return None
             if len(self._shapes) >= _MOST_SHAPES:
                 self._shapes.clear()
             shape = self._shapes[told] = parsed
-        op, kind, payload_bytes, peer, size = shape
         # What stands behind the stream may count ranks of the job.
-        own = int(rank) if rank is not None and int(rank) < size else None
+        own = int(rank) if rank is not None and int(rank) < shape.nranks else None
         process = writer.process
-        end = self._communicators.find_end(process, address, size, own)
+        end = self._communicators.find_end(process, address, shape.nranks, own)
         if end is None:
             self._skip(number, "more communicators than possible")
-            return
+            return None
         # What not all ranks call would make the numbers of their other calls different.
-        sequence = None if op in _OF_TWO else end.take_sequence_number()
-        now_ns, tid, stream = self._times.next_call_ns(), writer.tid or None, self._stream(stream_text)
-        # By place: names of values take as long as the rest of the line.
-        row = ImportedCall(now_ns, end.instance, op, payload_bytes, kind, tid, stream, peer, sequence)
-        self._target.add(process.host, row)
+        return Kind(end, process.host, writer.tid or None, self._stream(stream_text), shape, shape.op not in _OF_TWO)
 
     def _stream(self, text: str) -> int:
         """The address of a stream, as 64 bits with a sign."""

@@ -73,6 +73,8 @@ class Communicators:
     def __init__(self, target: ImportTarget, problems: Problems) -> None:
         self._target = target
         self._problems = problems
+        self.version = 0
+        """Another one as soon as an address may name another communicator."""
         self._ends: list[LoggedEnd] = []
         self._current: dict[tuple[str, int, str], LoggedEnd] = {}
         """By host, process and address."""
@@ -124,6 +126,7 @@ class Communicators:
         self, process: Process, tid: int, what: str, address: str, rank: int, nranks: int, pairs: Mapping[str, str]
     ) -> None:
         """Record a lifecycle line of a communicator; `pairs` holds its other values, such as commId."""
+        self.version += 1
         key = process.host, process.pid, address
         if what in _OVER:
             self._current.pop(key, None)
@@ -186,6 +189,7 @@ class Communicators:
         end = LoggedEnd(self._target.new_instance(process.host), process, address, nranks)
         self._ends.append(end)
         self._current[process.host, process.pid, address] = end
+        self.version += 1
         self._owners[address].add(process)
         return end
 

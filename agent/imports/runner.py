@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 from railscope.agent.dataset.files import table_files
 from railscope.agent.dataset.replacement import finish_replacements
@@ -28,6 +29,9 @@ from railscope.agent.imports import (
 from railscope.agent.imports.communication_kernels import KernelNames
 from railscope.agent.imports.earlier import find_content
 from railscope.agent.imports.facts import FORMATS, ImportFailure, Problems
+from railscope.agent.imports.parallel import Workers
+from railscope.agent.imports.progress import Progress
+from railscope.agent.imports.shares import can_share, import_shares
 from railscope.agent.imports.sources import Source, Sources
 from railscope.agent.imports.target import ImportedNode, ImportTarget
 
@@ -58,7 +62,7 @@ _TEXT_TESTS: Final = (
 
 def detect_format(source: Source) -> str | None:
     """Which importer a file is for; None: it has no format that is known."""
-    with source.open() as stream:
+    with source.open(counted=False) as stream:
         head = stream.read(HEAD_BYTES)
     return detect_format_of_head(head)
 
@@ -112,6 +116,7 @@ def import_paths(
     node: str | None,
     ranks: int | None = None,
     names: KernelNames | None = None,
+    progress: TextIO | None = None,
 ) -> Imported:
     """Import files of any known format into a dataset's folder.
 
@@ -120,6 +125,7 @@ def import_paths(
         node: the host of files that do not name theirs.
         ranks: how many ranks the job has, where files do not say; None: not known.
         names: what is known of kernels by their names; None: the table alone.
+        progress: where to show how far it is; None: nowhere.
 
     Raises:
         ImportFailure: a file cannot be opened or is of no known format, or there is nothing in any of them.
@@ -130,7 +136,12 @@ def import_paths(
     paths = list(dict.fromkeys(paths))
     finish_replacements(folder)
     there = _recorded(folder)
-    with Sources(paths, problems) as sources:
+    with Sources(paths, problems) as opened, ExitStack() as stack:
+        size_bytes = sum(source.size_bytes for source in opened)
+        shown = Progress(size_bytes, progress)
+        stack.callback(shown.clear)
+        workers = stack.enter_context(Workers(size_bytes, shown))
+        sources = [replace(source, count=shown.add) for source in opened]
         by_format = _sorted_by_format(sources, chosen, problems)
         nodes: list[ImportedNode] = []
         recordings, times_known, kept = 0, True, False
@@ -151,11 +162,12 @@ def import_paths(
                 continue
             target = ImportTarget(folder, name, content)
             try:
-                _import(name, content.sources, target, problems, _Said(node, ranks, names or KernelNames()))
+                _import(name, content.sources, target, problems, _Said(node, ranks, names or KernelNames(), workers))
                 if not target.empty:
                     nodes += target.finish(problems.count - before)
                     times_known &= target.times_known
             except BaseException:
+                workers.stop()
                 target.discard()
                 raise
             if target.replaced:
@@ -228,12 +240,15 @@ class _Said:
     node: str | None
     ranks: int | None
     names: KernelNames
+    workers: Workers
 
 
 def _import(name: str, sources: Sequence[Source], target: ImportTarget, problems: Problems, said: _Said) -> None:
     node = said.node
-    if name == nccl_log.FORMAT:
-        nccl_log.import_files(sources, target, problems)
+    if can_share(name, sources, said.workers):
+        import_shares(name, sources, target, problems, said.workers, node, said.names)
+    elif name == nccl_log.FORMAT:
+        nccl_log.import_files(sources, target, problems, said.workers)
     elif name == nccl_inspector.FORMAT:
         nccl_inspector.import_files(sources, target, problems)
     elif name == gpu_database.NSYS:
@@ -260,5 +275,5 @@ def _import(name: str, sources: Sequence[Source], target: ImportTarget, problems
 
 
 def _is_host_trace(source: Source) -> bool:
-    with source.open() as stream:
+    with source.open(counted=False) as stream:
         return execution_trace.has_format(stream.read(HEAD_BYTES))

@@ -45,10 +45,18 @@ class SourceStream(io.BufferedReader):
         """Why it ended early; empty: it did not."""
         return cast(_Bounded, self.raw).damage
 
+    def count_into(self, count: Callable[[int], None]) -> None:
+        """Tell `count` of bytes as they are read: those of the file, compressed or not."""
+        cast(_Bounded, self.raw).count = count
+
 
 class _Bounded(io.RawIOBase):
-    def __init__(self, stream: BinaryIO, most_bytes: int) -> None:
+    def __init__(self, stream: BinaryIO, most_bytes: int, beneath: BinaryIO) -> None:
+        """`beneath`: what the bytes come from as they lie on disk."""
         self._stream = stream
+        self._beneath = beneath
+        self.count: Callable[[int], None] | None = None
+        self._counted = 0
         # Of a compressed file that ends too early, what came before comes in a read of its own.
         self._read: Callable[[int], bytes] = stream.read1 if isinstance(stream, gzip.GzipFile) else stream.read
         self._left_bytes = most_bytes
@@ -74,6 +82,10 @@ class _Bounded(io.RawIOBase):
             self.damage = f"expands to more than {self._most_bytes} bytes: the rest is left out"
             return 0
         buffer[: len(content)] = content
+        if self.count is not None:
+            reached = self._beneath.tell()
+            self.count(reached - self._counted)
+            self._counted = reached
         return len(content)
 
     def close(self) -> None:
@@ -113,10 +125,22 @@ class Source:
     path: Path | None
     """Where it is, as it is; None: inside an archive or compressed."""
     opener: Callable[[], SourceStream]
+    size_bytes: int = 0
+    """Of the file, or of the member of an archive, as it lies there."""
+    file: Path | None = None
+    """The file that holds it and nothing else; None: an archive does."""
+    count: Callable[[int], None] | None = None
+    """Is told how many of these bytes are read."""
 
-    def open(self) -> SourceStream:
-        """Its bytes from the beginning; close it before the next source of the same archive is opened."""
-        return self.opener()
+    def open(self, *, counted: bool = True) -> SourceStream:
+        """Its bytes from the beginning; close it before the next source of the same archive is opened.
+
+        `counted` False: what is read is read again.
+        """
+        stream = self.opener()
+        if counted and self.count is not None:
+            stream.count_into(self.count)
+        return stream
 
 
 class Sources:
@@ -165,6 +189,8 @@ class Sources:
             modified_ns=status.st_mtime_ns,
             path=None if compressed else path,
             opener=lambda: _opened(path),
+            size_bytes=status.st_size,
+            file=path,
         )
 
     def _members(self, path: Path) -> Iterator[Source]:
@@ -240,6 +266,7 @@ def _member(
         modified_ns=int(member.mtime * 1e9) if 0 <= member.mtime < _MOST_SECONDS else 0,
         path=None,
         opener=opener,
+        size_bytes=member.size,
     )
 
 
@@ -278,7 +305,7 @@ class _Unzipped(gzip.GzipFile):
 
 def _bounded(stream: BinaryIO, compressed: bool, most_bytes: int) -> SourceStream:
     inner = cast(BinaryIO, _Unzipped(stream)) if compressed else stream
-    return SourceStream(_Bounded(inner, most_bytes), 1 << 16)
+    return SourceStream(_Bounded(inner, most_bytes, stream), 1 << 16)
 
 
 def read_whole(stream: SourceStream, most_bytes: int) -> bytes | None:
@@ -293,27 +320,41 @@ def read_whole(stream: SourceStream, most_bytes: int) -> bytes | None:
     return b"".join(parts)
 
 
+def line_blocks(stream: SourceStream, size_bytes: int = _LINES_READ_BYTES) -> Iterator[bytes]:
+    """An imported file in blocks of whole lines, without the last line end of each; of a line that is too long to be
+    one, its beginning."""
+    begun = b""
+    while content := stream.read(size_bytes):
+        whole, end, rest = content.rpartition(b"\n")
+        if end:
+            yield begun + whole
+            begun = rest
+        else:
+            begun += rest
+        begun = begun[:LONGEST_LINE_BYTES]
+    if begun:
+        yield begun
+
+
+def lines_of_block(block: bytes) -> list[str | None]:
+    """The lines of such a block without their ends; None for a line that is too long to be one."""
+    # Many lines are decoded and cut apart at once: a line at a time takes four times as long.
+    text = block.decode("utf-8", "replace")
+    lines: list[str | None] = list(text.split("\n"))
+    if len(text) * 4 >= LONGEST_LINE_BYTES and max(map(len, text.split("\n"))) * 4 >= LONGEST_LINE_BYTES:
+        lines = [None if line is None or _is_too_long(line) else line for line in lines]
+    if "\r" in text:
+        lines = [line if line is None else line.rstrip("\r") for line in lines]
+    return lines
+
+
 def numbered_lines(stream: SourceStream) -> Iterator[tuple[int, str | None]]:
     """Lines of an imported file without their ends, from number 1; None for a line that is too long to be one."""
     number = 0
-    begun = b""
-    too_long = False
-    while block := stream.read(_LINES_READ_BYTES):
-        # Many lines are decoded and cut apart at once: a line at a time takes four times as long.
-        whole, end, rest = block.rpartition(b"\n")
-        if not end:
-            begun += rest
-        else:
-            for line in (begun + whole).decode("utf-8", "replace").split("\n"):
-                number += 1
-                yield number, None if too_long or _is_too_long(line) else line.rstrip("\r")
-                too_long = False
-            begun = rest
-        if len(begun) >= LONGEST_LINE_BYTES:
-            begun, too_long = b"", True
-    if begun or too_long:
-        line = begun.decode("utf-8", "replace")
-        yield number + 1, None if too_long or _is_too_long(line) else line.rstrip("\r")
+    for block in line_blocks(stream):
+        for line in lines_of_block(block):
+            number += 1
+            yield number, line
 
 
 def _is_too_long(line: str) -> bool:

@@ -15,10 +15,10 @@ from railscope.agent.dataset.schema import UNNAMED_NODE
 from railscope.agent.imports import flight_dump
 from railscope.agent.imports.facts import ImportedCall, ImportedEnd, ImportedOperation, Problems
 from railscope.agent.imports.flight_dump import FlightDump
+from railscope.agent.imports.imported_rows import ImportedRows
 from railscope.agent.imports.json_stream import text, whole_number
 from railscope.agent.imports.kineto import NO_HOST
 from railscope.agent.imports.sources import Source
-from railscope.agent.imports.target import ImportTarget
 from railscope.agent.imports.torch_names import (
     Group,
     Transfer,
@@ -32,16 +32,28 @@ from railscope.probes.nccl.abi import DataType, Op
 FORMAT: Final = "torch-flight-recorder"
 _MOST_COALESCED: Final = 1 << 12
 """Groups whose end is awaited; of others it is not known any more what was in them."""
+_MOST_KINDS: Final = 1 << 12
+_LONGEST_KEPT: Final = 1 << 10
 _TO_ONE: Final = frozenset({Op.Send, Op.Recv})
 
 
-def import_files(sources: Sequence[Source], target: ImportTarget, problems: Problems, node: str | None) -> None:
+def import_files(sources: Sequence[Source], target: ImportedRows, problems: Problems, node: str | None) -> None:
     """Put what dumps of PyTorch's NCCL flight recorder hold into the dataset; `node` None: the files do not say."""
+    add_notes(problems, read_files(sources, target, problems, node), node)
+
+
+def read_files(sources: Sequence[Source], target: ImportedRows, problems: Problems, node: str | None) -> int:
+    """As `import_files`, without its notes; returns how many operations are not complete."""
     unfinished = 0
     for source in sources:
-        one = _Import(source, target, problems, node or UNNAMED_NODE)
+        one = _Import(source, target, problems, find_node(source.label, node))
         one.read()
         unfinished += one.unfinished
+    return unfinished
+
+
+def add_notes(problems: Problems, unfinished: int, node: str | None) -> None:
+    """Say what a reader of the figures should know of all dumps together."""
     if unfinished:
         those = "1 operation is" if unfinished == 1 else f"{unfinished:,} operations are"
         problems.add_note(
@@ -49,6 +61,11 @@ def import_files(sources: Sequence[Source], target: ImportTarget, problems: Prob
         )
     if node is None:
         problems.add_note(NO_HOST)
+
+
+def find_node(_label: str, node: str | None) -> str:
+    """The host of a dump: dumps do not name theirs."""
+    return node or UNNAMED_NODE
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +81,7 @@ class _Made:
 class _Import:
     """One file: one rank."""
 
-    def __init__(self, source: Source, target: ImportTarget, problems: Problems, node: str) -> None:
+    def __init__(self, source: Source, target: ImportedRows, problems: Problems, node: str) -> None:
         self._source = source
         self._dump = FlightDump(source, self._skip)
         self._target = target
@@ -73,20 +90,22 @@ class _Import:
         self._instances: dict[str, int] = {}
         self._coalesced: defaultdict[tuple[str, bool, int | None], list[_Made]] = defaultdict(list)
         """What was called together, by group and number, until its end comes."""
+        self._kinds: dict[str, _Made] = {}
+        """By what tells it: a job makes the same calls again and again."""
         self._waits: set[tuple[str, bool, int | None]] = set()
         """Group and number of what is not complete."""
 
     def read(self) -> None:
         if self._dump.rank is None:
             self._problems.add_note("a dump's file name does not end with its rank: the rank is unknown")
-        for number, line, entry in self._dump.entries():
+        for number, where, entry in self._dump.entries():
             try:
                 if flight_dump.stands_for_others(entry):
                     self._end_coalesced(entry)
                 else:
                     self._operation(entry)
             except UnknownName as error:
-                self._skip(line, str(error), number)
+                self._skip(where(), str(error), number)
         self._finish()
 
     @property
@@ -95,14 +114,13 @@ class _Import:
         return len(self._waits)
 
     def _operation(self, entry: Mapping[str, Any]) -> None:
-        op = parse_operation(text(entry.get("profiling_name")))
+        name = text(entry.get("profiling_name"))
+        op = parse_operation(name)
         if op is None:
             return
         group = self._dump.group(entry)
         created_ns = _created_ns(entry)
-        kind = parse_data_type(flight_dump.data_type_name(entry))
-        found = flight_dump.transfers(op, entry, group, self._problems.add_note)
-        made = _Made(op, kind, tuple((one, payload_bytes(kind, one.elements)) for one in found))
+        made = self._made(op, name, entry, group)
         if "state" in entry and not flight_dump.is_complete(entry):
             self._waits.add((group.name, *flight_dump.coalesced_key(entry)))
         instance = self._instance(group.name)
@@ -115,7 +133,7 @@ class _Import:
                     instance=instance,
                     tid=whole_number(entry.get("thread_id")),
                     op=one.op.name,
-                    data_type=kind.name,
+                    data_type=made.kind.name,
                     payload_bytes=size_bytes,
                     peer=one.peer,
                     sequence=sequence,
@@ -125,6 +143,21 @@ class _Import:
             self._timed(entry, group, [made])
         elif len(self._coalesced) < _MOST_COALESCED:
             self._coalesced[group.name, *flight_dump.coalesced_key(entry)].append(made)
+
+    def _made(self, op: Op, name: str, entry: Mapping[str, Any], group: Group) -> _Made:
+        """What an entry stands for."""
+        kind_name = flight_dump.data_type_name(entry)
+        told = f"{name}\n{kind_name}\n{group.name}\n{entry.get('input_sizes')}\n{entry.get('output_sizes')}"
+        made = self._kinds.get(told)
+        if made is None:
+            kind = parse_data_type(kind_name)
+            found = flight_dump.transfers(op, entry, group, self._problems.add_note)
+            made = _Made(op, kind, tuple((one, payload_bytes(kind, one.elements)) for one in found))
+            if len(told) <= _LONGEST_KEPT:
+                if len(self._kinds) >= _MOST_KINDS:
+                    self._kinds.clear()
+                self._kinds[told] = made
+        return made
 
     def _end_coalesced(self, entry: Mapping[str, Any]) -> None:
         group = self._dump.group(entry)

@@ -17,6 +17,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES
@@ -115,6 +116,11 @@ _ALGORITHMS: Final = {"RING": "Ring", "TREE": "Tree", "COLLNET": "CollNetDirect"
 _PROTOCOLS: Final = {"LL": "LL", "LL128": "LL128", "SIMPLE": "Simple"}
 
 
+_LONGEST_KEPT: Final = 1 << 10
+_MOST_KEPT: Final = 1 << 10
+"""Names that occur again and again."""
+
+
 class UnknownName(ValueError):
     """An operation or data type that NCCL's tables do not have; the message names it."""
 
@@ -171,6 +177,12 @@ def parse_operation(name: str) -> Op | None:
     Raises:
         UnknownName: the name is unknown.
     """
+    if len(name) > _LONGEST_KEPT:
+        return _operation_of(name)
+    return _kept_operation_of(name)
+
+
+def _operation_of(name: str) -> Op | None:
     plain = re.sub(r"^(?:c10d::|[a-z0-9]+:)|_", "", name.strip().lower().split(" ")[0])
     if plain in _NO_COMMUNICATION:
         return None
@@ -178,6 +190,9 @@ def parse_operation(name: str) -> Op | None:
         return OP_OF[plain]
     except KeyError:
         raise UnknownName(f"an unknown operation: {name[:60]!r}") from None
+
+
+_kept_operation_of: Final = lru_cache(maxsize=_MOST_KEPT)(_operation_of)
 
 
 def parse_data_type(name: str) -> DataType:
@@ -258,14 +273,21 @@ def _parts(op: Op, elements: int, splits: Sequence[int]) -> list[Transfer]:
 def parse_whole_numbers(value: object) -> tuple[int, ...] | None:
     """A list of whole numbers, or a text of one such as `[0, 1]`; None: it is none, or was cut short with `...`."""
     if isinstance(value, str):
-        inside = value.strip()
-        if not (inside.startswith("[") and inside.endswith("]")):
-            return None
-        parts: list[object] = [part.strip() for part in inside[1:-1].split(",") if part.strip()]
-    elif isinstance(value, list):
-        parts = value
-    else:
+        return _kept_numbers_of(value) if len(value) <= _LONGEST_KEPT else _numbers_of(value)
+    return _all_whole(value) if isinstance(value, list) else None
+
+
+def _numbers_of(text: str) -> tuple[int, ...] | None:
+    inside = text.strip()
+    if not (inside.startswith("[") and inside.endswith("]")):
         return None
+    return _all_whole([part.strip() for part in inside[1:-1].split(",") if part.strip()])
+
+
+_kept_numbers_of: Final = lru_cache(maxsize=_MOST_KEPT)(_numbers_of)
+
+
+def _all_whole(parts: Sequence[object]) -> tuple[int, ...] | None:
     numbers = [whole_number(part) for part in parts]
     return None if None in numbers else tuple(number for number in numbers if number is not None)
 
@@ -285,6 +307,10 @@ def parse_kernel_name(name: str) -> KernelName:
     Of symmetric memory's (`ncclSymkDevKernel_AllReduce_RSxLDMC_AGxSTMC_sum_bf16`) it is the operation alone, and
     RCCL's one kernel for everything (`ncclDevKernel_Generic_4`) says nothing.
     """
+    return _kept_parts_of(name) if len(name) <= _LONGEST_KEPT else _parts_of(name)
+
+
+def _parts_of(name: str) -> KernelName:
     plain = name.split("(")[0].split("<")[0]
     found = _OP_IN_KERNEL.search(plain)
     upper = {word.upper() for word in plain.split("_")[1:]}
@@ -293,3 +319,6 @@ def parse_kernel_name(name: str) -> KernelName:
         algorithm=next((_ALGORITHMS[word] for word in _ALGORITHMS if word in upper), ""),
         protocol=next((_PROTOCOLS[word] for word in ("LL128", "LL", "SIMPLE") if word in upper), ""),
     )
+
+
+_kept_parts_of: Final = lru_cache(maxsize=_MOST_KEPT)(_parts_of)

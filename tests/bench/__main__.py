@@ -23,6 +23,7 @@ from tests.bench import (
     dataset_cost,
     exposition_cost,
     first_sight,
+    import_cost,
     late_attach,
     live_recording_cost,
     nccl_cost,
@@ -59,6 +60,7 @@ _PARTS: Final[dict[str, Part]] = {
     dataset_cost.PART: Part(dataset_cost.measure, 3),
     live_recording_cost.PART: Part(live_recording_cost.measure, 2),
     report_cost.PART: Part(report_cost.measure, 1),
+    import_cost.PART: Part(import_cost.measure, 1),
 }
 """Each part and its usual number of rounds."""
 

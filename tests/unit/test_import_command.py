@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from railscope.agent.dataset.writer import DatasetWriter
-from railscope.agent.imports import target
+from railscope.agent.imports import imported_rows
 from railscope.agent.imports.command import add_import_arguments, run_import
 from railscope.probes.installation import remedy_for_missing_extra
 from tests.unit.importing import SAMPLES, written
@@ -120,7 +120,7 @@ def test_an_import_that_fails_leaves_no_rows_behind(tmp_path: Path, monkeypatch:
     def full(_self: DatasetWriter, _table: str, _rows: object, _hour_ns: int) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device", "part")
 
-    monkeypatch.setattr(target, "_BATCH_ROWS", 2)
+    monkeypatch.setattr(imported_rows, "_BATCH_ROWS", 2)
     # Calls are written as they are found, the row of the recording comes last.
     monkeypatch.setattr(DatasetWriter, "add_rows", full)
     assert run(SAMPLES / "nccl-2.32.3-split.log", "-o", tmp_path / "d")[0] == 2

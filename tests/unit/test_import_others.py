@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.imports import chakra_messages, target
+from railscope.agent.imports import chakra_messages, imported_rows
 from railscope.agent.imports.chakra_messages import BrokenMessage, attribute_values, decode_metadata, decode_node
 from railscope.agent.imports.deepspeed import ranks_of_bandwidths
 from railscope.agent.imports.facts import ImportFailure
@@ -298,16 +298,16 @@ def test_what_a_killed_import_has_left_does_not_count_twice(tmp_path: Path) -> N
 def test_rows_of_many_hosts_are_written_before_they_are_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(target, "_MOST_ROWS", 8)
+    monkeypatch.setattr(imported_rows, "_MOST_ROWS", 8)
     hosts = ["a", "b", "a", "c", "a", "a", "b", "c", "a"]
     held = []
-    flush = target.ImportTarget._flush_the_most
+    flush = imported_rows.ImportedRows._flush_the_most
 
-    def watched(self: target.ImportTarget) -> None:
+    def watched(self: imported_rows.ImportedRows) -> None:
         flush(self)
         held.append(self._held)
 
-    monkeypatch.setattr(target.ImportTarget, "_flush_the_most", watched)
+    monkeypatch.setattr(imported_rows.ImportedRows, "_flush_the_most", watched)
     result = imported(tmp_path, written(tmp_path, "log", "\n".join(map(inspectors, hosts))))
     assert held
     assert max(held) <= 4
