@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from railscope.agent.node.steps.stream import CallStream
-from railscope.agent.rhythm.pattern import Calls
+from railscope.agent.rhythm.pattern import Calls, find_pattern
 from railscope.agent.rhythm.repetition import find_repetition
 from railscope.agent.rhythm.series import CallSeries, dense_codes
 from railscope.agent.rhythm.tracker import Iterations
@@ -43,7 +43,11 @@ class Inline(Executor):
 
 RECORDED = Path(__file__).parent / "data" / "steps"
 """Calls of rank 0, as `railscope record` had them beside the testbed's workload (ddp; gpt: pipeline 2 x tensor 2 x data
-2) and the real NCCL (2.32.3, an AllReduce again and again), on a machine that was busy otherwise."""
+2) and the real NCCL (2.32.3: an AllReduce again and again; the demo's ddp, gpt and inference), on a machine that was
+busy otherwise."""
+
+
+RECORDINGS = ("ddp", "gpt", "nccl-allreduce", "nccl-ddp", "nccl-gpt")
 
 
 def recorded(name: str) -> Calls:
@@ -95,7 +99,7 @@ def simulated(name: str) -> Calls:
 
 STREAMS: dict[str, Callable[[], Calls]] = {
     **{name: partial(simulated, name) for name in JOBS},
-    **{f"{name} recorded": partial(recorded, name) for name in ("ddp", "gpt", "nccl-allreduce")},
+    **{f"{name} recorded": partial(recorded, name) for name in RECORDINGS},
 }
 
 
@@ -147,6 +151,12 @@ def test_requests_at_random_have_no_steps(seed: int) -> None:
     stream = CallStream(Inline(), 1 << 14)
     assert not len(followed(stream, made))
     assert stream.pattern is None
+
+
+def test_recorded_requests_have_no_steps_for_the_report_either() -> None:
+    calls = recorded("nccl-inference")
+    assert not len(read_each_second(CallStream(Inline(), 1 << 16), calls))
+    assert find_pattern(calls) is None
 
 
 def test_a_job_that_changes_its_batch_goes_on_with_other_calls() -> None:
