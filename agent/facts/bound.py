@@ -177,7 +177,7 @@ def _verdict(shares: StepShares, slowest: str) -> str:
         case Bound.COMPUTATION_OR_INPUT:
             return f"The job is bound by computation or input: no operation is under way for {share} of a step."
         case _ if shares.unknown >= SURE:
-            return "What bounds the job cannot be told: completions of its operations are not seen."
+            return "What bounds the job cannot be told: completions are not seen of all its communicators."
     return "No single thing bounds the job: nothing is half of a step."
 
 

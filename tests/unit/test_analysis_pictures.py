@@ -103,6 +103,13 @@ def test_everything_lies_inside_the_picture(name: str) -> None:
             assert -1 <= y <= picture.height + 1, part
 
 
+def test_a_small_heat_map_has_room_for_its_title() -> None:
+    title = "Predicted wire bytes of an iteration, default mapping"
+    picture = draw_heat_map(heat_map(2, np.array([0]), np.array([1]), np.array([7])), title)
+    (shown,) = (part for part in picture.parts if isinstance(part, Words) and part.text == title)
+    assert shown.x + text_width(title, shown.points, bold=True) <= picture.width
+
+
 def test_the_heat_map_has_one_square_a_pair_that_tells_its_bytes() -> None:
     picture = draw_heat_map(heat_map_of(REPORT.matrix), "Wire bytes")
     told = [part.title for part in picture.parts if isinstance(part, Box) and part.title]

@@ -98,7 +98,7 @@ def test_the_top_says_what_the_job_is_in_words() -> None:
 
 def test_where_what_stays_in_a_server_has_no_times_the_rest_of_a_step_may_be_communication() -> None:
     first, *_ = summarise(replace(REPORT, unknown=(*REPORT.unknown, Unknown(11, NETWORK_ONLY))))
-    assert first == "What bounds the job cannot be told: completions of its operations are not seen."
+    assert first == "What bounds the job cannot be told: completions are not seen of all its communicators."
 
 
 def test_a_shape_that_is_not_certain_is_not_told_as_fact() -> None:

@@ -54,7 +54,7 @@ def test_the_first_sentence_is_the_verdict_and_what_cannot_be_told_is_said() -> 
     unseen = StepShares.from_parts(PARTS[Bound.UNKNOWN])
     assert unseen is not None
     told = describe_bound(unseen)
-    assert told[0] == "What bounds the job cannot be told: completions of its operations are not seen."
+    assert told[0] == "What bounds the job cannot be told: completions are not seen of all its communicators."
     assert told[-1] == (
         "In 65 % of a step communication and computation cannot be told apart: completions are not seen of all "
         "communicators."

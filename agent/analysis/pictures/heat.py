@@ -97,7 +97,7 @@ def draw_heat_map(heat: HeatMap, title: str, limits: tuple[int, int] | None = No
     left = 40.0 + (text_width("m" * longest) + 4 if runs else 0.0)
     top = 62.0
     size = side * heat.side
-    width = max(left + size + 16, left + 250)
+    width = left + max(size + 16, 250.0, text_width(title, 13, bold=True))
     height = top + size + 62
     parts: list[Part] = [
         Words(left, 16, title, bold=True, points=13),
