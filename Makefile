@@ -91,7 +91,7 @@ SERVERS := tests/stack tests/nvml
 REAL := --ignore tests/unit $(addprefix --ignore ,$(SERVERS))
 twice = $(PYTEST) -o cache_dir=.pytest_cache/$(1) --durations 25 $(2) $(3) || { echo "A second chance for what failed:"; \
 	$(PYTEST) -o cache_dir=.pytest_cache/$(1) --last-failed --last-failed-no-failures none --maxfail 3 $(2); }
-test: setup packages-test $(STAMPS)/nccl lint  ## lint, and every test but those with commands of their own; says what it skipped and why
+test: setup packages-test $(STAMPS)/nccl $(STAMPS)/transfers lint  ## lint, and every test but those with commands of their own; says what it skipped and why
 	@failed=0; \
 	$(PYTEST) --numprocesses auto --maxprocesses 8 --dist loadfile tests/unit || failed=1; \
 	{ $(call twice,servers,$(SERVERS)); } > $(STAMPS)/servers.log 2>&1 & servers=$$!; \
@@ -105,6 +105,12 @@ check: $(STAMPS)/venv build lint  ## format, lint, types, the map, and the unit 
 
 test-faults: setup packages-test $(STAMPS)/nccl  ## break things on purpose: what is said of each fault, as a table and JSON
 	$(BIN)/python -m tests.faults $(FAULTS)
+
+# Real libraries other than NCCL, for tests of what they transfer.
+$(STAMPS)/transfers: tests/transfers/wheels.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: \
+		--upgrade --target $(VENV)/transfers --requirement $<
+	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/nccl: testbed/nccl/wheels.txt
 	testbed/nccl/fetch-wheels $(BIN)/python

@@ -5,7 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from railscope.agent.facts import catalogue
-from railscope.dashboards import node_health, page, recorded, variables
+from railscope.dashboards import node_health, node_transfers, page, recorded, variables
 from railscope.dashboards.page import Section
 from railscope.dashboards.panels import (
     BAD,
@@ -53,6 +53,7 @@ def dashboard() -> Dashboard:
             Section("Queues", _queues(), folded=True),
             Section("Error and congestion counters", _counters(), folded=True),
             Section("TCP", _tcp(), folded=True),
+            Section("Transfers of other libraries", node_transfers.transfer_panels(), folded=True),
             Section("GPUs and NVLinks", _gpus(), folded=True),
             Section("Condition of GPUs", node_health.gpu_panels(), folded=True),
             Section("Condition of links", node_health.link_panels(), folded=True),

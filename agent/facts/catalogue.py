@@ -308,6 +308,72 @@ STALLS: Final = _counter(
     "op cause",
     "Stalls that began on this node.",
 )
+TRANSFER_OPERATIONS: Final = _counter(
+    "transfer_operations",
+    "library op direction",
+    "Operations that programs of this node began with a library other than NCCL. library is ucx, nixl, mpi or nvshmem; "
+    "what one library does through another counts for the first one alone. direction is transmit, receive, both (a "
+    "collective) or none (such as a flush).",
+)
+TRANSFER_PROBE_ATTACHED: Final = _gauge(
+    "transfer_probe_attached",
+    "file library",
+    "1 while probes are on the functions of this library in this file, 0 if not: they exceed the budget, or the kernel "
+    "refused them.",
+)
+TRANSFER_PAYLOAD_BYTES: Final = _counter(
+    "transfer_payload_bytes",
+    "library op direction",
+    "Payload of those operations, as their arguments say. Absent of operations whose arguments do not, as a receive's.",
+)
+TRANSFER_UNSIZED: Final = _counter(
+    "transfer_unsized",
+    "library op direction",
+    "Operations whose payload is not known, and not part of transfer_payload_bytes_total.",
+)
+TRANSFER_FAILURES: Final = _counter(
+    "transfer_failures",
+    "library op direction",
+    "Operations that ended with an error.",
+)
+TRANSFER_UNFOLLOWED: Final = _counter(
+    "transfer_unfollowed",
+    "library op direction",
+    "Operations whose completion is not seen: it cannot be (work on a GPU's stream, a request in the program's own "
+    "memory), the program gave them up, or a table was full.",
+)
+TRANSFER_SECONDS: Final = _histogram(
+    "transfer_seconds",
+    "library op",
+    "Time in seconds from the call to when the program learned that the operation is complete, of those that did not "
+    "fail.",
+)
+TRANSFERS_IN_FLIGHT: Final = _gauge(
+    "transfers_in_flight",
+    "library op pid",
+    "Operations that a process has begun and that are not complete. Absent while there is none.",
+)
+TRANSFER_INFLIGHT_SECONDS: Final = _gauge(
+    "transfer_inflight_seconds",
+    "library op pid peer",
+    "Age in seconds of the oldest of them. peer is its other end, empty where that is not known.",
+)
+TRANSFER_PEER_OPERATIONS: Final = _counter(
+    "transfer_peer_operations",
+    "library op pid peer",
+    "Operations of a process with one peer that its library names: NIXL's agents, ranks of MPI and NVSHMEM. Only with "
+    "--series.peers, and so many of a process at most.",
+)
+TRANSFER_PEER_PAYLOAD_BYTES: Final = _counter(
+    "transfer_peer_payload_bytes",
+    "library op pid peer",
+    "Payload of those operations.",
+)
+TRANSFER_PEER_SECONDS: Final = _counter(
+    "transfer_peer_seconds",
+    "library op pid peer",
+    "Total time in seconds of those that completed without failure.",
+)
 COMM_OPERATION_SECONDS: Final = _counter(
     "comm_operation_seconds",
     "comm rank",

@@ -16,6 +16,7 @@ from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.rank_identity import Labels, RankIdentity, RankKey
 from railscope.agent.facts.slowness import Slowness
 from railscope.agent.facts.stall import LastCollectives, ProcessStack, Stall
+from railscope.agent.facts.transfers import NodeTransfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -881,4 +882,6 @@ class Snapshot:
     condition: NodeCondition = NodeCondition()
     fabric: NodeFabric = NodeFabric()
     stalls: NodeStalls = NodeStalls()
+    transfers: NodeTransfers = field(default_factory=NodeTransfers)
+    """Of libraries other than NCCL."""
     health: AgentHealth = field(default_factory=AgentHealth)

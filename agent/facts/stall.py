@@ -187,6 +187,10 @@ class Stall:
     """Whose its process is; None: not known when it was found."""
     slow: bool = False
     """Operations complete, but take much longer than they did; False: one does not complete."""
+    library: str = ""
+    """Whose operation it is; empty: NCCL's."""
+    peer: str = ""
+    """Of a transfer of another library: its other end, as the library calls it, or by address; empty: not known."""
     ended_ns: int | None = None
 
     @property

@@ -41,6 +41,7 @@ from railscope.exporters.series.gpu_families import gpu_families
 from railscope.exporters.series.printable_labels import PrintableLabels, make_printable
 from railscope.exporters.series.rail_families import rail_families
 from railscope.exporters.series.selection import Selection
+from railscope.exporters.series.transfer_families import transfer_families
 from railscope.exporters.series.trimming import Detail, goes_with_rank, trim
 
 DROPPED_BY_CAP: Final = "cap"
@@ -184,6 +185,7 @@ def _all_drafts(snapshot: Snapshot, detail: Detail, selection: Selection) -> Ite
     yield from _collectives(snapshot.collectives)
     yield from _communicators(detail.communicators)
     yield from _stalls(snapshot.stalls, snapshot.monotonic_ns, snapshot.collectives)
+    yield from transfer_families(snapshot.transfers)
     yield from _times(snapshot.collectives, detail)
     yield from _jobs(snapshot.collectives.jobs)
     yield make_draft_by_label(catalogue.COMM_EVENTS, snapshot.collectives.events.items())

@@ -108,7 +108,7 @@ def describe_stall(
     What of the hardware went wrong just before it comes first among the evidence, and what did since then last.
     """
     diagnosis, owner = stall.diagnosis, stall.owner
-    return {
+    told: StallDocument = {
         "comm": stall.comm,
         "rank": parse_number(stall.rank),
         "nranks": parse_number(stall.nranks),
@@ -128,6 +128,11 @@ def describe_stall(
         "netns": diagnosis.netns,
         "evidence": [*hardware.first, *diagnosis.evidence, *hardware.last],
     }
+    if stall.library:
+        told["library"] = stall.library
+        if stall.peer:
+            told["peer"] = stall.peer
+    return told
 
 
 def _describe_pace(pace: RankPace, snapshot: Snapshot) -> SlowRankDocument:

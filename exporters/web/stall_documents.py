@@ -54,6 +54,8 @@ class StallDocument(TypedDict):
     device: Annotated[str, "network device of that rail; empty if none"]
     netns: Annotated[str, "network namespace of that device, if its name occurs in several; else empty"]
     evidence: Annotated[list[str], "sentences, the weightiest first"]
+    library: NotRequired[Annotated[str, "library whose transfer it is; absent: NCCL"]]
+    peer: NotRequired[Annotated[str, "other end of a transfer: the library's name for it, or its address, if known"]]
     blamed_stack: NotRequired[Annotated[StackDocument, "on /stalls only, with --stall.stacks"]]
 
 

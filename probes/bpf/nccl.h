@@ -197,6 +197,11 @@ struct hashed_aggregate {
 #define SHARED_FAILED_OVER 24
 #define SHARED_CUDA_CALLS 25
 #define SHARED_CALLS_UNDER_WAY 26
+/* Of other libraries' transfers. */
+#define SHARED_TRANSFER_THREADS 27
+#define SHARED_TRANSFER_TOTALS 28
+#define SHARED_TRANSFER_REQUESTS 29
+#define SHARED_TRANSFER_PEERS 30
 #define SHARED_TABLES 32 /* a power of two */
 #define NOBODY 0xffffffffU /* no user's number */
 

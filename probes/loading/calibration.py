@@ -47,6 +47,7 @@ PROGRAM_NS: Final[Mapping[str, float]] = {
     "socket_send": 480.0,  # 330 to 620
     "cuda": 650.0,  # 540 to 710 of a job that asks an event until it has happened; a record behind work is dearer
     "driver_calls": 250.0,  # 80 in a tight loop; in a job others take three to five times as long as there
+    "transfers": 400.0,
     "ib_send": 1100.0,  # not on a job: what it takes above socket_send on a made-up connection, added to that
 }
 """What each program takes above the trap, ns.

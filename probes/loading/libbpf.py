@@ -27,7 +27,7 @@ OBJECTS: Final = Path(__file__).resolve().parents[1] / "bpf"
 ARCHITECTURES: Final = {"x86_64": "x86", "aarch64": "arm64"}
 """The part of an object's name that says which processor it is for, by machine."""
 
-OBJECT_STEMS: Final = ("nccl", "nccl_session", "nccl_internals", "driver_calls", "stops", "empty")
+OBJECT_STEMS: Final = ("nccl", "nccl_session", "nccl_internals", "driver_calls", "transfers", "stops", "empty")
 """What the names of the objects begin with."""
 
 _PRINT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)

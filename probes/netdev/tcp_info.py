@@ -59,6 +59,7 @@ _SOCKET_FIELDS: Final = {
     "timer": (2, "u1"),  # 1: waits for an acknowledgement; 4: asks again and again whether the peer takes more
     "ports": (4, (">u2", (2,))),  # of this side, and of the other
     "local": (8, "V16"),
+    "remote": (24, "V16"),
     "interface": (40, "u4"),  # number of the device that it is bound to; 0: any
     "cookie": (44, "u8"),  # the kernel's number for it, never used again
     "unread_bytes": (56, "u4"),  # received and acknowledged, not read by the process
@@ -310,8 +311,17 @@ def _message_dtype(form: _Form) -> np.dtype[Any]:
 
 def local_addresses(rows: Rows) -> list[bytes]:
     """Local addresses of TCP sockets, 4 bytes of IPv4 or 16 of IPv6; IPv4 also where the socket is one of IPv6."""
+    return _addresses(rows, "local")
+
+
+def remote_addresses(rows: Rows) -> list[bytes]:
+    """The addresses of the other ends; see `local_addresses`."""
+    return _addresses(rows, "remote")
+
+
+def _addresses(rows: Rows, end: str) -> list[bytes]:
     families = rows["family"].tolist()
     return [
         address[:4] if family == socket.AF_INET else plain_address(address)
-        for family, address in zip(families, rows["local"].tolist(), strict=True)
+        for family, address in zip(families, rows[end].tolist(), strict=True)
     ]

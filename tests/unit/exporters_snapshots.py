@@ -62,6 +62,7 @@ from railscope.agent.facts.snapshot import (
     UnjoinedProcess,
 )
 from railscope.agent.facts.stall import Diagnosis, LastCollectives, Stall
+from railscope.agent.facts.transfers import NodeTransfers, PeerTransfers, TransferTotal, TransferUnderWay
 from tests.unit.identities import named
 
 RATES = Histogram(bounds=(1e6, 1e9, 2.5e10), counts=(7, 2, 1, 0), sum=2.25e9)
@@ -330,6 +331,15 @@ def full_snapshot() -> Snapshot:
                 DriverCallsOfProcess(4711, 1200, "", 0.0),
                 DriverCallsOfProcess(4712, 1199, "cuStreamSynchronize", 40.5),
             ),
+        ),
+        transfers=NodeTransfers(
+            (
+                TransferTotal("nixl", "Write", "transmit", 20, 167772160, 0, 1, 0, Histogram((0.001,), (18, 1), 0.357)),
+                TransferTotal("ucx", "TagRecv", "receive", 7, None, 7, 0, 7, None),
+            ),
+            (TransferUnderWay("nixl", "Write", 4713, 2, 12.5, "decode-0"),),
+            (PeerTransfers("nixl", "Write", 4713, "decode-0", 20, 167772160, 19, 0.357),),
+            (("/opt/venv/libnixl.so", "nixl", True), ("/opt/venv/libucp-b39b3ed9.so.0", "ucx", False)),
         ),
         health=AgentHealth(
             started_realtime_ns=1_749_999_000_500_000_000,

@@ -64,6 +64,18 @@ def test_it_has_every_metric_but_those_of_what_is_wrong_and_of_what_is_asked_for
         name.removeprefix("railscope_") for name in NODE.families
     }
     assert missing == {
+        "transfer_operations_total",
+        "transfer_probe_attached",
+        "transfer_payload_bytes_total",
+        "transfer_unsized_total",
+        "transfer_failures_total",
+        "transfer_unfollowed_total",
+        "transfer_seconds",
+        "transfers_in_flight",
+        "transfer_inflight_seconds",
+        "transfer_peer_operations_total",
+        "transfer_peer_payload_bytes_total",
+        "transfer_peer_seconds_total",
         "agent_dark_seconds_total",
         "call_inside_seconds",
         "comm_awaited_ratio",

@@ -48,6 +48,7 @@ from railscope.agent.node.overhead.governor import LEVELS
 from railscope.agent.node.recorder.feed import RecorderFeed, Stream, make_recorder
 from railscope.agent.node.recorder.store import RecordingStore
 from railscope.agent.node.recorder.triggers import Recordings, settling_ns
+from railscope.agent.node.transfers.watch import TransferWatch
 from railscope.agent.recording.recording import RecordedStall, Recording
 from railscope.exporters.otlp.push import OtlpPush, read_boot_seconds
 from railscope.exporters.otlp.wire import SenderSettings
@@ -68,11 +69,13 @@ from railscope.probes.netdev.events import LinkEvents
 from railscope.probes.processes.exit_status import read_exit_status
 from railscope.probes.processes.processes import ProcessIdentity, open_pidfd
 from railscope.probes.rings.wakeups import RingWakeups, WakingRing
+from railscope.probes.transfers.programs import TransferPrograms
 
 _log = logging.getLogger("railscope.daemon")
 
 QUESTIONS: Final = (
     "railscope.agent.node.completion.files",
+    "railscope.agent.node.transfers.files",
     "railscope.agent.node.inspection.pages",
     "railscope.agent.node.targets.memory",
     "railscope.agent.node.targets.processes",
@@ -232,6 +235,13 @@ class Daemon:
 
     def _nccl_sources(self, programs: NcclPrograms, internals: Internals | None) -> NcclSources:
         driver_calls = self._load_driver_calls(programs)
+        transfers = TransferWatch(
+            lambda: TransferPrograms.load(programs),
+            self._config.procfs,
+            self._inspection,
+            self._clock,
+            linger_ns=self._config.probes_linger_ns,
+        )
         return NcclSources(
             programs,
             internals,
@@ -239,19 +249,25 @@ class Daemon:
             inspection=self._inspection,
             stops=self._load_stops(),
             driver_calls=driver_calls,
+            transfers=transfers,
             in_flight=internals,
-            control=lambda completion: self._control(programs, completion, driver_calls),
+            control=lambda completion: self._control(programs, completion, driver_calls, transfers),
             new_process=self._watch_process,
             stall_began=self._stall_began,
             lost_elsewhere={
                 "series": self._budget.dropped_by_user,
                 "recordings": self.recordings.refused_by_user,
+                "transfer_libraries": lambda: transfers.left_out,
                 **({"driver_processes": driver_calls.left_out} if driver_calls is not None else {}),
             },
         )
 
     def _control(
-        self, programs: NcclPrograms, completion: Completion | None, driver_calls: DriverCallWatch | None
+        self,
+        programs: NcclPrograms,
+        completion: Completion | None,
+        driver_calls: DriverCallWatch | None,
+        transfers: TransferWatch,
     ) -> LevelControl:
         calibration = calibrate(programs.attach_kind)
         _log.info("a probe hit costs %.0f ns on this host (%s)", calibration.trap_ns, calibration.source.value)
@@ -264,6 +280,7 @@ class Daemon:
             level=self._config.level,
             procfs=self._config.procfs,
             driver=driver_calls,
+            transfers=transfers,
             late=True,
         )
 

@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -23,6 +23,7 @@ from railscope.agent.facts.rank_identity import RankKey
 from railscope.agent.facts.remarks import Remark, Troubles
 from railscope.agent.facts.snapshot import AttachedProbe, CollectorResult, NodeCollectives, NodeStalls, ProbeHealth
 from railscope.agent.facts.stall import Stall
+from railscope.agent.facts.transfers import NodeTransfers
 from railscope.agent.node.attribution.evidence import NOT_OBSERVED, HandedBytes
 from railscope.agent.node.collectives.collectives import Collectives
 from railscope.agent.node.collectives.watched import WatchedTable
@@ -47,10 +48,12 @@ from railscope.agent.node.steps.steps import Steps
 from railscope.agent.node.targets.jobs import JobFacts, is_confined
 from railscope.agent.node.targets.libraries import Libraries, Library
 from railscope.agent.node.targets.memory import ProcessMemory
-from railscope.agent.node.targets.processes import NOT_DESCRIBED, Describe, Description, ObservedProcess
+from railscope.agent.node.targets.processes import NOT_DESCRIBED, NOT_MAPPED, Describe, Description, ObservedProcess
 from railscope.agent.node.targets.rank_processes import RankProcesses, UserNames
 from railscope.agent.node.targets.unjoined import unjoined_processes
+from railscope.agent.node.transfers.watch import TransferWatch
 from railscope.probes.clock import Clock
+from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.functions.internals import Level
 from railscope.probes.nccl.memory.net_devices import NetDevice
@@ -60,6 +63,7 @@ from railscope.probes.nccl.records.calls import SHARED_TABLES
 from railscope.probes.netdev.events import LinkEvents
 from railscope.probes.processes.namespaces import NamespaceError, network_namespace
 from railscope.probes.processes.owner import ProcessOwner
+from railscope.probes.processes.processes import Mapping as Mapped
 from railscope.probes.processes.processes import ProcessIdentity, cgroup, identity_of, is_alive, program_mark
 
 _log = logging.getLogger("railscope.observer")
@@ -85,6 +89,8 @@ class NcclSources:
     """None: what a job learns through CUDA events is not looked at."""
     driver_calls: DriverCallWatch | None = None
     """Of launches of graphs and waits for the GPU; None: nobody asked for it."""
+    transfers: TransferWatch | None = None
+    """Of transfers of other libraries; None: they are not followed."""
     level: Level = Level.COUNTS
     """That below the calls, to begin with."""
     stops: StopEvents | None = None
@@ -108,6 +114,7 @@ class NcclFacts:
     collectives: NodeCollectives = field(default_factory=NodeCollectives)
     stalls: NodeStalls = field(default_factory=NodeStalls)
     probes: ProbeHealth = field(default_factory=ProbeHealth)
+    transfers: NodeTransfers = field(default_factory=NodeTransfers)
     collectors: tuple[CollectorResult, ...] = ()
 
 
@@ -176,6 +183,7 @@ class NcclObserver:
         self._new_process = sources.new_process
         self._lost_elsewhere = sources.lost_elsewhere
         self._driver_calls = sources.driver_calls
+        self._transfers = sources.transfers
         self._hardware = hardware
         self._clock = clock
         self._holds = Holds(sources.stops, config.procfs, clock)
@@ -204,6 +212,7 @@ class NcclObserver:
             clock,
             wanted=self._wanted,
             found=self._found,
+            sighted=self._sighted,
             linger_ns=config.probes_linger_ns,
         )
         rail_bytes = None
@@ -246,6 +255,7 @@ class NcclObserver:
             began=sources.stall_began,
             host_calls=self._programs.host_calls,
             driver_calls=sources.driver_calls,
+            transfers=sources.transfers,
             nvlinks=lambda: hardware.gpu_facts().nvlinks,
             stacks=Stacks(config.stall_stacks, clock) if config.stall_stacks is not None else None,
         )
@@ -285,7 +295,8 @@ class NcclObserver:
     @property
     def in_use(self) -> bool:
         """Whether there is a communicator, or a stall to look at; if not, a lifecycle event comes before there is."""
-        return self._collectives.alive or self.stalls.busy
+        followed = self._transfers is not None and self._transfers.follows
+        return self._collectives.alive or self.stalls.busy or followed
 
     @property
     def unsettled(self) -> str | None:
@@ -310,8 +321,9 @@ class NcclObserver:
 
     @property
     def living(self) -> int:
-        """Processes that run."""
-        return sum(process.ended_ns is None for process in self._processes.values())
+        """Processes that run and map NCCL."""
+        running = (process for process in self._processes.values() if process.ended_ns is None)
+        return sum(process.nccl_version != NOT_MAPPED for process in running)
 
     # What happened
 
@@ -369,6 +381,8 @@ class NcclObserver:
         self._end({identity.pid: None for identity in changed}, self._clock.monotonic_ns(), replaced=True)
         self._collectives.archive_ended_processes()
         for identity in changed:
+            if self._transfers is not None:
+                self._transfers.process_gone(identity)
             # At once: no call of the new program may go uncounted.
             self._add(identity, UNKNOWN)
             self._libraries.rescan_process(identity)
@@ -414,6 +428,8 @@ class NcclObserver:
         errors = self._completion.set_libraries(probed) if self._completion is not None else []
         if self._driver_calls is not None:
             errors += self._driver_calls.set_libraries(probed)
+        if self._transfers is not None:
+            errors += self._transfers.follow()
         return errors
 
     def processes_gone(self, ended: Mapping[ProcessIdentity, int | None]) -> None:
@@ -421,6 +437,8 @@ class NcclObserver:
         now_ns = self._clock.monotonic_ns()
         for identity in ended:
             self._libraries.process_gone(identity)
+            if self._transfers is not None:
+                self._transfers.process_gone(identity)
         self._follow()
         known = {process.identity for pid in ended if (process := self._processes.get(pid.pid)) is not None}
         self._end({identity.pid: status for identity, status in ended.items() if identity in known}, now_ns)
@@ -468,6 +486,8 @@ class NcclObserver:
         self.stalls.forget(self._collectives.forget(now_ns - self._config.comm_lifetime_ns, self._most_ended))
         self._steps.update(now_ns, self._collectives.communicators(), self._collectives.changes)
         self._steps.forget(now_ns - self._config.comm_lifetime_ns)
+        if self._transfers is not None:
+            self._troubles.say(self._transfers.update(), more=True)
         self.stalls.find_calls()
         self.stalls.early.record_events(self._holds.rearm())
         changes = self._libraries.changes
@@ -538,6 +558,14 @@ class NcclObserver:
     def _found(self, identity: ProcessIdentity, library: Library) -> None:
         self._add(identity, library.nccl_version)
 
+    def _sighted(self, identity: ProcessIdentity, tenant: Tenant, transfers: Sequence[Mapped]) -> None:
+        """A process was looked at, which maps these files of other libraries that transfer."""
+        if self._transfers is None:
+            return
+        self._transfers.sighted(identity, tenant, transfers)
+        if transfers:
+            self._add(identity, NOT_MAPPED)
+
     def _add_process(self, tgid: int) -> None:
         """A process showed up in the kernel's tables before discovery came to it."""
         identity = identity_of(self._config.procfs, tgid)
@@ -549,7 +577,7 @@ class NcclObserver:
     def _add(self, identity: ProcessIdentity, nccl_version: str) -> None:
         known = self._processes.get(identity.pid)
         if known is not None and known.identity == identity:
-            if known.nccl_version == UNKNOWN:
+            if known.nccl_version in (UNKNOWN, NOT_MAPPED) and nccl_version != NOT_MAPPED:
                 self._processes[identity.pid] = replace(known, nccl_version=nccl_version)
             return
         if known is not None:
@@ -678,10 +706,21 @@ class NcclObserver:
         self._hardware.correlate(self._collectives.expected(counts), self._handed_over)
         self._in_network = any(one.algorithm.startswith("CollNet") for one in collectives.completion.launches)
         probes = self._probe_health()
-        unjoined = unjoined_processes(self._processes.values(), self._collectives.pids_with_communicators())
+        mapping = (one for one in self._processes.values() if one.nccl_version != NOT_MAPPED)
+        unjoined = unjoined_processes(mapping, self._collectives.pids_with_communicators())
         collectives = replace(collectives, unjoined=unjoined, jobs=self._steps.facts())
         # Last: it says whether all of the above could be read.
-        return NcclFacts(collectives, self.stalls.facts(), probes, (self._result(started_ns),))
+        transfers = self._transfer_facts()
+        return NcclFacts(collectives, self.stalls.facts(), probes, transfers, (self._result(started_ns),))
+
+    def _transfer_facts(self) -> NodeTransfers:
+        if self._transfers is None:
+            return NodeTransfers()
+        try:
+            return self._transfers.facts(most_peers=self._config.series_peers)
+        except KernelRefusal as refusal:
+            _log.error("transfers cannot be read: %s", refusal.strerror)
+            return NodeTransfers()
 
     def _probe_health(self) -> ProbeHealth:
         return ProbeHealth(
@@ -715,6 +754,8 @@ class NcclObserver:
             closing.append(executor.submit(self._completion.close))
         if self._driver_calls is not None:
             closing.append(executor.submit(self._driver_calls.close))
+        if self._transfers is not None:
+            closing.append(executor.submit(self._transfers.close))
         return closing
 
     def close(self) -> None:

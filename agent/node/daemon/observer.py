@@ -282,6 +282,7 @@ class Observer:
                 condition=self._hardware.condition(),
                 fabric=self._hardware.fabric(),
                 stalls=nccl.stalls,
+                transfers=nccl.transfers,
                 health=AgentHealth(
                     started_realtime_ns=self._started_realtime_ns,
                     own_process=own_process,

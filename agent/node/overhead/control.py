@@ -3,13 +3,15 @@
 Calls are counted at every level but *watch*, at which the observer takes the probes off them
 (agent/node/daemon/watching.py).  Probes on CUDA's driver were asked for, and stay while they alone keep the budget:
 levels give way to them.  A second governor decides on them, which has two levels, *counts* for detached and
-*completion* for attached, and sees what they alone cost.
+*completion* for attached, and sees what they alone cost.  A third one decides likewise on the probes on transfers of
+other libraries, in the processes that map one.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -40,6 +42,13 @@ class DriverProbes(Protocol):
     def set_attached(self, attached: bool) -> list[str]: ...
 
 
+class TransferProbes(DriverProbes, Protocol):
+    """What is needed of the probes on other libraries' transfers (agent/node/transfers/watch.py)."""
+
+    @property
+    def mappers(self) -> Collection[object]: ...
+
+
 class LevelControl:
     """Not thread-safe: the daemon's lock guards it."""
 
@@ -54,11 +63,13 @@ class LevelControl:
         level: str,
         procfs: Path,
         driver: DriverProbes | None = None,
+        transfers: TransferProbes | None = None,
         late: bool = False,
     ) -> None:
         """`level` is a key of `LEVELS`; `completion` None: calls are counted, and nothing else can be.
 
-        `driver` None: there are no probes on CUDA's driver.  `late`: jobs may run already, which are to notice nothing.
+        `driver` None: there are no probes on CUDA's driver; `transfers` alike.  `late`: jobs may run already, which are
+        to notice nothing.
         """
         self._programs = programs
         self._completion = completion
@@ -68,6 +79,8 @@ class LevelControl:
         self._reason = self._governor.reason
         self._driver = driver
         self._driver_governor = Governor(calibration, budget_ratio)
+        self._transfers = transfers
+        self._transfer_governor = Governor(calibration, budget_ratio)
         self._calls: Mapping[Stat, int] = {}
         self._below: tuple[Mapping[InternalStat, int], list[Sent], int] = ({}, [], 0)
         """Of the last tick that read them."""
@@ -78,6 +91,7 @@ class LevelControl:
         """Keep to another budget, or another key of `LEVELS`, from the next tick on."""
         self._governor.reconfigure(budget_ratio, LEVELS[level])
         self._driver_governor.reconfigure(budget_ratio, None)
+        self._transfer_governor.reconfigure(budget_ratio, None)
 
     @property
     def seconds(self) -> Mapping[str, float]:
@@ -114,12 +128,23 @@ class LevelControl:
             if self._completion is not None and (processes or calls != self._calls):
                 self._below = self._completion.hits()
             driver_hits = self._driver.hits() if self._driver is not None else 0
+            transfer_hits = self._transfers.hits() if self._transfers is not None else 0
         except KernelRefusal as refusal:
             return [f"the probes' cost cannot be read: {refusal.strerror}"]
         self._calls = calls
-        interval = self._overhead.add_hits(calls, *self._below, driver_hits)
+        interval = self._overhead.add_hits(calls, *self._below, driver_hits, transfer_hits)
         busy = busy_factor(self._procfs)
-        errors = self._decide_on_driver(self._driver, interval, processes, busy) if self._driver is not None else []
+        errors: list[str] = []
+        if self._driver is not None:
+            alone = Hits(driver_calls=interval.hits.driver_calls)
+            measured = Measured(Interval(interval.elapsed_ns, alone), processes, Level.COMPLETION, busy)
+            errors += _decide("CUDA's driver", self._driver, self._driver_governor, measured)
+        if self._transfers is not None:
+            alone = Hits(transfers=interval.hits.transfers)
+            mappers = len(self._transfers.mappers)
+            measured = Measured(Interval(interval.elapsed_ns, alone), mappers, Level.COMPLETION, busy)
+            errors += _decide("other libraries' transfers", self._transfers, self._transfer_governor, measured)
+            interval = replace(interval, hits=replace(interval.hits, transfers=0))
         if self._completion is None:
             return errors
         available = self._completion.levels.highest
@@ -131,15 +156,16 @@ class LevelControl:
             return [*errors, *self._completion.levels.finish_detaching()]
         return [*errors, *self._completion.set_level(level)]
 
-    def _decide_on_driver(self, driver: DriverProbes, interval: Interval, processes: int, busy: float) -> list[str]:
-        before = self._driver_governor.level
-        alone = Interval(interval.elapsed_ns, Hits(driver_calls=interval.hits.driver_calls))
-        level = self._driver_governor.decide(Measured(alone, processes, Level.COMPLETION, busy))
-        if level is not before:
-            _, _, why = self._driver_governor.reason.partition(": ")
-            _log.info("probes on CUDA's driver are %s: %s", "attached" if level > Level.COUNTS else "detached", why)
-        return driver.set_attached(level > Level.COUNTS)
-
     def describe(self) -> str:
         """What is observed beyond calls, for the log."""
         return level_name(self._completion.levels.target_level if self._completion is not None else Level.COUNTS)
+
+
+def _decide(what: str, probes: DriverProbes, governor: Governor, measured: Measured) -> list[str]:
+    """Attach or detach by what these probes alone cost; returns errors, one line each."""
+    before = governor.level
+    level = governor.decide(measured)
+    if level is not before:
+        _, _, why = governor.reason.partition(": ")
+        _log.info("probes on %s are %s: %s", what, "attached" if level > Level.COUNTS else "detached", why)
+    return probes.set_attached(level > Level.COUNTS)

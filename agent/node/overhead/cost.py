@@ -51,6 +51,8 @@ class Hits:
     """Entries and returns of CUDA's functions, and what goes with them in NCCL's."""
     driver_calls: int = 0
     """Entries and returns of calls of CUDA's driver that launch graphs or wait for the GPU."""
+    transfers: int = 0
+    """Entries and returns of other libraries' functions that transfer, and entries of those that end requests."""
 
 
 PROGRAMS: Final = tuple(field.name for field in fields(Hits))
@@ -82,7 +84,7 @@ class Overhead:
         self._calls: Mapping[Stat, int] = {}
         self._internals: Mapping[InternalStat, int] = {}
         self._cuda = 0
-        self._driver_calls = 0
+        self._driver_calls = self._transfers = 0
         self._ib_share = 1.0
         self._cost_ns = dict.fromkeys(PROGRAMS, 0.0)
 
@@ -98,6 +100,7 @@ class Overhead:
         sent: Iterable[Sent] = (),
         cuda: int = 0,
         driver_calls: int = 0,
+        transfers: int = 0,
     ) -> Interval:
         """Take what the programs count about themselves, since load; returns what is new.
 
@@ -108,6 +111,7 @@ class Overhead:
                 from here, and where it says nothing they are taken for the dearer kind, InfiniBand's.
             cuda: hits of the programs that watch CUDA, since load (`Completion.hits`).
             driver_calls: hits of the probes on CUDA's driver, since load.
+            transfers: hits of the probes on other libraries' transfers, since load.
         """
         now_ns = self._clock.monotonic_ns()
         elapsed_ns, self._last_ns = now_ns - self._last_ns, now_ns
@@ -126,9 +130,10 @@ class Overhead:
             ib_send=ib_sends,
             cuda=cuda - self._cuda if cuda >= self._cuda else cuda,
             driver_calls=driver_calls - self._driver_calls,
+            transfers=transfers - self._transfers,
         )
         self._calls, self._internals, self._cuda = dict(calls), dict(internals), cuda
-        self._driver_calls = driver_calls
+        self._driver_calls, self._transfers = driver_calls, transfers
         for program, cost in cost_ns(hits, self._calibration).items():
             self._cost_ns[program] += cost
         return Interval(elapsed_ns, hits)

@@ -40,6 +40,7 @@ from railscope.agent.node.stalls.root_cause import held_process
 from railscope.agent.node.stalls.sources import InFlightTables, Inspection, Known
 from railscope.agent.node.stalls.stacks import MOST_STACKS, Stacks
 from railscope.agent.node.stalls.stall_log import StallLog
+from railscope.agent.node.stalls.stuck_transfers import StuckTransfers, Transfers
 from railscope.agent.node.stalls.told_calls import CallNumbers
 from railscope.agent.node.stalls.unseen_work import DriverCallTables, UnseenWork
 from railscope.agent.node.targets.memory import ProcessMemory
@@ -91,11 +92,12 @@ class Watchdog:
         driver_calls: DriverCallTables | None = None,
         nvlinks: Callable[[], Iterable[NvlinkFacts]] = tuple,
         stacks: Stacks | None = None,
+        transfers: Transfers | None = None,
     ) -> None:
         """`tables` None: only calls are seen.  `inspector` None: of this host's procfs.  `began` is told of each stall
         that begins.  `host_calls` None: calls that make and end communicators are not followed.  `driver_calls` None:
         nor are those of CUDA's driver.  `nvlinks`: those of this host, as they were last read.  `stacks` None: where
-        blamed ranks stand in their code is not read."""
+        blamed ranks stand in their code is not read.  `transfers` None: those of other libraries are not followed."""
         self._known = known
         self._clock = clock
         self._inspector = inspector or Inspector(clock, procfs, rails_of)
@@ -126,6 +128,11 @@ class Watchdog:
                 excused=self._excused,
                 numbers=numbers,
                 nvlinks=nvlinks,
+            )
+        self._transfers: StuckTransfers | None = None
+        if transfers is not None:
+            self._transfers = StuckTransfers(
+                transfers, known, procfs, self._realtime_offset_ns, self._held, numbers=numbers
             )
         self._stacks = stacks
         self._stragglers = Stragglers()
@@ -179,7 +186,8 @@ class Watchdog:
     def current(self) -> tuple[Stall, ...]:
         inside = self._inside.current if self._inside is not None else ()
         unseen = self._unseen.current if self._unseen is not None else ()
-        return (*self._detector.current, *inside, *unseen)
+        transfers = self._transfers.current if self._transfers is not None else ()
+        return (*self._detector.current, *inside, *unseen, *transfers)
 
     def calls_missed(self, instances: Iterable[int]) -> None:
         """Calls of these communicators met no probe: they are not numbered as those of other ranks any more."""
@@ -202,6 +210,7 @@ class Watchdog:
         """Whether there is something to look at although no communicator lives: stalls, or what they left behind."""
         inside = self._inside is not None and self._inside.under_way
         inside = inside or (self._unseen is not None and self._unseen.under_way)
+        inside = inside or (self._transfers is not None and self._transfers.under_way)
         reading = self._stacks is not None and self._stacks.busy
         return inside or reading or bool(self.current or self._deaths) or self._inspector.open or self._stall_log.owes
 
@@ -215,8 +224,13 @@ class Watchdog:
         if self._unseen is not None:
             unseen = self._unseen
             self._tell_of_calls(now_ns, lambda: unseen.update(now_ns, self._detector.limits), unseen)
+        if self._transfers is not None:
+            stuck = self._transfers
+            self._tell_of_calls(now_ns, lambda: stuck.update(now_ns, self._detector.limits), stuck)
 
-    def _tell_of_calls(self, now_ns: int, update: Callable[[], Changes], found: InsideCalls | UnseenWork) -> None:
+    def _tell_of_calls(
+        self, now_ns: int, update: Callable[[], Changes], found: InsideCalls | UnseenWork | StuckTransfers
+    ) -> None:
         try:
             changes = update()
         except KernelRefusal as refusal:
@@ -666,6 +680,12 @@ def _sentence(stall: Stall) -> str:
     whom = [f"rank {diagnosis.blamed_rank}"] if diagnosis.blamed_rank is not None else []
     whom += [rail_name(diagnosis.rail, diagnosis.device, diagnosis.netns)] if diagnosis.rail else []
     blamed = f", blamed on {' and '.join(whom)}" if whom else ""
+    if stall.library:
+        peer = f" with {stall.peer}" if stall.peer else ""
+        return (
+            f"{stall.op}{peer} does not complete: {diagnosis.cause.value}: {'; '.join(diagnosis.evidence)} "
+            f"({describe_process(stall.pid, stall.owner)})"
+        )
     return (
         f"communicator {stall.comm} rank {stall.rank} of {stall.nranks} stalls in {stall.op}: "
         f"{diagnosis.cause.value}{blamed}: {'; '.join(diagnosis.evidence)} ({describe_process(stall.pid, stall.owner)})"

@@ -170,11 +170,13 @@ class Libraries:
         *,
         wanted: Callable[[ProcessIdentity], bool],
         found: Callable[[ProcessIdentity, Library], None],
+        sighted: Callable[[ProcessIdentity, Tenant, Sequence[ExecutableMapping]], object] = lambda *_: None,
         linger_ns: int = LINGER_NS,
     ) -> None:
         """`wanted` says which processes may be observed; `found` hears of each new mapper, before its first attach.
 
-        `linger_ns`: how long probes stay after the last mapper.
+        `sighted` hears of each look at a process, with the files of other libraries that it maps.  `linger_ns`: how
+        long probes stay after the last mapper.
         """
         self._programs = programs
         self._procfs = procfs
@@ -182,6 +184,7 @@ class Libraries:
         self._clock = clock
         self._wanted = wanted
         self._found = found
+        self._sighted = sighted
         self._linger_ns = linger_ns
         self._address_spaces = AddressSpaces(procfs)
         self._changes: FileChanges | None = None
@@ -366,6 +369,7 @@ class Libraries:
                 f"{len(sighting.nccl)} of them are looked at"
             )
         self._communication[identity.pid] = identity, sighting.libraries
+        self._sighted(identity, tenant, sighting.others)
         before = self._numbers(self._looked.pop(identity, None))
         mapper = _Mapper(tenant, {mapping.file: mapping for mapping in sighting.nccl})
         if mapper.files:

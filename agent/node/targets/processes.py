@@ -51,6 +51,8 @@ class Description:
 
 
 NOT_DESCRIBED: Final = Description()
+NOT_MAPPED: Final = ""
+"""The version of NCCL in a process that maps none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def _settings(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True, slots=True)
 class ObservedProcess:
-    """A process that maps NCCL."""
+    """A process that maps NCCL, or another library that transfers."""
 
     identity: ProcessIdentity
     namespace: NetworkNamespace | None

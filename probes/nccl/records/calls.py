@@ -180,6 +180,7 @@ SHARED_TABLES: Final = (
     *("driver_threads", "failover_events"),
     *("error_calls", "async_results", "failover_calls", "failed_over", "cuda_calls_under_way"),
     "calls_under_way",
+    *("transfer_threads", "transfer_totals", "transfer_requests", "transfer_peers"),
 )
 """Tables and rings that are shared out among users, by their number in `nccl.h`."""
 _SHARE_PLACES: Final = 32

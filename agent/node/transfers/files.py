@@ -1,0 +1,95 @@
+"""What a file with a transfer library in it holds, and which requests are complete: asked of inspection processes."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Final
+
+from railscope.agent.node.inspection.questions import Found, Memory, Refused
+from railscope.probes.libraries.communication import CommunicationLibrary
+from railscope.probes.libraries.elf import Elf, ElfError
+from railscope.probes.libraries.files import FileStamp, LibraryKey, library_key, on_local_storage, place_of
+from railscope.probes.loading.links import ProbePoint
+from railscope.probes.processes.memory import read_memory
+from railscope.probes.processes.processes import MappedFileError, Mapping, open_mapped_file
+from railscope.probes.transfers.functions import TransferPoints, transfer_points
+
+_UCX_COMPLETED: Final = 1
+"""UCP_REQUEST_FLAG_COMPLETED (ucp_request.h)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferFile:
+    """A file with such libraries in it; its place goes with it."""
+
+    path: str
+    key: LibraryKey
+    local: bool
+    """The kernel itself keeps it: asking about it waits for nobody."""
+    points: TransferPoints
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransferLibrary:
+    """Which functions of a file that this process maps are probed, and where?  See `place_of`."""
+
+    procfs: str
+    pid: int
+    mapping: Mapping
+    builds: ClassVar[Collection[type]] = (
+        TransferFile, LibraryKey, FileStamp, TransferPoints, CommunicationLibrary, ProbePoint,
+    )  # fmt: skip
+    seconds: ClassVar[float] = 15.0
+
+    def find(self, memory: Memory, descriptors: Collection[int]) -> Found[TransferFile]:
+        """See `Question.find`."""
+        del memory, descriptors
+        try:
+            descriptor = open_mapped_file(Path(self.procfs), self.pid, self.mapping)
+        except MappedFileError as error:
+            raise Refused(str(error), gone=error.gone) from None
+        try:
+            with Elf.open(descriptor) as elf:
+                points = transfer_points(elf)
+                key, local = library_key(descriptor, elf.build_id), on_local_storage(descriptor)
+            if points is None:
+                raise Refused(f"{self.mapping.path}: it is no library that transfers any more", gone=True)
+            return Found(TransferFile(self.mapping.path, key, local, points), [place_of(descriptor)])
+        except (ElfError, OSError) as error:
+            why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            raise Refused(f"{self.mapping.path}: {why}") from None
+        finally:
+            os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class AreComplete:
+    """Which of these requests of UCX are complete, by where each has its status in the process's memory?
+
+    A page of it may be one of a file that its user serves himself: the daemon reads no such memory.
+    """
+
+    procfs: str
+    pid: int
+    addresses: tuple[int, ...]
+    moment: int
+    """Tells one time of asking from another."""
+    builds: ClassVar[Collection[type]] = ()
+    seconds: ClassVar[float] = 5.0
+
+    def find(self, memory: Memory, descriptors: Collection[int]) -> Found[tuple[bool, ...]]:
+        """See `Question.find`; what cannot be read counts as complete."""
+        del memory, descriptors
+        try:
+            opened = os.open(f"{self.procfs}/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise Refused(f"process {self.pid}: its memory cannot be read: {error.strerror}", gone=True) from None
+        try:
+            read = [read_memory(opened, 8, address) for address in self.addresses]
+        finally:
+            os.close(opened)
+        return Found(tuple(one is None or bool(struct.unpack("<iI", one)[1] & _UCX_COMPLETED) for one in read))

@@ -1,0 +1,520 @@
+"""Follows transfers of libraries other than NCCL, in every process that maps one.
+
+The programs are loaded when the first such library is mapped: a host without them pays nothing.  A file is probed when
+its first mapper appears, and until a while after its last one has gone.  What probes cost is held against the budget of
+all probes (agent/node/overhead/control.py), which may have these detached for a while; what happens meanwhile is not
+counted.
+
+Threads that have not transferred for long are taken out of the kernel's table, as are those of processes that ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+import numpy as np
+
+from railscope.agent.facts.transfers import NodeTransfers, PeerTransfers, TransferUnderWay
+from railscope.agent.node.inspection.inspection import Inspection
+from railscope.agent.node.inspection.pages import load_pages
+from railscope.agent.node.inspection.questions import NotYet, Refused
+from railscope.agent.node.inspection.tenants import Tenant
+from railscope.agent.node.transfers.files import AreComplete, OpenTransferLibrary, TransferFile
+from railscope.agent.node.transfers.totals import Sums
+from railscope.probes.clock import Clock
+from railscope.probes.libraries.communication import CommunicationLibrary
+from railscope.probes.libraries.files import file_stamp, same_library
+from railscope.probes.loading.bpf_syscall import KernelRefusal
+from railscope.probes.loading.libbpf import LoadError
+from railscope.probes.loading.links import Links, ProbePoint, close_together
+from railscope.probes.loading.maps import Records
+from railscope.probes.printable import printable
+from railscope.probes.processes.processes import FileKey, ProcessIdentity
+from railscope.probes.processes.processes import Mapping as ExecutableMapping
+from railscope.probes.transfers.functions import OPERATIONS, TransferPoints
+from railscope.probes.transfers.programs import TransferTables
+from railscope.probes.transfers.records import TransferStat
+
+_log = logging.getLogger("railscope.transfers")
+
+LINGER_NS: Final = 60_000_000_000
+MOST_FILES: Final = 256
+"""That are probed at once, of all tenants; of one a quarter."""
+_IDLE_NS: Final = 60_000_000_000
+"""A thread that has not transferred for so long is taken out of the table."""
+_SWEEP_NS: Final = 10_000_000_000
+MOST_LOOKED_AT: Final = 256
+"""Requests of one process that were let go and are looked at in its memory."""
+MOST_PEERS: Final = 64
+"""Of one process that are told of by name: the busiest."""
+
+
+class Programs(Protocol):
+    """What is needed of the loaded programs (probes/transfers/programs.py)."""
+
+    def attach(self, path: str, points: TransferPoints) -> Links: ...
+    def read(self) -> TransferTables: ...
+    def overflow(self) -> Records: ...
+    def end(self, requests: Iterable[tuple[int, int, int]]) -> None: ...
+    def take_ended(self, tgids: Collection[int]) -> tuple[Records, Records]: ...
+    def drop(self, threads: Iterable[tuple[int, int]]) -> None: ...
+    def peer_name(self, tgid: int, peer: int) -> str: ...
+    def stats(self) -> Mapping[TransferStat, int]: ...
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class ProbedFile:
+    """A file with such libraries in it that some process maps."""
+
+    path: str
+    descriptor: int
+    tenant: Tenant
+    """Who mapped it first."""
+    found: TransferFile
+    mappers: set[ProcessIdentity] = field(default_factory=set)
+    names: set[FileKey] = field(default_factory=set)
+    """The file, by every mount that it was mapped through."""
+    links: Links | None = None
+    unmapped_ns: int | None = None
+    """Since when nobody maps it."""
+
+    @property
+    def points(self) -> tuple[ProbePoint, ...]:
+        return self.found.points.every
+
+    @property
+    def local(self) -> bool:
+        return self.found.local
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """An operation that is not complete."""
+
+    pid: int
+    number: int
+    """A request's address, or the number of the thread that is inside a call."""
+    function: int
+    since_ns: int
+    payload_bytes: int
+    peer: int
+    tid: int
+    uid: int
+    let_go: int = 0
+    """Its program will not ask for it again: from the request back to where its status is; 0: it will."""
+
+
+@dataclass(slots=True)
+class _Mapper:
+    tenant: Tenant
+    files: Mapping[FileKey, ExecutableMapping]
+    awaited: set[FileKey]
+    """Those that are not opened yet."""
+
+
+class TransferWatch:
+    """Not thread-safe: the daemon's lock guards it."""
+
+    def __init__(
+        self,
+        load: Callable[[], Programs],
+        procfs: Path,
+        inspection: Inspection,
+        clock: Clock,
+        *,
+        linger_ns: int = LINGER_NS,
+    ) -> None:
+        """`load` loads the programs; raises LoadError where this kernel does not take them.
+
+        `linger_ns`: how long probes stay on a file that nobody maps any more: the next process maps it before anybody
+        could tell.
+        """
+        self._linger_ns = linger_ns
+        self._load = load
+        self._procfs = procfs
+        self._inspection = inspection
+        self._clock = clock
+        self._programs: Programs | None = None
+        self._unloadable = False
+        self._files: list[ProbedFile] = []
+        self._mappers: dict[ProcessIdentity, _Mapper] = {}
+        self._ended = Sums()
+        """Of processes whose rows were taken out."""
+        self._attached = True
+        """Whether the budget allows it."""
+        self._aside = ThreadPoolExecutor(1, thread_name_prefix="detach transfers")
+        self._detaching: Future[None] | None = None
+        self._swept_ns = 0
+        self._names: dict[tuple[int, int], str] = {}
+        """Of peers, by pid and the number that stands for each."""
+        self.left_out: Counter[int | None] = Counter()
+        """Files that were not probed for want of room, by uid."""
+        self._refused: set[FileKey] = set()
+        """Those of them that some process maps."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether a library is probed now."""
+        return any(file.links is not None and file.mappers for file in self._files)
+
+    @property
+    def mappers(self) -> frozenset[ProcessIdentity]:
+        """Processes that map such a library."""
+        return frozenset(self._mappers)
+
+    @property
+    def probed(self) -> tuple[ProbedFile, ...]:
+        return tuple(file for file in self._files if file.links is not None)
+
+    def sighted(self, identity: ProcessIdentity, tenant: Tenant, mappings: Iterable[ExecutableMapping]) -> None:
+        """A process was looked at: these are the files with such libraries that it maps, and no others."""
+        files = {mapping.file: mapping for mapping in mappings}
+        awaited = set(files)
+        for file in self._files:
+            if file.names.isdisjoint(files):
+                file.mappers.discard(identity)
+            else:
+                file.mappers.add(identity)
+                awaited -= file.names
+        if files:
+            self._mappers[identity] = _Mapper(tenant, files, awaited)
+        else:
+            self._mappers.pop(identity, None)
+
+    def process_gone(self, identity: ProcessIdentity) -> None:
+        """A process has ended, or executes another program."""
+        if self._mappers.pop(identity, None) is None:
+            return
+        for file in self._files:
+            file.mappers.discard(identity)
+        self._take_ended({identity.pid})
+        self._names = {key: name for key, name in self._names.items() if key[0] != identity.pid}
+
+    def follow(self) -> list[str]:
+        """Open what is mapped anew, and attach to it; returns what went wrong, one line each."""
+        if self._detaching is not None and self._detaching.done():
+            self._detaching.result()
+            self._detaching = None
+        errors: list[str] = []
+        if self._unloadable or not (self._mappers or self._files):
+            return errors
+        self._drop_overwritten()
+        if self._refused:
+            self._refused &= {file for mapper in self._mappers.values() for file in mapper.files}
+        for identity, mapper in self._mappers.items():
+            for key in tuple(mapper.awaited):
+                try:
+                    self._open(identity, mapper.tenant, mapper.files[key])
+                except NotYet:
+                    continue
+                except Refused as refused:
+                    if not refused.gone:
+                        errors.append(str(refused))
+                mapper.awaited.discard(key)
+        self._expire()
+        if self._attached and self._detaching is None:
+            self._attach(errors)
+        return errors
+
+    def set_attached(self, attached: bool) -> list[str]:
+        """Attach or detach everywhere, as the budget allows; returns what went wrong, one line each."""
+        if attached is self._attached:
+            return []
+        self._attached = attached
+        if attached:
+            return self.follow()
+        links = [file.links for file in self._files if file.links is not None]
+        for file in self._files:
+            file.links = None
+        if links:
+            self._detaching = self._aside.submit(close_together, links)
+        return []
+
+    def hits(self) -> int:
+        """How often the programs ran in processes that are observed, since load.
+
+        Raises:
+            KernelRefusal: it cannot be read.
+        """
+        if self._programs is None:
+            return 0
+        stats = self._programs.stats()
+        return stats[TransferStat.ENTRIES] + stats[TransferStat.RETURNS] + stats[TransferStat.ENDS]
+
+    def update(self) -> list[str]:
+        """Now and then: take out what the kernel's tables hold for nobody; returns what went wrong, one line each."""
+        now_ns = self._clock.monotonic_ns()
+        if self._programs is None or now_ns - self._swept_ns < _SWEEP_NS:
+            return []
+        self._swept_ns = now_ns
+        self._take_ended(())
+        self._expire()
+        try:
+            tables = self._programs.read()
+            idle = (tables.threads["start_ns"] == 0) & (tables.threads["last_ns"] + np.uint64(_IDLE_NS) < now_ns)
+            some = tables.threads["last_ns"][idle].tolist()
+            self._programs.drop(zip(tables.tids[idle].tolist(), some, strict=True))
+        except KernelRefusal as refusal:
+            return [f"transfers: threads that rest cannot be forgotten: {refusal.strerror}"]
+        return []
+
+    def under_way(self) -> tuple[UnderWay, ...]:
+        """What is not complete, oldest first.
+
+        Raises:
+            KernelRefusal: a table cannot be read.
+        """
+        if self._programs is None:
+            return ()
+        return self._not_over(self._programs, _under_way(self._programs.read()))
+
+    def name_of_peer(self, one: UnderWay) -> str:
+        """What the library calls an operation's peer; empty: it has no name, or none is known.
+
+        Raises:
+            KernelRefusal: a table cannot be read.
+        """
+        return self._peer(one.pid, one.function, one.peer)
+
+    def facts(self, *, most_peers: int = MOST_PEERS) -> NodeTransfers:
+        """What processes did, and have under way.
+
+        Raises:
+            KernelRefusal: a table cannot be read.
+        """
+        probed = tuple(
+            (file.path, library.value, file.links is not None)
+            for file in self._files
+            for library in file.found.points.libraries
+        )
+        sums = self._ended.copy()
+        if self._programs is None:
+            return NodeTransfers(probed=probed)
+        tables = self._programs.read()
+        sums.add(tables.keys["function"], tables.totals)
+        overflow = self._programs.overflow()
+        sums.add(np.arange(len(overflow), dtype=np.uint32), overflow)
+        now_ns = self._clock.monotonic_ns()
+        grouped: defaultdict[tuple[int, int], list[UnderWay]] = defaultdict(list)
+        for one in self._not_over(self._programs, _under_way(tables)):
+            grouped[one.pid, one.function].append(one)
+        under_way = tuple(
+            TransferUnderWay(
+                OPERATIONS[function].library.value,
+                OPERATIONS[function].op,
+                pid,
+                len(several),
+                max(0, now_ns - several[0].since_ns) / 1e9,
+                self.name_of_peer(several[0]),
+            )
+            for (pid, function), several in sorted(grouped.items())
+        )
+        return NodeTransfers(sums.totals(), under_way, self._peers(tables, most_peers), probed)
+
+    def close(self) -> None:
+        """Detach everywhere and free the programs."""
+        close_together(file.links for file in self._files if file.links is not None)
+        self._aside.shutdown()
+        for file in self._files:
+            os.close(file.descriptor)
+        self._files.clear()
+        if self._programs is not None:
+            self._programs.close()
+            self._programs = None
+
+    def _not_over(self, programs: Programs, several: Sequence[UnderWay]) -> tuple[UnderWay, ...]:
+        """Without those that their programs let go and that are complete by now: UCX's own flags tell.
+
+        What their outcome was, and when, nobody saw: they count as not followed.
+        """
+        asked: defaultdict[int, list[UnderWay]] = defaultdict(list)
+        for one in several:
+            if one.let_go and len(asked[one.pid]) < MOST_LOOKED_AT:
+                asked[one.pid].append(one)
+        over: set[UnderWay] = set()
+        for pid, requests in asked.items():
+            if requests:
+                over.update(self._complete(pid, requests))
+        if over:
+            programs.end((one.pid, one.number, one.since_ns) for one in over)
+            for one in over:
+                self._ended.counts["lost"][one.function] += 1
+        return tuple(one for one in several if one not in over)
+
+    def _complete(self, pid: int, requests: Sequence[UnderWay]) -> Iterable[UnderWay]:
+        tenant = next((mapper.tenant for identity, mapper in self._mappers.items() if identity.pid == pid), None)
+        if tenant is None:
+            return requests  # it has ended
+        addresses = tuple(one.number - one.let_go for one in requests)
+        # One that comes late is taken by who asks again within the second.
+        moment = self._clock.monotonic_ns() // 1_000_000_000
+        question = AreComplete(str(self._procfs), pid, addresses, moment)
+        try:
+            complete = self._inspection.ask(tenant, question).answer
+        except (NotYet, Refused):
+            return ()
+        return (one for one, over in zip(requests, complete, strict=True) if over)
+
+    def _peers(self, tables: TransferTables, most: int) -> tuple[PeerTransfers, ...]:
+        if not most:
+            return ()
+        found: list[PeerTransfers] = []
+        of_process: Counter[int] = Counter()
+        for at in np.argsort(tables.totals["bytes"], kind="stable")[::-1].tolist():
+            pid, function = int(tables.keys["tgid"][at]), int(tables.keys["function"][at])
+            if function >= len(OPERATIONS) or of_process[pid] >= most:
+                continue
+            name = self._peer(pid, function, int(tables.keys["peer"][at]))
+            if not name:
+                continue
+            of_process[pid] += 1
+            operation, total = OPERATIONS[function], tables.totals[at]
+            found.append(
+                PeerTransfers(
+                    operation.library.value,
+                    operation.op,
+                    pid,
+                    name,
+                    int(total["operations"]),
+                    int(total["bytes"]) if operation.sized else None,
+                    int(total["completed"] - total["failed"]),
+                    int(total["sum_ns"]) / 1e9,
+                )
+            )
+        return tuple(found)
+
+    def _peer(self, pid: int, function: int, peer: int) -> str:
+        library = OPERATIONS[function].library
+        if library in (CommunicationLibrary.MPI, CommunicationLibrary.NVSHMEM):
+            # Ranks of a communicator or team that is not known; below 0 are none, or any.
+            rank = int(np.int32(np.uint32(peer & 0xFFFFFFFF)))
+            takes_rank = OPERATIONS[function].op in _WITH_RANKS
+            return f"rank {rank}" if takes_rank and rank >= 0 else ""
+        if library is not CommunicationLibrary.NIXL or not peer or self._programs is None:
+            return ""
+        name = self._names.get((pid, peer))
+        if name is None:
+            name = self._names[pid, peer] = printable(self._programs.peer_name(pid, peer))
+        return name
+
+    def _take_ended(self, pids: Collection[int]) -> None:
+        if self._programs is None:
+            return
+        try:
+            keys, totals = self._programs.take_ended(pids)
+        except KernelRefusal as refusal:
+            _log.error("transfers of ended processes cannot be taken out: %s", refusal.strerror)
+            return
+        self._ended.add(keys["function"], totals)
+
+    def _open(self, identity: ProcessIdentity, tenant: Tenant, mapping: ExecutableMapping) -> None:
+        """Raises NotYet, Refused where it is not known what is in it, or there is no room for it."""
+        opened = self._inspection.ask(tenant, OpenTransferLibrary(str(self._procfs), identity.pid, mapping))
+        (descriptor,) = opened.descriptors
+        known = next((one for one in self._files if same_library(one.found.key, opened.answer.key)), None)
+        if known is not None:
+            os.close(descriptor)
+            known.mappers.add(identity)
+            known.names.add(mapping.file)
+            return
+        for unmapped in [one for one in self._files if not one.mappers] if len(self._files) >= MOST_FILES else ():
+            self._drop(unmapped, "its place is needed")
+        held = sum(one.tenant == tenant for one in self._files)
+        if len(self._files) >= MOST_FILES or held >= MOST_FILES // 4:
+            os.close(descriptor)
+            if mapping.file not in self._refused:
+                self._refused.add(mapping.file)
+                self.left_out[tenant.uid] += 1
+            raise Refused(f"{mapping.path}: not followed: uid {tenant.label} has {held} such libraries mapped already")
+        file = ProbedFile(mapping.path, descriptor, tenant, opened.answer, {identity}, {mapping.file})
+        self._files.append(file)
+        for symbol in file.found.points.refused:
+            _log.info("%s: %s is not probed: its first instructions would be single-stepped", file.path, symbol)
+
+    def _attach(self, errors: list[str]) -> None:
+        for file in self._files:
+            if file.links is not None:
+                continue
+            programs = self._loaded()
+            if programs is None:
+                return
+            try:
+                load_pages(self._inspection, file, file.points, next((one.pid for one in file.mappers), 0))
+                file.links = programs.attach(f"/proc/self/fd/{file.descriptor}", file.found.points)
+            except NotYet:
+                continue
+            except (Refused, KernelRefusal) as refusal:
+                errors.append(f"{file.path}: {refusal.strerror if isinstance(refusal, OSError) else refusal}")
+                continue
+            _log.info(
+                "attached to %s: %d functions of %s",
+                file.path, len(file.points), ", ".join(one.value for one in file.found.points.libraries),
+            )  # fmt: skip
+
+    def _loaded(self) -> Programs | None:
+        if self._programs is None and not self._unloadable:
+            try:
+                self._programs = self._load()
+            except LoadError as error:
+                self._unloadable = True
+                _log.warning("transfers of other libraries than NCCL are not observed: %s", error)
+        return self._programs
+
+    def _drop_overwritten(self) -> None:
+        """Take the probes off files that were written over in place; they are found anew."""
+        for file in list(self._files):
+            if file.local and file_stamp(file.descriptor) != file.found.key.stamp:
+                self._drop(file, "it was changed while processes had it mapped")
+                for identity in file.mappers & self._mappers.keys():
+                    mapper = self._mappers[identity]
+                    mapper.awaited |= file.names & mapper.files.keys()
+
+    def _expire(self) -> None:
+        """Take the probes off files that nobody has mapped for long enough."""
+        now_ns = self._clock.monotonic_ns()
+        for file in list(self._files):
+            if file.mappers:
+                file.unmapped_ns = None
+            elif file.unmapped_ns is None:
+                file.unmapped_ns = now_ns
+            elif now_ns - file.unmapped_ns >= self._linger_ns:
+                self._drop(file, "no process maps it any longer")
+
+    def _drop(self, file: ProbedFile, why: str) -> None:
+        if file.links is not None:
+            file.links.close()
+            _log.info("detached from %s: %s", file.path, why)
+        os.close(file.descriptor)
+        self._files.remove(file)
+
+
+_WITH_RANKS: Final = frozenset({"Send", "Recv", "SendRecv", "Put", "Get"})
+"""Operations of MPI and NVSHMEM that name a peer."""
+
+
+def _under_way(tables: TransferTables) -> tuple[UnderWay, ...]:
+    found = [
+        UnderWay(
+            int(key["tgid"]), int(key["request"]), int(one["function"]), int(one["start_ns"]), int(one["bytes"]),
+            int(one["peer"]), int(one["tid"]), int(one["uid"]), int(one["let_go"]),
+        )
+        for key, one in zip(tables.request_keys, tables.requests, strict=True)
+    ]  # fmt: skip
+    inside = tables.threads["start_ns"] != 0
+    found += [
+        UnderWay(
+            int(one["tgid"]), tid, int(one["function"]), int(one["start_ns"]), int(one["bytes"]), int(one["peer"]),
+            tid, int(one["uid"]),
+        )
+        for tid, one in zip(tables.tids[inside].tolist(), tables.threads[inside], strict=True)
+    ]  # fmt: skip
+    known = (one for one in found if one.function < len(OPERATIONS))
+    return tuple(sorted(known, key=lambda one: one.since_ns))

@@ -1,0 +1,43 @@
+"""Families of transfers of libraries other than NCCL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from railscope.agent.facts import catalogue
+from railscope.agent.facts.transfers import NodeTransfers
+from railscope.exporters.series.family_draft import Draft
+
+
+def transfer_families(transfers: NodeTransfers) -> Iterator[Draft]:
+    """Totals of the node by library and operation, what processes have under way, and what went to whom."""
+    totals = [((one.library, one.op, one.direction), one) for one in transfers.totals]
+    yield Draft(catalogue.TRANSFER_OPERATIONS, ((labels, one.operations) for labels, one in totals))
+    yield Draft(
+        catalogue.TRANSFER_PROBE_ATTACHED,
+        (((file, library), int(attached)) for file, library, attached in transfers.probed),
+    )
+    yield Draft(
+        catalogue.TRANSFER_PAYLOAD_BYTES,
+        ((labels, one.payload_bytes) for labels, one in totals if one.payload_bytes is not None),
+    )
+    yield Draft(catalogue.TRANSFER_UNSIZED, ((labels, one.unsized) for labels, one in totals if one.unsized))
+    yield Draft(catalogue.TRANSFER_FAILURES, ((labels, one.failed) for labels, one in totals))
+    yield Draft(catalogue.TRANSFER_UNFOLLOWED, ((labels, one.unfollowed) for labels, one in totals))
+    yield Draft(
+        catalogue.TRANSFER_SECONDS,
+        histograms=(((one.library, one.op), one.durations) for one in transfers.totals if one.durations is not None),
+    )
+    under_way = [((one.library, one.op, str(one.pid)), one) for one in transfers.under_way]
+    yield Draft(catalogue.TRANSFERS_IN_FLIGHT, ((labels, one.count) for labels, one in under_way))
+    yield Draft(
+        catalogue.TRANSFER_INFLIGHT_SECONDS,
+        (((*labels, one.peer), one.oldest_seconds) for labels, one in under_way),
+    )
+    peers = [((one.library, one.op, str(one.pid), one.peer), one) for one in transfers.peers]
+    yield Draft(catalogue.TRANSFER_PEER_OPERATIONS, ((labels, one.operations) for labels, one in peers))
+    yield Draft(
+        catalogue.TRANSFER_PEER_PAYLOAD_BYTES,
+        ((labels, one.payload_bytes) for labels, one in peers if one.payload_bytes is not None),
+    )
+    yield Draft(catalogue.TRANSFER_PEER_SECONDS, ((labels, one.seconds) for labels, one in peers))

@@ -1,0 +1,671 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * Transfers of libraries other than NCCL (UCX, NIXL, MPI, …), at the entries and returns of their public functions: how
+ * many, how many bytes, with whom, how long until complete, and what is under way.  Which functions those are, and where
+ * their arguments lie, is data: probes/transfers/functions.py, which makes the attach cookies.  An object of its own:
+ * loaded when the first such library is mapped.
+ *
+ * No record is written for a call.  A call costs two look-ups at entry and two at return; one that goes on after its
+ * return (a request) an entry of a table, which the function that tells of its end takes out.
+ *
+ * A call that another one makes in turn on its thread is part of that one: what NIXL or MPI sends through UCX is counted
+ * once, as NIXL's or MPI's.
+ *
+ * Every table is shared out (shares.h).  Who has used up his share keeps his totals in one entry for all peers, then in
+ * none; the node's totals by function stay exact (`transfer_overflow`).
+ */
+#include <linux/bpf.h>
+#include <linux/types.h>
+
+#include <bpf/bpf_helpers.h>
+
+#include "nccl.h"
+
+char _license[] SEC("license") = "Dual BSD/GPL";
+
+/* Set by the loader before load, as in nccl.bpf.c. */
+const volatile __u64 pid_namespace_device = 0;
+const volatile __u64 pid_namespace_inode = 0;
+const volatile __u32 only_observed_processes = 0;
+const volatile __u32 write_events = 1;
+const volatile __u32 sample_shift = 4;
+const volatile __u32 communicator_entries = 16384;
+const volatile __u32 aggregate_entries = 65536;
+const volatile __u32 task_nsproxy = 0;
+const volatile __u32 nsproxy_net_ns = 0;
+const volatile __u32 net_ns_inum = 0;
+#include "answerable.h"
+const volatile __u32 transfer_entries = 16384; /* of each table */
+
+#include "arguments.h"
+#include "arithmetic.h"
+#include "observed.h"
+#include "shares.h"
+#include "transfers.h"
+
+#define MOST_PARTS 32 /* of a list of buffers; what a longer one holds is not known */
+#define UCX_ATTRIBUTE_REQUEST 1
+#define UCX_ATTRIBUTE_DATA_TYPE 8
+#define UCX_FIRST_ERROR (-256LL) /* ucs_status_t: UCS_ERR_LAST is -100 */
+#define UCX_COMPLETED 1 /* UCP_REQUEST_FLAG_COMPLETED */
+
+/* Read by probes/transfers/programs.py. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 16384); /* transfer_entries */
+	__type(key, struct transfer_key);
+	__type(value, struct transfer_total);
+} transfer_totals SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 16384);
+	__type(key, struct transfer_request_key);
+	__type(value, struct transfer_request);
+} transfer_requests SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 16384);
+	__type(key, __u32);
+	__type(value, struct transfer_thread);
+} transfer_threads SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 16384);
+	__type(key, struct transfer_peer_key);
+	__type(value, struct transfer_peer);
+} transfer_peers SEC(".maps");
+
+/* By function: what found no entry in `transfer_totals`. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 256);
+	__type(key, __u32);
+	__type(value, struct transfer_total);
+} transfer_overflow SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, TRANSFER_STAT_COUNT);
+	__type(key, __u32);
+	__type(value, __u64);
+} transfer_stats SEC(".maps");
+
+/* All zero: too large for a program's stack. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct transfer_total);
+} fresh_total SEC(".maps");
+
+static __always_inline void count_transfer(__u32 stat)
+{
+	__u64 *value = bpf_map_lookup_elem(&transfer_stats, &stat);
+
+	if (value)
+		__sync_fetch_and_add(value, 1);
+}
+
+/* What a call does: read at entry. */
+struct transfer {
+	__u64 bytes;
+	__u64 peer;
+	__u64 request;
+	__u32 function;
+	__u16 sized;
+	__u16 followed; /* its completion can be seen */
+};
+
+/* The bytes of a list of buffers: (address, length) each; returns whether they are known. */
+VERIFIED_ONCE int add_parts(struct transfer *transfer, __u64 parts, __u64 count)
+{
+	__u64 part[2] = {}, total = 0;
+
+	if (!transfer || count > MOST_PARTS)
+		return 0;
+	for (__u32 i = 0; i < MOST_PARTS && i < count; i++) {
+		if (bpf_probe_read_user(part, sizeof(part), (const void *)(parts + i * sizeof(part))))
+			return 0;
+		total += part[1];
+	}
+	transfer->bytes = total;
+	return 1;
+}
+
+/* The leading fields of ucp_request_param_t (ucp.h of UCX 1.10 to 1.22). */
+struct ucx_parameters {
+	__u32 attributes;
+	__u32 flags;
+	__u64 request;
+	__u64 callback;
+	__u64 data_type;
+};
+
+/* What a call is given: read before its meaning is. */
+struct given {
+	__u64 elements, unit, buffer, peer, request;
+};
+
+VERIFIED_ONCE int read_given(struct arguments *arguments, __u64 cookie, struct given *given)
+{
+	if (!arguments || !given)
+		return 0;
+	given->elements = argument(arguments, COOKIE_PLACE(cookie, PLACE_ELEMENTS));
+	given->unit = argument(arguments, COOKIE_PLACE(cookie, PLACE_UNIT));
+	given->buffer = argument(arguments, COOKIE_PLACE(cookie, PLACE_BUFFER));
+	given->peer = argument(arguments, COOKIE_PLACE(cookie, PLACE_TO));
+	given->request = argument(arguments, COOKIE_PLACE(cookie, PLACE_REQUEST));
+	return arguments->failed;
+}
+
+VERIFIED_ONCE int read_ucx(const struct given *given, __u64 cookie, struct transfer *transfer)
+{
+	struct ucx_parameters parameters = {};
+	__u32 class;
+
+	if (!given || !transfer)
+		return 0;
+	if (bpf_probe_read_user(&parameters, sizeof(parameters), (const void *)given->unit))
+		return 1;
+	/* A request in the caller's memory is never freed. */
+	transfer->followed = !(parameters.attributes & UCX_ATTRIBUTE_REQUEST);
+	if (COOKIE_PLACE(cookie, PLACE_ELEMENTS) == PLACE_NONE)
+		return 0;
+	class = parameters.attributes & UCX_ATTRIBUTE_DATA_TYPE ? parameters.data_type & 7 : 0;
+	if (!(parameters.attributes & UCX_ATTRIBUTE_DATA_TYPE)) {
+		transfer->bytes = given->elements;
+		transfer->sized = 1;
+	} else if (class == 0) { /* contiguous */
+		transfer->bytes = given->elements * (parameters.data_type >> 3);
+		transfer->sized = 1;
+	} else if (class == 2) { /* a list of buffers */
+		transfer->sized = add_parts(transfer, given->buffer, given->elements);
+	}
+	return 0;
+}
+
+/* Number of a datatype that is built in: MPIR_Datatype_get_basic_size() of MPICH 3 and 4. */
+#define MPICH_BUILT_IN(t) (((t) & 0xff000000U) == 0x4c000000U)
+#define MPICH_BYTES(t) ((t) >> 8 & 0xff)
+#define OPEN_MPI_SIZE 24 /* opal_datatype_t: its size, behind an object's 16 bytes, flags, id and bdt_used */
+
+VERIFIED_ONCE int read_mpi(const struct given *given, __u64 cookie, struct transfer *transfer)
+{
+	__u64 elements, type, bytes = 0;
+
+	if (!given || !transfer)
+		return 0;
+	elements = given->elements;
+	type = given->unit;
+	if (!COOKIE_SHIFT(cookie))
+		elements = (__u32)elements; /* of type int: the upper half of the register is anything */
+	if (COOKIE_SIZE(cookie) == SIZE_MPICH) {
+		if (!MPICH_BUILT_IN((__u32)type))
+			return 0;
+		bytes = MPICH_BYTES((__u32)type);
+	} else if (bpf_probe_read_user(&bytes, sizeof(bytes), (const void *)(type + OPEN_MPI_SIZE))) {
+		return 1;
+	}
+	transfer->bytes = elements * bytes;
+	transfer->sized = 1;
+	return 0;
+}
+
+/* nixlDescList: a table of functions, a type, and a vector of descriptors (nixl_descriptors.h of NIXL 0.3 to 1.5). */
+struct nixl_list {
+	__u64 functions;
+	__u32 type;
+	__u32 padding;
+	__u64 begin;
+	__u64 end;
+};
+
+#define NIXL_INITIATOR 16 /* its list in nixlXferReqH, or a pointer to it before NIXL 1.1 */
+#define NIXL_LIST_BYTES 40
+#define NIXL_TYPES 16
+#define NIXL_DESCRIPTOR_BYTES 32 /* nixlMetaDesc: address, length, device, metadata */
+#define NIXL_LENGTH 8
+#define NIXL_MOST 64
+
+VERIFIED_ONCE int add_descriptors(struct transfer *transfer, __u64 begin, __u64 end)
+{
+	__u64 total = 0, length = 0, count = (end - begin) / NIXL_DESCRIPTOR_BYTES;
+
+	if (!transfer || end < begin || count > NIXL_MOST)
+		return 0;
+	for (__u32 i = 0; i < NIXL_MOST; i++) {
+		if (i >= count)
+			break;
+		if (bpf_probe_read_user(&length, sizeof(length),
+					(const void *)(begin + i * NIXL_DESCRIPTOR_BYTES + NIXL_LENGTH)))
+			return 0;
+		total += length;
+	}
+	transfer->bytes = total;
+	return 1;
+}
+
+/* The name of a peer, and the number that stands for it: FNV-1a's. */
+VERIFIED_ONCE __u64 note_peer(__u32 tgid, __u64 text)
+{
+	struct transfer_peer_key key = {.tgid = tgid};
+	struct transfer_peer peer = {};
+	__u64 string[2] = {}, place; /* std::string of libstdc++: its text and its length */
+	__u64 hash = 0xcbf29ce484222325ULL;
+
+	if (bpf_probe_read_user(string, sizeof(string), (const void *)text) || !string[1])
+		return 0;
+	if (string[1] > PEER_NAME_BYTES - 1)
+		string[1] = PEER_NAME_BYTES - 1;
+	if (bpf_probe_read_user(peer.name, string[1] & (PEER_NAME_BYTES - 1), (const void *)string[0]))
+		return 0;
+	for (__u32 i = 0; i < PEER_NAME_BYTES / 8; i++)
+		hash = (hash ^ ((__u64 *)peer.name)[i]) * 0x100000001b3ULL;
+	key.peer = hash;
+	if (bpf_map_lookup_elem(&transfer_peers, &key))
+		return hash;
+	place = take_place(answerable(), tgid, SHARED_TRANSFER_PEERS, transfer_entries);
+	if (!place)
+		return 0;
+	peer.uid = (__u32)place;
+	if (bpf_map_update_elem(&transfer_peers, &key, &peer, BPF_NOEXIST))
+		return_place(peer.uid, tgid, SHARED_TRANSFER_PEERS);
+	return hash;
+}
+
+#define NIXL_TOTAL 36 /* nixlXferReqH: from its kind of operation to its total of bytes; eight more after NIXL 1.5 */
+
+/*
+ * The sum of what the list of a request describes; of a longer list what the request says of itself, where the number
+ * of descriptors that stands behind it is right.
+ */
+VERIFIED_ONCE int read_nixl(struct transfer *transfer, __u32 tgid, __u64 cookie)
+{
+	__u32 kind = 2, kind_at = COOKIE_KIND_AT(cookie);
+	__u64 at, name, request, count, told[3] = {};
+	struct nixl_list list = {};
+
+	if (!transfer)
+		return 0;
+	request = transfer->request;
+	at = request + NIXL_INITIATOR;
+	name = at + 2 * NIXL_LIST_BYTES;
+	if (kind_at) {
+		bpf_probe_read_user(&kind, sizeof(kind), (const void *)(request + kind_at));
+		if (kind < 2) /* NIXL_READ, NIXL_WRITE */
+			transfer->function += 1 + kind;
+	}
+	if (bpf_probe_read_user(&list, sizeof(list), (const void *)at))
+		return 1;
+	/* A pointer's lower half is no memory type. */
+	if (list.type >= NIXL_TYPES) {
+		name = at + 2 * sizeof(__u64);
+		if (bpf_probe_read_user(&list, sizeof(list), (const void *)list.functions) || list.type >= NIXL_TYPES)
+			return 1;
+	}
+	transfer->peer = note_peer(tgid, name);
+	transfer->sized = add_descriptors(transfer, list.begin, list.end);
+	if (transfer->sized || !kind_at)
+		return 0;
+	count = (list.end - list.begin) / NIXL_DESCRIPTOR_BYTES;
+	if (bpf_probe_read_user(told, sizeof(told), (const void *)(request + kind_at + NIXL_TOTAL)))
+		return 1;
+	transfer->sized = told[1] == count || told[2] == count;
+	if (transfer->sized)
+		transfer->bytes = told[1] == count ? told[0] : told[1];
+	return 0;
+}
+
+static __noinline struct transfer_total *total_of(__u64 peer, __u32 tgid, __u32 function)
+{
+	struct transfer_key key = {.peer = peer, .tgid = tgid, .function = function & 0xff};
+	struct transfer_total *total, *fresh;
+	__u32 zero = 0;
+	__u64 place;
+
+	for (int i = 0; i < 2; i++) {
+		total = bpf_map_lookup_elem(&transfer_totals, &key);
+		if (total)
+			return total;
+		place = take_place(answerable(), tgid, SHARED_TRANSFER_TOTALS, transfer_entries);
+		fresh = bpf_map_lookup_elem(&fresh_total, &zero);
+		if (place && fresh) {
+			bpf_map_update_elem(&transfer_totals, &key, fresh, BPF_NOEXIST);
+			total = bpf_map_lookup_elem(&transfer_totals, &key);
+			if (total && !__sync_val_compare_and_swap(&total->reserved, 0, 1)) {
+				total->uid = (__u32)place;
+				return total;
+			}
+			return_place((__u32)place, tgid, SHARED_TRANSFER_TOTALS);
+			if (total)
+				return total;
+		}
+		if (!key.peer)
+			break;
+		key.peer = 0;
+	}
+	function &= 0xff;
+	count_transfer(TRANSFER_STAT_FULL);
+	return bpf_map_lookup_elem(&transfer_overflow, &function);
+}
+
+/* How an operation ends. */
+enum outcome {
+	SUCCEEDED,
+	FAILED,
+	GIVEN_UP, /* before it was seen to be complete */
+};
+
+/* An operation begins. */
+VERIFIED_ONCE int add_started(struct transfer *transfer, __u32 tgid, __u64 now, int unseen)
+{
+	struct transfer_total *total;
+
+	if (!transfer)
+		return 0;
+	total = total_of(transfer->peer, tgid, transfer->function);
+	if (!total)
+		return 0;
+	__sync_fetch_and_add(&total->operations, 1);
+	__sync_fetch_and_add(&total->bytes, transfer->bytes);
+	if (!transfer->sized)
+		__sync_fetch_and_add(&total->unsized, 1);
+	if (unseen)
+		__sync_fetch_and_add(&total->lost, 1);
+	total->last_ns = now;
+	return 0;
+}
+
+/* An operation is over. */
+VERIFIED_ONCE int add_ended(__u64 peer, __u64 tgid_and_function, __u64 elapsed_ns, int outcome)
+{
+	struct transfer_total *total = total_of(peer, tgid_and_function >> 32, (__u32)tgid_and_function);
+	__u32 bucket = elapsed_ns <= 1024 ? 0 : log2_floor(elapsed_ns - 1) - 9;
+
+	if (!total)
+		return 0;
+	if (outcome == GIVEN_UP) {
+		__sync_fetch_and_add(&total->lost, 1);
+		return 0;
+	}
+	__sync_fetch_and_add(&total->completed, 1);
+	if (outcome == FAILED) {
+		__sync_fetch_and_add(&total->failed, 1);
+		return 0;
+	}
+	__sync_fetch_and_add(&total->sum_ns, elapsed_ns);
+	if (bucket >= TRANSFER_BUCKETS)
+		bucket = TRANSFER_BUCKETS - 1;
+	__sync_fetch_and_add(&total->buckets[bucket], 1);
+	return 0;
+}
+
+#define OF(tgid, function) ((__u64)(tgid) << 32 | (function))
+
+/* The entry of a thread that makes its first call, or that follows another of the same number. */
+VERIFIED_ONCE int add_transfer_thread(__u32 tgid, __u32 tid)
+{
+	struct transfer_thread fresh = {.tgid = tgid};
+	__u64 place = take_place(answerable(), tgid, SHARED_TRANSFER_THREADS, transfer_entries);
+
+	if (!place) {
+		count_transfer(TRANSFER_STAT_FULL);
+		return 0;
+	}
+	fresh.uid = (__u32)place;
+	fresh.task = bpf_get_current_task();
+	if (bpf_map_update_elem(&transfer_threads, &tid, &fresh, BPF_NOEXIST)) {
+		return_place(fresh.uid, tgid, SHARED_TRANSFER_THREADS);
+		return 0;
+	}
+	return 1;
+}
+
+/* Whether the thread is inside another such call, of which this one is part. */
+static __always_inline int is_nested(const struct transfer_thread *known, __u64 stack)
+{
+	return known->start_ns && known->task == bpf_get_current_task() && known->stack > stack;
+}
+
+static __always_inline void read_transfer(const struct registers *ctx, __u64 cookie, __u32 tgid,
+					  struct transfer *transfer)
+{
+	struct arguments arguments = {};
+	struct given given = {};
+	__u32 size = COOKIE_SIZE(cookie);
+	int failed;
+
+	take_arguments(&arguments, ctx, 0);
+	failed = read_given(&arguments, cookie, &given);
+	transfer->peer = given.peer;
+	transfer->request = given.request;
+	transfer->followed = COOKIE_COMPLETION(cookie) != COMPLETION_UNSEEN;
+	transfer->function = COOKIE_FUNCTION(cookie);
+	transfer->sized = size == SIZE_NONE || size == SIZE_ELEMENTS ||
+			  (size == SIZE_UCX && COOKIE_PLACE(cookie, PLACE_ELEMENTS) == PLACE_NONE);
+	if (size == SIZE_ELEMENTS)
+		transfer->bytes = given.elements << COOKIE_SHIFT(cookie);
+	else if (size == SIZE_UCX)
+		failed |= read_ucx(&given, cookie, transfer);
+	else if (size == SIZE_NIXL)
+		failed |= read_nixl(transfer, tgid, cookie);
+	else if (size != SIZE_NONE)
+		failed |= read_mpi(&given, cookie, transfer);
+	if (failed)
+		count_transfer(TRANSFER_STAT_UNREADABLE);
+}
+
+/* Entry of a call; returns whether its return matters. */
+static __always_inline int enter_transfer(struct registers *ctx, __u64 cookie)
+{
+	__u32 completion = COOKIE_COMPLETION(cookie);
+	struct transfer_thread *known;
+	struct transfer transfer = {};
+	struct thread thread;
+	__u64 now;
+
+	if (!observed_thread(&thread))
+		return 0;
+	known = bpf_map_lookup_elem(&transfer_threads, &thread.tid);
+	if (known && known->tgid != thread.tgid) {
+		/* Of a process that has ended: the place stays with whom it was given to, until the reader is through. */
+		known = 0;
+		count_transfer(TRANSFER_STAT_FULL);
+	} else if (!known) {
+		if (add_transfer_thread(thread.tgid, thread.tid))
+			known = bpf_map_lookup_elem(&transfer_threads, &thread.tid);
+	} else if (is_nested(known, STACK_POINTER(ctx))) {
+		return 0;
+	}
+	now = bpf_ktime_get_ns();
+	if (completion == COMPLETION_ENDS_STATUS) {
+		struct transfer_request_key key = {.tgid = thread.tgid};
+
+		count_transfer(TRANSFER_STAT_ENDS);
+		read_transfer(ctx, cookie, thread.tgid, &transfer);
+		key.request = transfer.request;
+		/* Of one that is complete there is nothing to learn. */
+		if (!known || !bpf_map_lookup_elem(&transfer_requests, &key))
+			return 0;
+	} else {
+		count_transfer(TRANSFER_STAT_ENTRIES);
+		read_transfer(ctx, cookie, thread.tgid, &transfer);
+		add_started(&transfer, thread.tgid, now, completion == COMPLETION_UNSEEN || !known);
+		if (completion == COMPLETION_UNSEEN || !known)
+			return 0;
+	}
+	known->bytes = transfer.bytes;
+	known->peer = transfer.peer;
+	known->request = transfer.request;
+	known->task = bpf_get_current_task();
+	known->stack = STACK_POINTER(ctx);
+	known->function = transfer.function;
+	known->probed = COOKIE_FUNCTION(cookie);
+	known->followed = transfer.followed;
+	known->last_ns = now;
+	known->start_ns = now;
+	return 1;
+}
+
+VERIFIED_ONCE int add_request(__u64 request, struct transfer_thread *call, __u32 tid)
+{
+	struct transfer_request_key key = {.request = request};
+	struct transfer_request fresh = {}, *stale;
+	__u64 place;
+
+	if (!call)
+		return 0;
+	key.tgid = call->tgid;
+	fresh.start_ns = call->start_ns;
+	fresh.bytes = call->bytes;
+	fresh.peer = call->peer;
+	fresh.function = call->function;
+	fresh.tid = tid;
+	if (!call->followed)
+		return add_ended(call->peer, OF(key.tgid, call->function), 0, GIVEN_UP);
+	stale = bpf_map_lookup_elem(&transfer_requests, &key);
+	if (stale) {
+		/* The library has used its memory again: it is over, and nobody saw when. */
+		__u64 peer = stale->peer, function = stale->function;
+
+		fresh.uid = stale->uid;
+		bpf_map_update_elem(&transfer_requests, &key, &fresh, BPF_EXIST);
+		return add_ended(peer, OF(key.tgid, function), 0, GIVEN_UP);
+	}
+	place = take_place(answerable(), key.tgid, SHARED_TRANSFER_REQUESTS, transfer_entries);
+	if (place) {
+		fresh.uid = (__u32)place;
+		if (!bpf_map_update_elem(&transfer_requests, &key, &fresh, BPF_NOEXIST))
+			return 0;
+		return_place(fresh.uid, key.tgid, SHARED_TRANSFER_REQUESTS);
+	}
+	count_transfer(TRANSFER_STAT_FULL);
+	return add_ended(call->peer, OF(key.tgid, call->function), 0, GIVEN_UP);
+}
+
+/* A request has come to its end. */
+VERIFIED_ONCE int end_request(__u64 request, __u32 tgid, __u64 now, int outcome)
+{
+	struct transfer_request_key key = {.request = request, .tgid = tgid};
+	struct transfer_request *found = bpf_map_lookup_elem(&transfer_requests, &key);
+	struct transfer_request ended;
+
+	if (!found)
+		return 0;
+	ended = *found;
+	if (bpf_map_delete_elem(&transfer_requests, &key))
+		return 0; /* another thread was faster */
+	return_place(ended.uid, tgid, SHARED_TRANSFER_REQUESTS);
+	return add_ended(ended.peer, OF(tgid, ended.function), now - ended.start_ns, outcome);
+}
+
+static __always_inline int leave_transfer(struct registers *ctx, __u64 cookie)
+{
+	__u32 completion = COOKIE_COMPLETION(cookie);
+	struct transfer_thread *known;
+	struct thread thread;
+	__u64 now, start, value = RETURN_VALUE(ctx);
+	__s32 status = (__s32)value;
+	int failed = 0;
+
+	if (!observed_thread(&thread))
+		return 0;
+	known = bpf_map_lookup_elem(&transfer_threads, &thread.tid);
+	if (!known || known->tgid != thread.tgid || !known->start_ns)
+		return 0;
+	/* Part of another call that goes on. */
+	if (known->probed != COOKIE_FUNCTION(cookie) || STACK_POINTER(ctx) < known->stack)
+		return 0;
+	count_transfer(TRANSFER_STAT_RETURNS);
+	now = bpf_ktime_get_ns();
+	start = known->start_ns;
+	known->last_ns = now;
+	if (completion == COMPLETION_ENDS_STATUS) {
+		known->start_ns = 0;
+		return status == 1 ? 0 : end_request(known->request, thread.tgid, now, status < 0 ? FAILED : SUCCEEDED);
+	}
+	if (completion == COMPLETION_UCX) {
+		failed = (__s64)value < 0 && (__s64)value >= UCX_FIRST_ERROR;
+		if (value && !failed) {
+			add_request(value, known, thread.tid);
+			known->start_ns = 0;
+			return 0;
+		}
+	} else if (completion == COMPLETION_STATUS) {
+		failed = status < 0;
+		if (status == 1) {
+			add_request(known->request, known, thread.tid);
+			known->start_ns = 0;
+			return 0;
+		}
+	} else if (completion == COMPLETION_RETURN) {
+		failed = status != 0;
+	}
+	known->start_ns = 0;
+	return add_ended(known->peer, OF(thread.tgid, known->function), now - start, failed ? FAILED : SUCCEEDED);
+}
+
+/* Loaded as a session program (kernel 6.13): entry and return; see cuda.h. */
+SEC("uprobe")
+int transfer_session(struct registers *ctx)
+{
+	__u64 cookie = bpf_get_attach_cookie(ctx);
+
+	if (INSTRUCTION_POINTER(ctx) != bpf_get_func_ip(ctx))
+		return leave_transfer(ctx, cookie);
+	return !enter_transfer(ctx, cookie);
+}
+
+SEC("uprobe")
+int transfer_entry(struct registers *ctx)
+{
+	enter_transfer(ctx, bpf_get_attach_cookie(ctx));
+	return 0;
+}
+
+SEC("uretprobe")
+int transfer_return(struct registers *ctx)
+{
+	return leave_transfer(ctx, bpf_get_attach_cookie(ctx));
+}
+
+/* Functions that tell of a request at their entry. */
+SEC("uprobe")
+int transfer_end(struct registers *ctx)
+{
+	__u64 cookie = bpf_get_attach_cookie(ctx);
+	struct arguments arguments;
+	struct thread thread;
+	__u32 words[2] = {};
+	__u64 back = COOKIE_BACK(cookie);
+	struct transfer_request_key key = {};
+	struct transfer_request *found;
+	int outcome = COOKIE_COMPLETION(cookie) == COMPLETION_ENDS_CANCELS ? GIVEN_UP : SUCCEEDED;
+
+	if (!observed_thread(&thread))
+		return 0;
+	count_transfer(TRANSFER_STAT_ENDS);
+	take_arguments(&arguments, ctx, 0);
+	key.request = argument(&arguments, COOKIE_PLACE(cookie, PLACE_REQUEST));
+	key.tgid = thread.tgid;
+	found = bpf_map_lookup_elem(&transfer_requests, &key);
+	if (!found)
+		return 0;
+	/* So far in front of a request lie its status, a byte, and its flags. */
+	if (back && !bpf_probe_read_user(words, sizeof(words), (const void *)(key.request - back))) {
+		if (!(words[1] & UCX_COMPLETED)) {
+			/* UCX frees it when it is complete, and tells nobody but the program: the reader looks. */
+			found->let_go = back;
+			return 0;
+		}
+		outcome = (__s8)words[0] < 0 ? FAILED : SUCCEEDED;
+	}
+	return end_request(key.request, thread.tgid, bpf_ktime_get_ns(), outcome);
+}

@@ -1,0 +1,215 @@
+"""The loaded programs of probes/bpf/transfers.bpf.c: attaches them to libraries and reads what those transferred.
+
+An object of its own, loaded when the first such library is mapped, on every kernel that the programs that count NCCL's
+calls are for.  The table of shares is common to both.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import numpy as np
+
+from railscope.probes.loading import libbpf
+from railscope.probes.loading.bpf_syscall import BPF_TRACE_UPROBE_SESSION, KernelRefusal, possible_cpus
+from railscope.probes.loading.links import Links, plain_attach_type
+from railscope.probes.loading.maps import Map, Records
+from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms, constants
+from railscope.probes.nccl.programs.readings import have_ended
+from railscope.probes.nccl.programs.shared import SharedMap
+from railscope.probes.nccl.records.calls import SLOT, STAT
+from railscope.probes.transfers.functions import TransferPoints
+from railscope.probes.transfers.records import (
+    PEER,
+    PEER_KEY,
+    REQUEST,
+    REQUEST_KEY,
+    THREAD,
+    TRANSFER_KEY,
+    TRANSFER_TOTAL,
+    TransferStat,
+)
+
+_SESSION: Final = "transfer_session"
+_ENTRY: Final = "transfer_entry"
+_RETURN: Final = "transfer_return"
+_END: Final = "transfer_end"
+_TABLES: Final = ("transfer_threads", "transfer_totals", "transfer_requests", "transfer_peers")
+MOST_ENTRIES: Final = 16384
+"""Of each table."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferTables:
+    """What the kernel's tables hold."""
+
+    keys: Records
+    """dtype TRANSFER_KEY."""
+    totals: Records
+    """dtype TRANSFER_TOTAL, in the order of `keys`."""
+    request_keys: Records
+    requests: Records
+    """dtype REQUEST, in the order of `request_keys`: what goes on after its call."""
+    tids: Records
+    threads: Records
+    """dtype THREAD, in the order of `tids`."""
+
+
+class TransferPrograms:
+    """The programs and their maps; closing it frees everything but the links made through it."""
+
+    def __init__(self, loaded: libbpf.LoadedObject, programs: NcclPrograms) -> None:
+        self._loaded = loaded
+        self._attach_kind = programs.attach_kind
+        self._pids = programs.pids
+        self._shares = programs.shares
+
+        def shared(name: str, key: np.dtype[Any], value: np.dtype[Any]) -> SharedMap:
+            return SharedMap(loaded.map_fds[name], name, key, value, programs.shares)
+
+        self._totals = shared("transfer_totals", TRANSFER_KEY, TRANSFER_TOTAL)
+        self._requests = shared("transfer_requests", REQUEST_KEY, REQUEST)
+        self._threads = shared("transfer_threads", SLOT, THREAD)
+        self._peers = shared("transfer_peers", PEER_KEY, PEER)
+        self._overflow = Map(loaded.map_fds["transfer_overflow"], "transfer_overflow", SLOT, TRANSFER_TOTAL)
+        self._stats = Map(
+            loaded.map_fds["transfer_stats"], "transfer_stats", SLOT, STAT, cpus=possible_cpus(), per_cpu=True
+        )
+
+    @classmethod
+    def load(cls, programs: NcclPrograms, *, most_entries: int = MOST_ENTRIES) -> Self:
+        """Load the programs beside those that count NCCL's calls.
+
+        Args:
+            programs: those.
+            most_entries: of each table, of all users together.
+
+        Raises:
+            LoadError: this kernel does not take them.
+        """
+        plain = plain_attach_type(programs.attach_kind)
+        if programs.enqueue_time is EnqueueTime.SESSION:
+            types = {_SESSION: BPF_TRACE_UPROBE_SESSION, _END: plain}
+        else:
+            types = dict.fromkeys((_ENTRY, _RETURN, _END), plain)
+        loaded = libbpf.load(
+            libbpf.object_path("transfers"),
+            attach_types=types,
+            map_entries=dict.fromkeys(_TABLES, most_entries),
+            constants=constants(programs.settings, programs.enqueue_time) + struct.pack("<I", most_entries),
+            shared_maps=programs.shared_maps(),
+        )
+        return cls(loaded, programs)
+
+    def attach(self, path: str, points: TransferPoints) -> Links:
+        """Attach to the library at `path` (`/proc/self/fd/N` serves).
+
+        Raises:
+            KernelRefusal: nothing of this call stays attached.
+        """
+        links = Links(self._pids)
+        kind, programs = self._attach_kind, self._loaded.program_fds
+        try:
+            # Ends first: a request without its end would never be taken out.
+            links.attach(kind, programs[_END], path, points.ends)
+            if _SESSION in programs:
+                links.attach(kind, programs[_SESSION], path, points.calls, session=True)
+            else:
+                links.attach(kind, programs[_RETURN], path, points.calls, on_return=True)
+                links.attach(kind, programs[_ENTRY], path, points.calls)
+        except KernelRefusal:
+            links.close()
+            raise
+        return links
+
+    def read(self) -> TransferTables:
+        """What processes did, and what is under way.
+
+        Raises:
+            KernelRefusal: a table cannot be read.
+        """
+        return TransferTables(*self._totals.read(), *self._requests.read(), *self._threads.read())
+
+    def end(self, requests: Iterable[tuple[int, int, int]]) -> None:
+        """Take out requests that are over: (process, request, when it began), as they were read.
+
+        One that has begun anew meanwhile stays.
+
+        Raises:
+            KernelRefusal: the table cannot be changed.
+        """
+        for tgid, request, start_ns in requests:
+            key = np.array((request, tgid, 0), REQUEST_KEY).tobytes()
+            found = self._requests.lookup(key)
+            if found is not None and found["start_ns"][0] == start_ns:
+                self._requests.delete(key)
+        self._shares.flush()
+
+    def overflow(self) -> Records:
+        """By number of the function, dtype TRANSFER_TOTAL: what found no room among the totals.
+
+        Raises:
+            KernelRefusal: the table cannot be read.
+        """
+        return self._overflow.read()[1]
+
+    def peer_name(self, tgid: int, peer: int) -> str:
+        """What the library calls a peer of a process; empty where it has no name.
+
+        Raises:
+            KernelRefusal: the table cannot be read.
+        """
+        found = self._peers.lookup(np.array((peer, tgid, 0), PEER_KEY).tobytes())
+        return "" if found is None else bytes(found["name"][0]).rstrip(b"\0").decode("utf-8", "replace")
+
+    def take_ended(self, tgids: Collection[int]) -> tuple[Records, Records]:
+        """Take out what the tables hold of these processes, and of others that are no more.
+
+        Returns:
+            The totals that were taken out: dtypes TRANSFER_KEY and TRANSFER_TOTAL.
+
+        Raises:
+            KernelRefusal: a table cannot be read or changed.
+        """
+        keys, totals = self._totals.read()
+        ended = have_ended(keys["tgid"], tgids)
+        for table in (self._totals, self._requests, self._peers):
+            found = keys if table is self._totals else table.read()[0]
+            for key in found[have_ended(found["tgid"], tgids)]:
+                table.delete(key.tobytes())
+        tids, threads = self._threads.read()
+        for tid in tids[have_ended(threads["tgid"], tgids)]:
+            self._threads.delete(tid.tobytes())
+        self._shares.flush()
+        return keys[ended], totals[ended]
+
+    def drop(self, threads: Iterable[tuple[int, int]]) -> None:
+        """Take out threads that are not needed: their numbers, and `last_ns` as it was read.
+
+        One that has made a call since stays.  One that begins a call at this very moment is taken out with it.
+
+        Raises:
+            KernelRefusal: the table cannot be changed.
+        """
+        for tid, last_ns in threads:
+            key = tid.to_bytes(4, "little")
+            found = self._threads.lookup(key)
+            if found is not None and found["last_ns"][0] == last_ns:
+                self._threads.delete(key)
+        self._shares.flush()
+
+    def stats(self) -> Mapping[TransferStat, int]:
+        """What the programs counted about themselves, since load.
+
+        Raises:
+            KernelRefusal: the table cannot be read.
+        """
+        keys, values = self._stats.read()
+        totals = values.sum(axis=1)
+        return {TransferStat(int(key)): int(total) for key, total in zip(keys, totals, strict=True)}
+
+    def close(self) -> None:
+        self._loaded.close()

@@ -1,0 +1,277 @@
+"""Transfers of other libraries in the kernel's tables: counted with their bytes, and there from begin to end.
+
+The libraries are a few instructions each, loaded by a process that makes the calls that a test tells it to; what they
+return is one of their arguments.  The real ones are in tests/transfers.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from railscope.probes.libraries.elf import Elf
+from railscope.probes.loading.links import AttachKind
+from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms, ProgramSettings
+from railscope.probes.transfers.functions import OPERATIONS, transfer_points, ucx_status_distance
+from railscope.probes.transfers.programs import TransferPrograms
+from railscope.probes.transfers.records import TRANSFER_TOTAL, TransferStat
+from tests.root.caller import Caller
+from tests.root.cuda_job import MODES, SESSION
+from tests.root.probe_targets import GARBAGE, assemble, on_x86_64
+from tests.waiting import eventually
+
+pytestmark = [pytest.mark.root, on_x86_64]
+
+GREEDY, MODEST = 5000, 5001
+DISTANCE = 0x104
+"""From a request back to its status."""
+IN_USE, DATA_TYPE, CALLBACK = 1, 8, 2
+POST = "_ZNK9nixlAgent11postXferReqEP12nixlXferReqHPK21nixlAgentOptionalArgs"
+STATUS = "_ZNK9nixlAgent13getXferStatusEP12nixlXferReqH"
+RELEASE = "_ZNK9nixlAgent14releaseXferReqEP12nixlXferReqH"
+
+
+def returning(register: str, before: str = "") -> str:
+    return f"push %rbp; pop %rbp; {before} mov {register},%rax; ret"
+
+
+FUNCTIONS = {
+    "ucp_init_version": returning("%rdi"),
+    # Of its arguments the fourth, which as the remote address is free here.
+    "ucp_put_nbx": returning("%rcx"),
+    "ucp_get_nbx": returning("%rcx"),
+    # The second, its number.
+    "ucp_am_send_nbx": returning("%rsi"),
+    "ucp_tag_recv_nbx": returning("%rcx"),
+    "ucp_request_free": returning("%rdi"),
+    "ucp_request_check_status": f"testb $1,{4 - DISTANCE}(%rdi); jz 1f; mov {-DISTANCE}(%rdi),%eax; ret; "
+    "1: mov $1,%eax; ret",
+    # The third; it puts through UCX meanwhile, with its own arguments.
+    POST: "push %rbp; push %rdx; mov %rcx,%rdi; mov $1,%edx; mov $0,%ecx; mov %r8,%r9; "
+    "call ucp_put_nbx@PLT; pop %rax; pop %rbp; ret",
+    STATUS: returning("%rdx"),
+    RELEASE: returning("%rdx"),
+    "MPI_Allreduce": "push %rbp; 1: pause; cmpq $0,(%rdi); je 1b; mov 8(%rdi),%rax; pop %rbp; ret",
+    "MPI_Send": returning("%r9"),
+    "MPIR_Err_create_code": returning("%rdi"),
+}
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return assemble(tmp_path_factory.mktemp("transfers"), **FUNCTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    nccl: NcclPrograms
+    programs: TransferPrograms
+    pid: int
+
+    def totals(self) -> dict[str, dict[str, int]]:
+        """By library and operation, the sums over its peers."""
+        tables = self.programs.read()
+        found: dict[str, dict[str, int]] = {}
+        for key, total in zip(tables.keys, tables.totals, strict=True):
+            if key["tgid"] != self.pid:
+                continue
+            operation = OPERATIONS[int(key["function"])]
+            sums = found.setdefault(f"{operation.library.value} {operation.op}", {})
+            for name in TRANSFER_TOTAL.names or ():
+                sums[name] = sums.get(name, 0) + int(np.sum(total[name]))
+        return found
+
+    def under_way(self) -> int:
+        tables = self.programs.read()
+        return int((tables.request_keys["tgid"] == self.pid).sum())
+
+    def inside(self) -> bool:
+        tables = self.programs.read()
+        return bool(((tables.threads["tgid"] == self.pid) & (tables.threads["start_ns"] > 0)).any())
+
+
+@contextmanager
+def followed(
+    library: Path, caller: Caller, mode: tuple[AttachKind, EnqueueTime] = SESSION, *, most_entries: int = 4096
+) -> Iterator[Followed]:
+    with library.open("rb") as file, Elf.open(file.fileno()) as elf:
+        points = transfer_points(elf)
+    assert points is not None
+    with ExitStack() as stack:
+        nccl = NcclPrograms.load(ProgramSettings(attach=mode[0], enqueue_time=mode[1]))
+        stack.callback(nccl.close)
+        programs = TransferPrograms.load(nccl, most_entries=most_entries)
+        stack.callback(programs.close)
+        stack.callback(programs.attach(str(library), points).close)
+        yield Followed(nccl, programs, caller.pid)
+
+
+def store(caller: Caller, content: bytes) -> int:
+    address = caller.memory(max(8, len(content)))
+    for at in range(0, len(content), 8):
+        caller.store(address + at, int.from_bytes(content[at : at + 8], "little"), 8)
+    return address
+
+
+def parameters(caller: Caller, attributes: int = 0, data_type: int = 0) -> int:
+    """The leading fields of a ucp_request_param_t."""
+    return store(caller, struct.pack("<IIQQQ", attributes, 0, 0, 0, data_type))
+
+
+def request(caller: Caller, status: int = 0, flags: int = 1) -> int:
+    """A request with its status and flags in front of it."""
+    block = caller.memory(4096)
+    caller.store(block + 1024 - DISTANCE, status, 4)
+    caller.store(block + 1024 - DISTANCE + 4, flags, 4)
+    return block + 1024
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_bytes_follow_from_count_and_datatype(library: Path, mode: tuple[AttachKind, EnqueueTime]) -> None:
+    with Caller(library) as caller, followed(library, caller, mode) as seen:
+        plain, wide = parameters(caller), parameters(caller, DATA_TYPE, 8 << 3)
+        several = parameters(caller, DATA_TYPE, 2)
+        generic = parameters(caller, DATA_TYPE, 7)
+        parts = store(caller, struct.pack("<6Q", 0, 100, 0, 20, 0, 3))
+        caller.call("ucp_put_nbx", 3, 77, 0, 1000, 0, 0, plain)
+        caller.call("ucp_get_nbx", 2, 77, 0, 1000, 0, 0, wide)
+        caller.call("ucp_am_send_nbx", 1, 77, 0, 0, 0, parts, 3, several)
+        caller.call("ucp_am_send_nbx", 1, 77, 0, 0, 0, parts, 4, plain)
+        caller.call("ucp_put_nbx", 1, 77, 0, 5, 0, 0, generic)
+        totals = seen.totals()
+        stats = seen.programs.stats()
+    assert (totals["ucx Put"]["operations"], totals["ucx Put"]["bytes"], totals["ucx Put"]["unsized"]) == (4, 3000, 1)
+    assert (totals["ucx Get"]["operations"], totals["ucx Get"]["bytes"]) == (2, 16_000)
+    assert (totals["ucx AmSend"]["operations"], totals["ucx AmSend"]["bytes"]) == (2, 127)
+    assert [totals[op]["completed"] for op in ("ucx Put", "ucx Get", "ucx AmSend")] == [4, 2, 2]
+    assert sum(totals[op]["buckets"] for op in totals) == 8
+    assert (stats[TransferStat.ENTRIES], stats[TransferStat.RETURNS], stats[TransferStat.FULL]) == (8, 8, 0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_request_is_under_way_until_it_is_freed(library: Path, mode: tuple[AttachKind, EnqueueTime]) -> None:
+    with Caller(library) as caller, followed(library, caller, mode) as seen:
+        plain = parameters(caller)
+        done, failed, early = request(caller), request(caller, -3), request(caller, 1, 0)
+        for one in (done, failed, early):
+            caller.call("ucp_put_nbx", 1, 77, 0, 1000, one, 0, plain)
+        assert seen.under_way() == 3
+        assert seen.totals()["ucx Put"]["completed"] == 0
+        for one in (done, failed, early, done):
+            caller.call("ucp_request_free", 1, one)
+        tables = seen.programs.read()
+        assert tables.requests["let_go"].tolist() == [DISTANCE], "freed before it is complete: UCX tells nobody"
+        seen.programs.end([(caller.pid, early, int(tables.requests["start_ns"][0]))])
+        assert seen.under_way() == 0
+        total = seen.totals()["ucx Put"]
+    assert [total[name] for name in ("operations", "completed", "failed", "lost")] == [3, 2, 1, 0]
+    assert total["buckets"] == 1
+
+
+def test_what_fails_at_once_what_lies_in_the_callers_memory_and_what_is_used_again(library: Path) -> None:
+    with Caller(library) as caller, followed(library, caller) as seen:
+        own, plain = parameters(caller, IN_USE), parameters(caller)
+        caller.call("ucp_put_nbx", 1, 77, 0, 10, 2**64 - 3, 0, plain)  # UCS_ERR_IO_ERROR
+        caller.call("ucp_put_nbx", 1, 77, 0, 10, 4096, 0, own)
+        caller.call("ucp_put_nbx", 1, 77, 0, 10, 0, 0, own)
+        total = seen.totals()["ucx Put"]
+        assert [total[name] for name in ("completed", "failed", "lost")] == [2, 1, 1]
+        assert seen.under_way() == 0
+        caller.call("ucp_put_nbx", 2, 77, 0, 10, 8192, 0, plain)
+        assert seen.under_way() == 1
+        assert seen.totals()["ucx Put"]["lost"] == 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_one_library_does_through_another_counts_once(library: Path, mode: tuple[AttachKind, EnqueueTime]) -> None:
+    with Caller(library) as caller, followed(library, caller, mode) as seen:
+        plain = parameters(caller)
+        text = store(caller, b"decode-0".ljust(16, b"\0"))
+        descriptors = store(caller, struct.pack("<20Q", *(word for size in range(1, 6) for word in (0, size, 0, 0))))
+        handle = store(
+            caller,
+            struct.pack("<2Q", 0, 0)
+            + struct.pack("<QIIQQQ", text, 0, 0, descriptors, descriptors + 5 * 32, descriptors + 5 * 32)
+            + bytes(40)
+            + struct.pack("<4Q", text, 8, 0, 0),
+        )
+        caller.call(POST, 1, 0, handle, 1, 77, plain)
+        assert seen.under_way() == 1
+        caller.call(STATUS, 3, 0, handle, 1)
+        assert seen.under_way() == 1
+        caller.call(STATUS, 1, 0, handle, 0)
+        caller.call(STATUS, 1, 0, handle, 0)
+        caller.call(POST, 1, 0, handle, 1, 77, plain)
+        caller.call(RELEASE, 1, 0, handle, 0)
+        totals = seen.totals()
+        tables = seen.programs.read()
+        (peer,) = {int(one["peer"]) for one in tables.keys if one["tgid"] == caller.pid}
+        assert seen.programs.peer_name(caller.pid, peer) == "decode-0"
+    assert list(totals) == ["nixl Transfer"]
+    total = totals["nixl Transfer"]
+    assert [total[name] for name in ("operations", "bytes", "completed", "failed", "lost")] == [2, 30, 1, 0, 1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_blocking_call_is_there_from_its_entry_to_its_return(
+    library: Path, mode: tuple[AttachKind, EnqueueTime]
+) -> None:
+    with Caller(library) as caller, followed(library, caller, mode) as seen:
+        address = caller.memory(4096)
+        double, derived = 0x4C00080B, 0x8C000001
+        caller.start("MPI_Allreduce", address, 0, GARBAGE | 100, double, 0, 0)
+        eventually(seen.inside)
+        assert seen.totals()["mpi AllReduce"]["completed"] == 0
+        caller.store(address, 1, 8)
+        caller.finish()
+        assert not seen.inside()
+        caller.call("MPI_Allreduce", 1, address, 0, 100, derived, 0, 0)
+        caller.call("MPI_Send", 2, 0, 25, 0x4C000405, 7, 0, 0)
+        caller.call("MPI_Send", 1, 0, 25, 0x4C000405, 7, 0, 5)
+        totals = seen.totals()
+    reduced, sent = totals["mpi AllReduce"], totals["mpi Send"]
+    assert [reduced[name] for name in ("operations", "bytes", "unsized", "completed")] == [2, 800, 1, 2]
+    assert [sent[name] for name in ("operations", "bytes", "completed", "failed")] == [3, 300, 3, 1]
+
+
+def test_a_user_with_many_requests_leaves_room_for_another(library: Path) -> None:
+    entries = 24
+    with (
+        Caller(library, user=GREEDY) as one,
+        Caller(library, user=MODEST) as other,
+        followed(library, one, most_entries=entries) as seen,
+    ):
+        plain, theirs = parameters(one), parameters(other)
+        for number in range(40):
+            one.call("ucp_put_nbx", 1, 77, 0, 1, 4096 + 64 * number, 0, plain)
+        assert seen.under_way() == entries // 3
+        total = seen.totals()["ucx Put"]
+        assert (total["operations"], total["bytes"], total["lost"]) == (40, 40, 40 - entries // 3)
+        other.call("ucp_put_nbx", 1, 77, 0, 1, 4096, 0, theirs)
+        assert Followed(seen.nccl, seen.programs, other.pid).under_way() == 1
+        one.end()
+        keys, totals = seen.programs.take_ended({one.pid})
+        assert int(totals["operations"].sum()) == 40
+        assert (keys["tgid"] == one.pid).all()
+        assert seen.under_way() == 0
+
+
+def test_a_user_with_many_peers_keeps_totals_that_are_whole(library: Path) -> None:
+    with Caller(library, user=GREEDY) as caller, followed(library, caller, most_entries=24) as seen:
+        plain = parameters(caller)
+        caller.sweep("ucp_put_nbx", 0, 40, 0, 0, 5, 0, 0, plain)
+        overflow = seen.programs.overflow()
+        total = seen.totals()["ucx Put"]
+        operations = total["operations"] + int(overflow["operations"].sum())
+        assert (operations, total["bytes"] + int(overflow["bytes"].sum())) == (40, 200)
+
+
+def test_where_a_request_has_its_status_is_told_by_the_librarys_own_code(library: Path) -> None:
+    with library.open("rb") as file, Elf.open(file.fileno()) as elf:
+        assert ucx_status_distance(elf) == DISTANCE

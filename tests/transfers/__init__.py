@@ -1,0 +1,1 @@
+"""Real libraries other than NCCL that transfer, between namespace hosts."""
