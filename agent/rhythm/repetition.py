@@ -186,13 +186,12 @@ def relative_spread(values: Integers) -> float:
 
 def is_regular(lengths_ns: Integers) -> bool:
     """Whether most of the time is made of periods about as long as those around them."""
-    edges = np.linspace(0, len(lengths_ns), max(1, len(lengths_ns) // _NEIGHBOURS) + 1).astype(np.int64)
-    near_ns = 0
-    for low, high in pairwise(edges.tolist()):
-        around = lengths_ns[low:high]
-        median = float(np.median(around))
-        near_ns += int(around[np.abs(around - median) <= _NEAR_MEDIAN * median].sum())
-    return bool(near_ns >= _LEAST_REGULAR_TIME * lengths_ns.sum() > 0)
+    rows = max(1, len(lengths_ns) // _NEIGHBOURS)
+    each = min(len(lengths_ns), _NEIGHBOURS)
+    medians = np.median(lengths_ns[: rows * each].reshape(rows, each), axis=1)
+    median = medians[np.minimum(np.arange(len(lengths_ns)) // each, rows - 1)]
+    near = np.abs(lengths_ns - median) <= _NEAR_MEDIAN * median
+    return bool(lengths_ns[near].sum() >= _LEAST_REGULAR_TIME * lengths_ns.sum() > 0)
 
 
 def find_most_frequent(series: CallSeries, starts: Integers, symbol: Codes) -> tuple[float, int]:
