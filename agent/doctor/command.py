@@ -40,7 +40,7 @@ from railscope.agent.doctor.nvlink import check_nvlink
 from railscope.agent.doctor.probes import check_probes
 from railscope.agent.doctor.processes import check_processes
 from railscope.agent.doctor.rails import check_rails
-from railscope.agent.doctor.topology import TopologyReport, check_topology, render_picture, topologies_of_file
+from railscope.agent.doctor.topology import TopologyReport, check_topology, render_picture, several, topologies_of_file
 from railscope.agent.node.inspection.inspection import InProcess, Inspection, InspectionProcesses
 from railscope.probes.clock import Clock, SystemClock
 from railscope.probes.printable import LONGEST_SHOWN, printable, printable_document
@@ -110,13 +110,14 @@ def run_topology(file: Path | None, config: Config, *, as_json: bool, out: TextI
     findings = [finding for found in machines for finding in found.findings]
     whole = all(any(port.rail is not None for port in found.rails) for found in machines)
     if as_json:
-        several = {"hosts": [asdict(found) for found in machines]}
-        out.write(json.dumps(printable_document(asdict(machines[0]) if len(machines) == 1 else several), indent=2))
+        of_hosts = {"hosts": [asdict(found) for found in machines]}
+        out.write(json.dumps(printable_document(asdict(machines[0]) if len(machines) == 1 else of_hosts), indent=2))
         out.write("\n")
         return FINE if whole and not findings else PROBLEM
     for found in machines:
         rails = len({port.rail for port in found.rails if port.rail is not None})
-        counted = f"{len(found.gpus)} GPUs, {len(found.rails)} ports, {rails} rails"
+        numbers = {"GPU": len(found.gpus), "port": len(found.rails), "rail": rails}
+        counted = ", ".join(several(count, what) for what, count in numbers.items())
         advice = "" if rails else "; where it names no card, NCCL adds those of the machine it runs on"
         host = f", host {printable(found.host)}" if len(machines) > 1 else ""
         out.write(_finding_lines(found.findings))

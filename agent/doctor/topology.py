@@ -158,7 +158,7 @@ def check_topology(
     if nics and not count:
         findings.append(Finding("topology", "note", "no RDMA port is a rail", "name them: --rail.devices NAME"))
     elif count:
-        findings.append(Finding("topology", "ok", f"{_several(count, 'rail')} for {_several(len(gpus), 'GPU')}"))
+        findings.append(Finding("topology", "ok", f"{several(count, 'rail')} for {several(len(gpus), 'GPU')}"))
     return findings, found
 
 
@@ -196,7 +196,8 @@ def _mapped(config: Config, nics: Sequence[Nic], gpus: Sequence[Gpu], believed: 
     )
 
 
-def _several(count: int, what: str) -> str:
+def several(count: int, what: str) -> str:
+    """`1 rail`, `2 rails`."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 

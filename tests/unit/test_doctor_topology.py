@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from railscope.agent.node.rails.gpu_affinity import map_rails
 from railscope.probes.clock import SystemClock
 from tests.trees import rdma
 from tests.trees.pci import SimulatedMachine, behind_switch, dgx_h100, p4d, p5, without_gpus, workstation
+from tests.unit.test_topology_shapes import SHAPES
 
 FUNCTION = '<pci busid="{}" class="{}"/>'
 P4D_FILE = '<system version="1"><cpu numaid="0">{}</cpu></system>'.format(
@@ -308,3 +310,110 @@ def test_a_host_whose_only_rails_are_rdma_ports_has_no_problem_with_its_rails(tm
     findings, reports = check_rails(config, (), SystemClock())
     assert [finding for finding in findings if finding.status == "problem"] == []
     assert reports == ()
+
+
+def storage_beside(sysfs: Path) -> None:
+    """Two nodes of two GPUs with an InfiniBand port each, and a card of two Ethernet ports for storage."""
+    machine = SimulatedMachine(sysfs)
+    for node in (0, 1):
+        for at in (0, 1):
+            bus = 0x10 + 0x40 * node + 8 * at
+            machine.gpu(f"pci0000:{bus:02x}/0000:{bus:02x}:01.0/0000:{bus + 1:02x}:00.0", node)
+            bus += 0x80
+            path = f"pci0000:{bus:02x}/0000:{bus:02x}:01.0/0000:{bus + 1:02x}:00.0"
+            machine.rdma(f"mlx5_{4 * node + at}", path, node, link_layer="InfiniBand")
+        bus = 0xA0 + 0x40 * node
+        for function in (0, 1):
+            path = f"pci0000:{bus:02x}/0000:{bus:02x}:01.0/0000:{bus + 1:02x}:00.{function}"
+            machine.rdma(f"mlx5_{4 * node + 2 + function}", path, node, link_layer="Ethernet", gigabits=400)
+
+
+def with_virtual_functions(sysfs: Path) -> None:
+    """Two GPUs with a port each, and a virtual function of either."""
+    machine = SimulatedMachine(sysfs)
+    for number in (0, 1):
+        bus = 0x10 + 0x10 * number
+        machine.gpu(behind_switch(bus, 4, f"0000:{bus + 8:02x}:00.0"))
+        path = behind_switch(bus, 0, f"0000:{bus + 4:02x}:00.0")
+        machine.rdma(f"mlx5_{number}", path)
+        machine.rdma(f"virt_{number}", path.removesuffix("0") + "1", physical_function=path.rpartition("/")[2])
+
+
+PICTURES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "degraded": (
+        rdma.degraded,
+        """\
+PROBLEM  rail:              1 is mlx5_1:1: 10 Gb/s, and its siblings run at 400 Gb/s
+PROBLEM  rail:              2 is mlx5_2:1: 100 Gb/s on 1 lane, and its siblings run at 400 Gb/s on 4 lanes
+GPU 0 ─── PHB mlx5_0:1  400 Gb/s  rail 0
+GPU 1 ─── PHB mlx5_1:1   10 Gb/s  rail 1
+GPU 2 ─── PHB mlx5_2:1  100 Gb/s  rail 2
+GPU 3 ─── PHB mlx5_3:1  400 Gb/s  rail 3
+""",
+    ),
+    "storage": (
+        storage_beside,
+        """\
+GPU 0 ─── PHB mlx5_0:1  400 Gb/s  rail 0
+GPU 1 ─── PHB mlx5_1:1  400 Gb/s  rail 1
+GPU 2 ─── PHB mlx5_4:1  400 Gb/s  rail 2
+GPU 3 ─── PHB mlx5_5:1  400 Gb/s  rail 3
+no rail: mlx5_2:1, mlx5_3:1, mlx5_6:1, mlx5_7:1: Ethernet where the rails run InfiniBand: storage or
+  management
+""",
+    ),
+    "virtual-functions": (
+        with_virtual_functions,
+        """\
+GPU 0 ─┬─ PIX mlx5_0:1  400 Gb/s  rail 0
+       └─ PIX virt_0:1  400 Gb/s  rail 0
+GPU 1 ─┬─ PIX mlx5_1:1  400 Gb/s  rail 1
+       └─ PIX virt_1:1  400 Gb/s  rail 1
+""",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_host_as_it_is_sold_or_breaks_has_this_picture(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build, picture = PICTURES[name]
+    build(tmp_path)
+    (tmp_path / "class/net").mkdir(parents=True, exist_ok=True)
+    main(["doctor", "--topology", "--path.sysfs", str(tmp_path)])
+    shown = [line for line in capsys.readouterr().out.splitlines() if not line.startswith(("note", "ok"))]
+    assert "\n".join(line.partition("  →")[0] for line in shown) + "\n" == picture
+
+
+def test_files_of_machines_as_they_are_sold_have_these_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = {
+        "rails and planes of a card's functions": """\
+GPU 0 ─┬─ PIX mlx5_0:1  400 Gb/s  rail 0, plane 0
+       └─ PIX mlx5_1:1  400 Gb/s  rail 0, plane 1
+GPU 1 ─┬─ PIX mlx5_2:1  400 Gb/s  rail 1, plane 0
+       └─ PIX mlx5_3:1  400 Gb/s  rail 1, plane 1
+FILE: 2 GPUs, 4 ports, 2 rails
+""",
+        "data direct functions, crossed": """\
+GPU 0 ─── PXB fab1_dma:1  400 Gb/s  rail 0
+GPU 1 ─── PXB fab0_dma:1  400 Gb/s  rail 1
+GPU 2 ─── PXB fab3_dma:1  400 Gb/s  rail 2
+GPU 3 ─── PXB fab2_dma:1  400 Gb/s  rail 3
+FILE: 4 GPUs, 4 ports, 4 rails
+""",
+        "a function of two GPUs": """\
+GPU 0 ─┬─ PIX mlx5_0:1  400 Gb/s  rail 0
+GPU 1 ─┘
+FILE: 2 GPUs, 1 port, 1 rail
+""",
+    }
+    for shape in SHAPES:
+        if shape.name in wanted:
+            file = tmp_path / "topology.xml"
+            file.write_bytes(shape.data)
+            assert main(["doctor", "--topology", str(file)]) == 0
+            assert capsys.readouterr().out.replace(str(file), "FILE") == wanted.pop(shape.name)
+    assert not wanted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import socket
 import struct
@@ -13,8 +14,9 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.facts.snapshot import QueuePairCount
+from railscope.agent.facts.snapshot import NodeFabric, QueuePairCount
 from railscope.agent.node.fabric.queue_pairs import OTHERS, PERIOD_NS, Kernel, QueuePairs
+from railscope.exporters.web.pages import render_queue_pairs
 from railscope.probes.netdev.netlink import MalformedNetlink
 from railscope.probes.rdma.netlink import NLDEV_STAT_GET
 from railscope.probes.rdma.queue_pairs import (
@@ -28,6 +30,7 @@ from railscope.probes.rdma.queue_pairs import (
     parse_queue_pairs,
     process_of_thread,
 )
+from tests.unit.exporters_snapshots import full_snapshot
 from tests.unit.netdev_messages import SteppedClock, attribute, message
 from tests.unit.test_rdma_netlink import number, text
 
@@ -228,3 +231,25 @@ def test_a_refusal_is_a_failure_that_leaves_what_was_known_and_no_rdma_is_none()
     none = SimulatedKernel(clock, OSError(errno.EPROTONOSUPPORT, "no such protocol")).watch()
     none.update()
     assert none.result is None
+
+
+def test_the_page_tells_each_with_its_other_end_and_what_was_bound() -> None:
+    page = json.loads(render_queue_pairs(full_snapshot()))
+    assert page["queue_pairs"] == [
+        {
+            "device": "mlx5_0",
+            "port": 1,
+            "number": 77,
+            "remote_number": 88,
+            "remote_address": "10.1.2.3",
+            "type": "RC",
+            "state": "RTS",
+            "pid": 4711,
+            "kernel_user": None,
+        }
+    ]
+    assert page["counters"] == [
+        {"device": "mlx5_0", "port": 1, "number": 5, "queue_pairs": [77], "values": {"rx_write_requests": 12}}
+    ]
+    assert page["read_realtime_ns"] == full_snapshot().realtime_ns - full_snapshot().monotonic_ns + 5_000_000_000
+    assert json.loads(render_queue_pairs(replace(full_snapshot(), fabric=NodeFabric())))["read_realtime_ns"] is None
