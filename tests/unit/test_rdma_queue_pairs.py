@@ -178,7 +178,7 @@ def test_queue_pairs_are_counted_by_process_device_and_what_became_of_them() -> 
     clock = SteppedClock()
     found = (
         CONNECTED,
-        replace(CONNECTED, number=78, thread=4243),
+        replace(CONNECTED, number=78, thread=4243, state="RTR"),
         replace(CONNECTED, number=79, thread=4244, state="ERR"),
         replace(CONNECTED, number=80, state="INIT", remote_number=None),
         replace(CONNECTED, number=81, thread=5),

@@ -36,7 +36,10 @@ _SHARE: Final = 100
 _LONGEST_PAUSE_NS: Final = 600_000_000_000
 _MOST_COUNTS: Final = 1024
 """Processes, devices and states that are told apart; what is beyond is told as one."""
-_STATES: Final = {"RTS": "connected", "SQD": "connected", "ERR": "error", "SQE": "error"}
+_STATES: Final = {
+    **dict.fromkeys(("RTR", "RTS", "SQD"), "connected"),  # one that only receives stays at RTR
+    **dict.fromkeys(("ERR", "SQE"), "error"),
+}
 _NOT_CONNECTED: Final = "not_connected"
 OTHERS: Final = "others"
 
