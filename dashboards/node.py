@@ -132,14 +132,23 @@ def _one_rail() -> list[AnyPanel]:
         *(
             timeseries(
                 title,
-                "Port bytes by origin, in bits: collective, overhead (packet headers), retransmission, unseen (of "
-                "observed processes, but of no observed collective), offload (moved by the network itself), foreign "
-                "(of other processes).",
+                "Port bytes by origin, in bits: collective, transfer (of other communication libraries), overhead "
+                "(packet headers), retransmission, unseen (of observed processes, but of no observed collective), "
+                "offload (moved by the network itself), foreign (of other processes).",
                 "bps",
                 query(by_origin(direction), "{{origin}}"),
                 stacked=True,
             )
             for title, direction in (("Sent, by origin", "transmit"), ("Received, by origin", "receive"))
+        ),
+        timeseries(
+            "By owner",
+            "Port bytes, sent and received, by who moved them, in bits: NCCL, other communication libraries, storage "
+            "(the kernel's own clients), TCP or RDMA of no communication library, and what nobody tells (unknown). "
+            "Empty where NCCL has the rail to itself.",
+            "bps",
+            query(f"8 * sum by (owner) ({_rate(catalogue.RAIL_BYTES_BY_OWNER.name, CHOSEN)})", "{{owner}}"),
+            stacked=True,
         ),
         heatmap(
             "Bursts sent",
@@ -161,8 +170,8 @@ def _explained() -> list[AnyPanel]:
             query(catalogue.RAIL_EXPLAINED_RATIO.where(CHOSEN), _RAIL + " {{direction}}"),
         ),
         timeseries(
-            "Uncertainty of the origins",
-            "Half the width of an origin's error band / bytes of all origins; received bytes are dashed.",
+            "Uncertainty of origins and owners",
+            "Half the width of the error band of an origin or an owner / all bytes; received bytes are dashed.",
             "percentunit",
             query(catalogue.RAIL_LEDGER_ERROR.where(CHOSEN), _RAIL + " {{direction}}"),
         ),

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Final
 
 from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.rail_ledger import DirectionLedger, Origin, RailLedger
 from railscope.agent.facts.rank_identity import RankIdentity
 from railscope.agent.facts.snapshot import (
     AgentHealth,
@@ -21,7 +22,6 @@ from railscope.agent.facts.snapshot import (
     CollectorResult,
     CommunicatorFacts,
     CompletedTotal,
-    DirectionLedger,
     GpuFacts,
     Histogram,
     LaunchTotal,
@@ -38,7 +38,6 @@ from railscope.agent.facts.snapshot import (
     ProbeHealth,
     ProbeLevel,
     RailFacts,
-    RailLedger,
     RailQueue,
     RailTcp,
     RankArrivals,
@@ -46,6 +45,7 @@ from railscope.agent.facts.snapshot import (
     Snapshot,
     StallTotal,
 )
+from railscope.agent.facts.traffic_owners import TrafficOwner
 from railscope.agent.node.collectives.kernel_readings import ENQUEUE_BOUNDS
 from railscope.agent.node.collectives.node_totals import SIZE_BOUNDS
 from railscope.agent.node.completion.completion import BANDWIDTH_BOUNDS, DURATION_BOUNDS
@@ -112,7 +112,15 @@ _RATES: Final = Histogram(RATE_BOUNDS, (1,) * (len(RATE_BOUNDS) + 1), 1.0)
 _QUEUE: Final = RailQueue("mq", 0, 0, 0, 0, 0)
 _TCP: Final = RailTcp(8, 8, 1e-4, 1e-3, 1e-5, 1, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1.0, 1.0, 1.0)
 _NO_TCP: Final = RailTcp(0, 0, None, None, None, None, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
-_LEDGER: Final = RailLedger(DirectionLedger(1, 1, 0, 1, 0, 0, 0.01), DirectionLedger(1, 1, 0, 1, 0, 0, 0.01))
+_DIRECTION_LEDGER: Final = DirectionLedger(
+    {
+        (TrafficOwner.NCCL, Origin.COLLECTIVE): 1,
+        (TrafficOwner.NCCL, Origin.OVERHEAD): 1,
+        (TrafficOwner.UNKNOWN, Origin.FOREIGN): 1,
+    },
+    0.01,
+)
+_LEDGER: Final = RailLedger(_DIRECTION_LEDGER, _DIRECTION_LEDGER)
 
 
 def typical_node(communicators: int = GPUS * COMMUNICATORS_OF_A_GPU) -> Snapshot:

@@ -531,15 +531,24 @@ RAIL_EXPLAINED_RATIO: Final = _gauge(
 RAIL_BYTES_BY_ORIGIN: Final = _counter(
     "rail_bytes_by_origin",
     "rail device direction origin",
-    "Port bytes since railscope first saw the rail, by origin: collective (moved by observed collectives), overhead "
-    "(packet headers of observed processes), retransmission, unseen (of observed processes, but of no observed "
-    "collective), offload (moved by the network itself), foreign (of other processes). The origins add up to the "
-    "port bytes, at most some seconds late.",
+    "Port bytes since railscope first saw the rail, by origin: collective (moved by observed collectives), transfer "
+    "(by connections of other communication libraries), overhead (packet headers of both), retransmission, unseen (of "
+    "observed processes, but of no observed collective), offload (moved by the network itself), foreign (of other "
+    "processes). The origins add up to the port bytes, at most some seconds late.",
+)
+RAIL_BYTES_BY_OWNER: Final = _counter(
+    "rail_bytes_by_owner",
+    "rail device direction owner",
+    "The port bytes of rail_bytes_by_origin_total by who moved them: nccl, gin, nvshmem, ucx, nixl, mooncake, mpi, "
+    "gloo, storage (the kernel's own clients), tcp_other, rdma_other (of no communication library), unknown. Headers "
+    "and retransmissions included. The owners add up to the same bytes. Absent of rails that nccl "
+    "and unknown owners have to themselves: the origins tell all of those.",
 )
 RAIL_LEDGER_ERROR: Final = _gauge(
     "rail_ledger_error_ratio",
     "rail device direction",
-    "Uncertainty of rail_bytes_by_origin_total: half the width of an origin's error band / bytes of all origins; "
+    "Uncertainty of rail_bytes_by_origin_total and rail_bytes_by_owner_total: half the width of the error band of an "
+    "origin or an owner / bytes of all; "
     "absent until bytes were counted.",
 )
 RAIL_UTILIZATION: Final = _gauge(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from railscope.agent.facts.label_numbers import UNKNOWN
+from railscope.agent.facts.rail_ledger import RailLedger
 from railscope.agent.facts.rank_identity import Labels, RankIdentity, RankKey
 from railscope.agent.facts.slowness import Slowness
 from railscope.agent.facts.stall import LastCollectives, ProcessStack, Stall
@@ -241,35 +242,6 @@ class RailTcp:
     """Sum over connections of the time with data under way."""
     receive_window_limited_seconds: float
     send_buffer_limited_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class DirectionLedger:
-    """Port bytes of a rail in one direction by where they came from, since railscope first saw them; none ever falls.
-
-    See agent/node/attribution/ledger.py.  Together they are what the port counted until its connections were last read,
-    which is at most some seconds ago.
-    """
-
-    collective: int
-    """What observed collectives moved."""
-    overhead: int
-    """Headers of observed processes' packets."""
-    retransmission: int
-    foreign: int
-    """Of other processes, or of unknown ones."""
-    unseen: int
-    """Of observed processes, and of no observed collective."""
-    offload: int
-    """Moved by the network itself."""
-    error_ratio: float | None
-    """Half the width of the band that a class may lie in, over all bytes; None: there are none yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class RailLedger:
-    transmit: DirectionLedger
-    receive: DirectionLedger
 
 
 @dataclass(frozen=True, slots=True)

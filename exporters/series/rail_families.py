@@ -8,12 +8,16 @@ from typing import Final
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.catalogue import Metric
 from railscope.agent.facts.label_numbers import UNKNOWN
+from railscope.agent.facts.rail_ledger import Origin
 from railscope.agent.facts.snapshot import RailFacts
+from railscope.agent.facts.traffic_owners import TrafficOwner
 from railscope.exporters.series.family_draft import RECEIVE, TRANSMIT, Draft
 from railscope.exporters.series.selection import SUMMED, Selection
 
 COUNTERS: Final = (catalogue.RAIL_COUNTER, catalogue.RAIL_COUNTER_BY_SEVERITY)
 RATES: Final = (catalogue.RAIL_RATE,)
+_USUAL_OWNERS: Final = frozenset({TrafficOwner.NCCL, TrafficOwner.UNKNOWN})
+"""Owners of which origins tell everything, where there is no other."""
 
 
 def rail_families(rails: tuple[RailFacts, ...], selection: Selection) -> Iterator[Draft]:
@@ -149,20 +153,33 @@ def _ledgers(rails: tuple[RailFacts, ...]) -> Iterator[Draft]:
     yield _of_rails(
         catalogue.RAIL_BYTES_BY_ORIGIN,
         (
-            (one, (direction, origin), value)
+            (one, (direction, origin.value), ledger.of_origin(origin))
             for one, direction, ledger in ledgers
-            for origin, value in (
-                ("collective", ledger.collective),
-                ("overhead", ledger.overhead),
-                ("retransmission", ledger.retransmission),
-                ("foreign", ledger.foreign),
-                ("unseen", ledger.unseen),
-                ("offload", ledger.offload),
-            )
+            for origin in Origin
+            if origin is not Origin.TRANSFER or _is_shared(one)
+        ),
+    )
+    yield _of_rails(
+        catalogue.RAIL_BYTES_BY_OWNER,
+        (
+            (one, (direction, owner.value), count)
+            for one, direction, ledger in ledgers
+            if _is_shared(one)
+            for owner in TrafficOwner
+            if (count := ledger.of_owner(owner)) or owner in _USUAL_OWNERS
         ),
     )
     yield _of_rails(
         catalogue.RAIL_LEDGER_ERROR, ((one, (direction,), ledger.error_ratio) for one, direction, ledger in ledgers)
+    )
+
+
+def _is_shared(rail: RailFacts) -> bool:
+    """Whether somebody moved bytes over it whom origins do not tell from others."""
+    return rail.ledger is not None and any(
+        count and owner not in _USUAL_OWNERS
+        for ledger in (rail.ledger.transmit, rail.ledger.receive)
+        for (owner, _), count in ledger.cells.items()
     )
 
 

@@ -72,6 +72,11 @@ def _errors(rail: RailView) -> str:
     return ("DOWN " if rail.up is False else "") + _increase(rail)
 
 
+def _owners(rail: RailView) -> str:
+    """The two who moved most, and their parts."""
+    return " ".join(f"{owner} {format_percent(part)}" for owner, part in rail.owners[:2])
+
+
 def _link_errors(gpu: GpuView) -> str:
     complaints = f"FABRIC {' '.join(gpu.unhealthy)} " if gpu.unhealthy else ""
     return complaints + _increase(gpu)
@@ -198,6 +203,7 @@ RAIL_COLUMNS: Final[tuple[Column[RailView], ...]] = (
         from_width=108,
     ),
     Column("NETNS", 10, lambda one: one.netns, lambda one: one.netns or None, amount=False, from_width=120),
+    Column("OWNERS", 22, _owners, lambda one: one.owners[0][1] if one.owners else None, left=True, from_width=130),
     Column("ERRORS", 0, _errors, lambda one: sum(more for _, more in one.new_errors), left=True),
 )
 GPU_COLUMNS: Final[tuple[Column[GpuView], ...]] = (

@@ -81,6 +81,8 @@ class RailView:
     """What grew since the first scrape, and not between the last two."""
     blamed: bool
     """A stall names it."""
+    owners: tuple[tuple[str, float], ...] = ()
+    """Parts of what it sent and received between the scrapes, by who moved it; the largest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,9 +346,19 @@ def _rails(
                 new_errors=new_errors,
                 past_errors=tuple(one for one in past_errors if one[0] not in shown),
                 blamed=(rail.rail, rail.netns) in blamed,
+                owners=_owners(old, rail),
             )
         )
     return tuple(views)
+
+
+def _owners(old: ScrapedRail | None, rail: ScrapedRail) -> tuple[tuple[str, float], ...]:
+    if old is None:
+        return ()
+    moved = {owner: count - old.bytes_by_owner.get(owner, 0.0) for owner, count in rail.bytes_by_owner.items()}
+    together = sum(count for count in moved.values() if count > 0)
+    parts = ((owner, count / together) for owner, count in moved.items() if count > 0)
+    return tuple(sorted(parts, key=lambda one: -one[1]))
 
 
 def _rail_of(scrape: NodeScrape | None, key: RailKey) -> ScrapedRail | None:

@@ -133,6 +133,7 @@ def _of_rail(rail: RailView) -> dict[str, Value]:
         "transmit_explained_ratio": rail.transmit_explained_ratio,
         "receive_explained_ratio": rail.receive_explained_ratio,
         "new_errors": ",".join(f"{name}:{more}" for name, more in rail.new_errors),
+        "owners": ",".join(f"{owner}:{part:.3f}" for owner, part in rail.owners),
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from railscope.agent.facts import catalogue
@@ -103,6 +103,8 @@ class ScrapedRail:
     receive_explained_ratio: float | None
     errors: Mapping[str, float]
     """What the device counts that is no mere context, by the counter's name; its queue's drops too."""
+    bytes_by_owner: Mapping[str, float] = field(default_factory=dict)
+    """Sent and received; empty: not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +215,7 @@ _NAMES: Final = frozenset(
         *(catalogue.COLLECTIVE_COMPLETED_BUS_BYTES, catalogue.COLLECTIVE_COMPLETED_SECONDS),
         *(catalogue.RAIL_INFO, catalogue.RAIL_UP, catalogue.RAIL_SPEED, catalogue.RAIL_TRANSMIT_BYTES),
         *(catalogue.RAIL_RECEIVE_BYTES, catalogue.RAIL_EXPLAINED_RATIO, catalogue.RAIL_COUNTER),
+        catalogue.RAIL_BYTES_BY_OWNER,
         catalogue.JOB_STEP_PART_SECONDS,
         *(catalogue.RAIL_QUEUE_DROPS, catalogue.COLLECTOR_SUCCESS, catalogue.GPU_INFO),
         *(catalogue.GPU_FABRIC_UNHEALTHY, catalogue.NVLINK_INFO, catalogue.NVLINK_UP, catalogue.GPU_NVLINK_SPEED),
@@ -362,6 +365,9 @@ def _rails(samples: _Samples) -> dict[RailKey, ScrapedRail]:
             errors.setdefault(key, {})[labels.get("counter", "unknown")] = value
     for key, drops in samples.sum_by(catalogue.RAIL_QUEUE_DROPS.name, *of_rail).items():
         errors.setdefault(key, {})["queue_drops"] = drops
+    owners: dict[tuple[str, ...], dict[str, float]] = {}
+    for (*place, owner), moved in samples.sum_by(catalogue.RAIL_BYTES_BY_OWNER.name, *of_rail, "owner").items():
+        owners.setdefault(tuple(place), {})[owner] = moved
     rails = {}
     for key in dict.fromkeys((*samples.sum_by(catalogue.RAIL_INFO.name, *of_rail), *transmit)):
         rail, device, netns = key
@@ -376,6 +382,7 @@ def _rails(samples: _Samples) -> dict[RailKey, ScrapedRail]:
             transmit_explained_ratio=explained_out.get(key),
             receive_explained_ratio=explained_in.get(key),
             errors=errors.get(key, {}),
+            bytes_by_owner=owners.get(key, {}),
         )
     return rails
 

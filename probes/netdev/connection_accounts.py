@@ -1,7 +1,11 @@
-"""Adds up TCP connections by the device that they are on.
+"""Adds up TCP connections by the device that they are on, and by whose they are.
 
 Connections come and go: totals of a device begin at 0 and never fall.  They are columns throughout, of thousands
 within a second; an object each would take most of what reading them costs.  Sums are of whole numbers, however large.
+
+Whose a connection is may become known late, or change.  It is left out while nobody knows; what it carried meanwhile
+is counted then.  Where the kernel tells of connections that end (sock_diag's destroy groups), all that they carried is
+counted, also of one that came and went between two reads.
 """
 
 from __future__ import annotations
@@ -9,16 +13,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from railscope.probes.netdev.counters import DeviceFailure, Flags, Values
-from railscope.probes.netdev.tcp_info import APPLICATION_LIMITED, OPTION_TIMESTAMPS, Rows, TcpTable, local_addresses
+from railscope.probes.netdev.tcp_info import (
+    APPLICATION_LIMITED,
+    NO_SOCKETS,
+    OPTION_TIMESTAMPS,
+    Rows,
+    TcpTable,
+    local_addresses,
+)
 
-MAXIMUM_CONNECTIONS: Final = 2_048
-"""Of the processes, in one network namespace; more are left out, and that is said."""
+MAXIMUM_CONNECTIONS: Final = 8_192
+"""In one network namespace; more are left out, of the users with most, and that is said."""
+_MOST_LEFT: Final = 32_768
+"""Connections that are remembered until the kernel tells of their end."""
 
 _INFO_FIELDS: Final = {
     "tx_bytes": "bytes_sent",
@@ -36,7 +49,12 @@ _INFO_FIELDS: Final = {
 """What is added up, and what a `TcpTable` calls it."""
 ACCOUNT_FIELDS: Final = (*_INFO_FIELDS, "header_bytes_sent", "header_bytes_received", "connection_changes")
 """Headers are counted as if every segment were a packet of its own, Ethernet's included; changes are connections
-that came or went."""
+that went without that the kernel told what they carried to their end."""
+PARTY_FIELDS: Final = (
+    *("tx_bytes", "rx_bytes", "retransmitted_bytes", "segments_sent", "segments_received"),
+    *("header_bytes_sent", "header_bytes_received", "connection_changes"),
+)
+_PARTY_PLACES: Final = tuple(ACCOUNT_FIELDS.index(name) for name in PARTY_FIELDS)
 _SEGMENTS: Final = slice(ACCOUNT_FIELDS.index("segments_sent"), ACCOUNT_FIELDS.index("segments_received") + 1)
 _HEADERS: Final = slice(ACCOUNT_FIELDS.index("header_bytes_sent"), ACCOUNT_FIELDS.index("header_bytes_received") + 1)
 _CHANGES: Final = ACCOUNT_FIELDS.index("connection_changes")
@@ -96,25 +114,34 @@ class DeviceConnections:
     not_sent_bytes: int
 
 
+class Party(NamedTuple):
+    """Whose connections are added up apart."""
+
+    name: str
+    observed: bool
+    """Of a process that is observed: these are summed up by device, whatever the name."""
+
+
+OBSERVED: Final = Party("", True)
+
+
 @dataclass(frozen=True, slots=True)
 class FoundConnections:
-    """Connections of the processes on the devices: arrays with one place for each."""
+    """Connections on the devices: arrays with one place for each."""
 
     rows: Rows
     """Of a `TcpTable`."""
-    devices: Numbers
-    """As `ConnectionAccounts.device_number` tells them."""
+    accounts: Numbers
+    """As `ConnectionAccounts.account_number` tells them."""
     ipv4: Flags
     """Whether its packets are of IPv4."""
-    pids: Mapping[int, int]
-    """Of their owners, by inode."""
     untold: Mapping[int, ValueError]
     """By place, as in a `TcpTable`."""
 
     def select(self, places: Numbers) -> FoundConnections:
         """Those at these places."""
         untold = {new: self.untold[old] for new, old in enumerate(places.tolist()) if old in self.untold}
-        return FoundConnections(self.rows[places], self.devices[places], self.ipv4[places], self.pids, untold)
+        return FoundConnections(self.rows[places], self.accounts[places], self.ipv4[places], untold)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,82 +152,189 @@ class _Seen:
     """One a connection, no two the same."""
     counters: Values
     """_INFO_FIELDS by connections."""
-    devices: Numbers
+    accounts: Numbers
+
+
+def _counters_of(rows: Rows) -> Values:
+    counters: Values = np.array([rows[name] for name in _INFO_FIELDS.values()], np.uint64)
+    return counters
 
 
 _NOTHING_SEEN: Final = _Seen(np.zeros(0, np.uint64), np.zeros((len(_INFO_FIELDS), 0), np.uint64), np.zeros(0, np.int64))
 
 
 class ConnectionAccounts:
-    """Adds up connections by device."""
+    """Adds up connections by device and party.
+
+    A connection counts from when the table was first read, or from its own beginning, whichever is later, also where it
+    comes to be known only later whose it is.
+    """
 
     def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
+        self._numbers: dict[tuple[str, Party], int] = {}
         self._totals: list[list[int]] = []
-        """By a device's number."""
+        """By an account's number."""
         self._seen = _NOTHING_SEEN
-        self._pids: frozenset[int] = frozenset()
+        self._left: dict[int, tuple[int, list[int]]] = {}
+        """By cookie, of connections that are not listed any more, or not counted for want of room: their account, and
+        what they had counted.  Those that left longest ago come first."""
+        self._first: dict[int, list[int]] | None = None
+        """By cookie, what connections had counted that were there when the table was read first; None: it was not."""
         self.last: tuple[DeviceConnections, ...] = ()
 
-    def device_number(self, device: str) -> int:
-        """What stands for a device in `FoundConnections`, at every read."""
-        number = self._numbers.setdefault(device, len(self._totals))
+    def account_number(self, device: str, party: Party = OBSERVED) -> int:
+        """What stands for a device and a party in `FoundConnections`, at every read."""
+        number = self._numbers.setdefault((device, party), len(self._totals))
         if number == len(self._totals):
             self._totals.append([0] * len(ACCOUNT_FIELDS))
         return number
 
     def totals(self, device: str) -> list[int]:
-        """`ACCOUNT_FIELDS` of one device; never fall."""
-        return list(self._totals[self.device_number(device)])
+        """`ACCOUNT_FIELDS` of the observed processes' connections on one device; never fall."""
+        found = [self._totals[number] for (one, party), number in self._numbers.items() if one == device and party[1]]
+        return [sum(column) for column in zip(*found, strict=True)] if found else [0] * len(ACCOUNT_FIELDS)
+
+    @property
+    def parties(self) -> tuple[str, ...]:
+        """Names of those that connections were counted of so far, in the order in which they first were."""
+        return tuple(dict.fromkeys(party.name for _device, party in self._numbers if party.name))
+
+    def totals_of_party(self, device: str, name: str) -> list[int]:
+        """`PARTY_FIELDS` of a party's connections on one device; never fall."""
+        found = [
+            self._totals[number]
+            for (one, party), number in self._numbers.items()
+            if (one, party.name) == (device, name)
+        ]
+        sums = [sum(column) for column in zip(*found, strict=True)] if found else [0] * len(ACCOUNT_FIELDS)
+        return [sums[place] for place in _PARTY_PLACES]
+
+    def begin(self, table: TcpTable) -> None:
+        """These connections, if they are new, carried something before anything was counted of their devices."""
+        known = {*self._seen.cookies.tolist(), *self._left}
+        first = self._first or {}
+        for cookie, counters in zip(table.rows["cookie"].tolist(), _counters_of(table.rows).T.tolist(), strict=True):
+            if cookie not in known:
+                first.setdefault(cookie, counters)
+        self._first = first
 
     def find(
-        self, table: TcpTable, owners: Mapping[int, int], names: Mapping[int, str], places: Mapping[bytes, str]
+        self,
+        table: TcpTable,
+        parties: Mapping[int, Party],
+        names: Mapping[int, str],
+        places: Mapping[bytes, str],
     ) -> FoundConnections | None:
-        """The connections of processes on devices, for `add`; None: there is none.
+        """The connections on devices of which it is known whose they are, for `add`; None: there is none.
 
-        `owners` are the processes' pids by inode, `names` those of the devices by number, `places` by local address.
+        `parties` by inode; a connection that its process has closed is whose it was.  `names` are those of the devices
+        by number, `places` by local address.
         """
-        if not owners:
-            return None
         inodes = table.rows["inode"].tolist()
+        known: dict[Party, int] = {party: number for number, party in enumerate(dict.fromkeys(parties.values()))}
+        by_inode = {inode: known[party] for inode, party in parties.items()}
+        whose = np.fromiter(map(by_inode.get, inodes, repeat(_NOWHERE)), np.int64, len(inodes))
         addresses = local_addresses(table.rows)
-        numbers = {address: self.device_number(name) for address, name in places.items()}
-        devices = np.fromiter(map(numbers.get, addresses, repeat(_NOWHERE)), np.int64, len(addresses))
+        devices = {name: number for number, name in enumerate(dict.fromkeys((*places.values(), *names.values())))}
+        numbers = {address: devices[name] for address, name in places.items()}
+        where = np.fromiter(map(numbers.get, addresses, repeat(_NOWHERE)), np.int64, len(addresses))
         interfaces = table.rows["interface"]
         for row in interfaces.nonzero()[0].tolist():
             if (name := names.get(int(interfaces[row]))) is not None:
-                devices[row] = self.device_number(name)
+                where[row] = devices[name]
+        accounts: Numbers = np.full(len(inodes), _NOWHERE, np.int64)
+        pairs = where * max(1, len(known)) + whose
+        here = (where != _NOWHERE) & (whose != _NOWHERE)
+        listed_devices, listed_parties = list(devices), list(known)
+        for pair in np.unique(pairs[here]).tolist():
+            device, party = divmod(pair, len(known))
+            number = self.account_number(listed_devices[device], listed_parties[party])
+            accounts[here & (pairs == pair)] = number
+        closed = (where != _NOWHERE) & (table.rows["inode"] == 0)
+        if closed.any():
+            self._find_closed(table, closed.nonzero()[0], accounts)
+        wanted = accounts != _NOWHERE
+        if not wanted.any():
+            return None
         ipv4 = np.fromiter(map(len, addresses), np.int64, len(addresses)) == _IPV4_ADDRESS_BYTES
-        everything = FoundConnections(table.rows, devices, ipv4, owners, table.untold)
-        wanted = np.fromiter(map(owners.__contains__, inodes), np.bool_, len(inodes)) & (devices != _NOWHERE)
+        everything = FoundConnections(table.rows, accounts, ipv4, table.untold)
         return everything if wanted.all() else everything.select(wanted.nonzero()[0])
 
-    def add(self, devices: Sequence[str], pids: frozenset[int], found: FoundConnections | None) -> list[DeviceFailure]:
-        """Add every current connection, None: there is none; returns failures."""
+    def find_ended(
+        self, table: TcpTable, party: Party, names: Mapping[int, str], places: Mapping[bytes, str]
+    ) -> FoundConnections | None:
+        """Connections that the kernel told of at their end, for `add`; None: there is none.
+
+        They are this party's where nothing else is known, and nobody's where they were on none of the devices.
+        """
+        if not len(table.rows):
+            return None
+        addresses = local_addresses(table.rows)
+        accounts: Numbers = np.full(len(addresses), _NOWHERE, np.int64)
+        interfaces = table.rows["interface"].tolist()
+        for place, (address, interface) in enumerate(zip(addresses, interfaces, strict=True)):
+            if (name := names.get(interface) or places.get(address)) is not None:
+                accounts[place] = self.account_number(name, party)
+        ipv4 = np.fromiter(map(len, addresses), np.int64, len(addresses)) == _IPV4_ADDRESS_BYTES
+        return FoundConnections(table.rows, accounts, ipv4, table.untold)
+
+    def _find_closed(self, table: TcpTable, places: Numbers, accounts: Numbers) -> None:
+        """Set the accounts of connections that no process holds any more to those that they had."""
+        seen = dict(zip(self._seen.cookies.tolist(), self._seen.accounts.tolist(), strict=True))
+        cookies = table.rows["cookie"][places].tolist()
+        for place, cookie in zip(places.tolist(), cookies, strict=True):
+            accounts[place] = self._left[cookie][0] if cookie in self._left else seen.get(cookie, _NOWHERE)
+
+    def add(
+        self, devices: Sequence[str], found: FoundConnections | None, ended: FoundConnections | None = None
+    ) -> list[DeviceFailure]:
+        """Add every current connection, None: there is none; returns failures.
+
+        `ended` are those that the kernel told of at their end, with the accounts that they get if nothing else is
+        known: nothing of what these carried is lost.
+        """
         failed: list[DeviceFailure] = []
+        if self._first is None:
+            self.begin(TcpTable(found.rows, found.untold) if found is not None else NO_SOCKETS)
         if found is not None:
             found = self._drop_incomplete(found, failed)
         fares: dict[int, tuple[list[int], int]] = {}
         if found is not None and len(found.rows):
             fares = self._add(found)
         else:
-            self._change(self._seen.devices)
+            self._leave(self._seen, np.arange(len(self._seen.cookies)))
             self._seen = _NOTHING_SEEN
-        self._pids = pids
-        self.last = tuple(
-            _fare(device, *fares.get(self.device_number(device), _NO_FARE)) for device in dict.fromkeys(devices)
-        )
+        if ended is not None:
+            self._end(ended)
+        self.last = tuple(self._fare_of(device, fares) for device in dict.fromkeys(devices))
         return list(dict.fromkeys(failed))
+
+    def count_lost_ends(self) -> None:
+        """The kernel does not tell, or had to drop, how connections ended: what is gone counts as changes."""
+        for account, _counters in self._left.values():
+            self._totals[account][_CHANGES] += 1
+        self._left.clear()
+
+    def _fare_of(self, device: str, fares: Mapping[int, tuple[list[int], int]]) -> DeviceConnections:
+        own = [number for (one, party), number in self._numbers.items() if one == device and party.observed]
+        found = [fares[number] for number in own if number in fares]
+        if not found:
+            return _fare(device, *_NO_FARE)
+        return _fare(
+            device,
+            [sum(column) for column in zip(*(sums for sums, _ in found), strict=True)],
+            max(one[1] for one in found),
+        )
 
     def _drop_incomplete(self, found: FoundConnections, failed: list[DeviceFailure]) -> FoundConnections:
         """Drop connections above the limit, and those that the kernel described incompletely."""
         if len(found.rows) > MAXIMUM_CONNECTIONS:
             left_out = len(found.rows) - MAXIMUM_CONNECTIONS
             failed.append(DeviceFailure("connections", f"{left_out} beyond {MAXIMUM_CONNECTIONS} are not counted"))
-            found = found.select(np.arange(MAXIMUM_CONNECTIONS))
+            found = found.select(_shared_out(found.rows["user"], MAXIMUM_CONNECTIONS))
         if not found.untold:
             return found
-        names = list(self._numbers)
+        names = {number: device for (device, _party), number in self._numbers.items()}
         told: set[int] = set()
         places = []
         for place, cookie in enumerate(found.rows["cookie"].tolist()):
@@ -209,11 +343,11 @@ class ConnectionAccounts:
                 told.add(cookie)
                 places.append(place)
             elif cookie not in told:  # listed a second time, it is known already
-                failed.append(DeviceFailure(names[found.devices[place]], str(error)))
+                failed.append(DeviceFailure(names[int(found.accounts[place])], str(error)))
         return found.select(np.array(places, np.int64))
 
     def _add(self, found: FoundConnections) -> dict[int, tuple[list[int], int]]:
-        """Count on; returns the sums of _FARE_FIELDS and the largest round-trip time by device."""
+        """Count on; returns the sums of _FARE_FIELDS and the largest round-trip time by account."""
         cookies = found.rows["cookie"].copy()
         known = self._seen.cookies
         alike = len(cookies) == len(known) and bool((cookies == known).all())  # as a rule, and in the same order
@@ -222,12 +356,12 @@ class ConnectionAccounts:
             if len(first) < len(cookies):  # the kernel lists anew where its table changed meanwhile
                 first.sort()
                 found, cookies = found.select(first), cookies[first]
-        counters: Values = np.array([found.rows[name] for name in _INFO_FIELDS.values()], np.uint64)
-        before = self._seen.counters if alike else self._before(found, cookies, counters)
-        self._seen = _Seen(cookies, counters, found.devices)
-        more = np.where(_WRAPS | (counters > before), (counters - before) & _MASKS, _NO_BYTES)
-        order = found.devices.argsort(kind="stable")
-        numbers = found.devices[order]
+        counters = _counters_of(found.rows)
+        before = self._seen.counters if alike else self._before(cookies, counters)
+        self._seen = _Seen(cookies, counters, found.accounts)
+        more = _growth(before, counters)
+        order = found.accounts.argsort(kind="stable")
+        numbers = found.accounts[order]
         starts = [0, *((numbers[1:] != numbers[:-1]).nonzero()[0] + 1).tolist()]
         parts = _parts(found, more)[:, order]
         # Halves, as whole ones could exceed 64 bits.
@@ -243,30 +377,95 @@ class ConnectionAccounts:
             fares[number] = sums[_CHANGES:], maxima[row]
         return fares
 
-    def _before(self, found: FoundConnections, cookies: Cookies, counters: Values) -> Values:
-        """What each connection is counted on from; those that came or went are counted."""
+    def _before(self, cookies: Cookies, counters: Values) -> Values:
+        """What each connection is counted on from; those that went are remembered."""
         seen = self._seen
         _both, old, new = np.intersect1d(seen.cookies, cookies, assume_unique=True, return_indices=True)
-        came = np.delete(np.arange(len(cookies)), new)
-        self._change(np.delete(seen.devices, old))
-        self._change(found.devices[came])
-        before = counters.copy()
+        before: Values = np.zeros_like(counters)
         before[:, new] = seen.counters[:, old]
-        inodes = found.rows["inode"][came].tolist()
-        opened = [place for place, inode in zip(came.tolist(), inodes, strict=True) if found.pids[inode] in self._pids]
-        before[:, opened] = 0  # since the last read
+        first = self._first or {}
+        came = np.delete(np.arange(len(cookies)), new)
+        for place, cookie in zip(came.tolist(), cookies[came].tolist(), strict=True):
+            if (left := self._left.pop(cookie, None)) is not None:
+                before[:, place] = left[1]
+            elif (counted := first.pop(cookie, None)) is not None:
+                before[:, place] = counted
+        self._leave(seen, np.delete(np.arange(len(seen.cookies)), old))
         return before
 
-    def _change(self, devices: Numbers) -> None:
-        for number in devices.tolist():
-            self._totals[number][_CHANGES] += 1
+    def _leave(self, seen: _Seen, places: Numbers) -> None:
+        """Remember connections that were seen and are not any more, as far as there is room."""
+        for cookie, account, counters in zip(
+            seen.cookies[places].tolist(),
+            seen.accounts[places].tolist(),
+            seen.counters[:, places].T.tolist(),
+            strict=True,
+        ):
+            self._left[cookie] = account, counters
+        while len(self._left) > _MOST_LEFT:
+            account, _counters = self._left.pop(next(iter(self._left)))
+            self._totals[account][_CHANGES] += 1
+
+    def _end(self, ended: FoundConnections) -> None:
+        """Count what connections carried until their end."""
+        rows, first = ended.rows, self._first or {}
+        header_bytes = _header_bytes(ended).tolist()
+        counters = _counters_of(rows)
+        for place, cookie in enumerate(rows["cookie"].tolist()):
+            if place in ended.untold:
+                continue
+            account, before = self._left.pop(cookie, (int(ended.accounts[place]), None))
+            if before is None:
+                before = first.pop(cookie, [0] * len(_INFO_FIELDS))
+                self._miss(account)
+            if account == _NOWHERE:
+                continue
+            more = _growth(np.array([before], np.uint64).T, counters[:, place : place + 1])[:, 0].tolist()
+            more += [segments * header_bytes[place] for segments in more[_SEGMENTS]]
+            totals = self._totals[account]
+            for column, value in enumerate(more):
+                totals[column] += value
+
+    def _miss(self, account: int) -> None:
+        """A connection ended before it was known whose it is: it may have been an observed process's."""
+        device = next((device for (device, _), number in self._numbers.items() if number == account), None)
+        for (one, party), number in self._numbers.items():
+            if one == device and party.observed:
+                self._totals[number][_CHANGES] += 1
+
+
+def _growth(before: Values, now: Values) -> Values:
+    """What _INFO_FIELDS grew by."""
+    grown: Values = np.where(_WRAPS | (now > before), (now - before) & _MASKS, _NO_BYTES)
+    return grown
+
+
+def _shared_out(users: Numbers, most: int) -> Numbers:
+    """Places of `most` connections: of each user as many, and of users with fewer all; in the kernel's order."""
+    _users, whose, counts = np.unique(users, return_inverse=True, return_counts=True)
+    allowed = np.zeros(len(counts), np.int64)
+    left = most
+    for rank, user in enumerate(counts.argsort(kind="stable").tolist()):
+        allowed[user] = min(int(counts[user]), left // (len(counts) - rank))
+        left -= int(allowed[user])
+    order = whose.argsort(kind="stable")
+    within = np.arange(len(users)) - (counts.cumsum() - counts)[whose[order]]
+    places: Numbers = order[within < allowed[whose[order]]]
+    places.sort()
+    return places
+
+
+def _header_bytes(found: FoundConnections) -> Values:
+    """Of one packet of each connection."""
+    header_bytes: Values = np.where(found.ipv4, _IPV4_HEADERS_BYTES, _IPV6_HEADERS_BYTES)
+    header_bytes += np.where(found.rows["options"] & OPTION_TIMESTAMPS, _TIMESTAMPS_BYTES, _NO_BYTES)
+    return header_bytes
 
 
 def _parts(found: FoundConnections, more: Values) -> Values:
     """What each connection adds to ACCOUNT_FIELDS but the last, and to _FARE_FIELDS."""
     rows = found.rows
-    header_bytes = np.where(found.ipv4, _IPV4_HEADERS_BYTES, _IPV6_HEADERS_BYTES)
-    header_bytes += np.where(rows["options"] & OPTION_TIMESTAMPS, _TIMESTAMPS_BYTES, _NO_BYTES)
+    header_bytes = _header_bytes(found)
     unacknowledged, not_sent = rows["unacknowledged_segments"], rows["not_sent_bytes"]
     times, rates = rows["round_trip_us"], rows["delivery_rate_bytes_per_second"]
     sends = (unacknowledged | not_sent) != 0

@@ -44,6 +44,7 @@ _DUMP_LIMIT: Final = 4096
 _MOST_BYTES: Final = 16 << 20
 """Of one answer: far above any table of a machine, but whoever has a network namespace of his own may fill them."""
 _DUMP_ATTEMPTS: Final = 3
+_SO_RCVBUFFORCE: Final = 33
 _ANSWER_SECONDS: Final = 5
 
 
@@ -148,6 +149,13 @@ class NetlinkSocket:
 
     def close(self) -> None:
         self._socket.close()
+
+    def set_room(self, size_bytes: int) -> None:
+        """How much may wait to be received, beyond the limit of the system where we may (CAP_NET_ADMIN)."""
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, size_bytes)
+        except OSError:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size_bytes)
 
     def dump(self, kind: int, body: bytes) -> list[bytes]:
         """Ask for a table; returns its datagrams, whose last message is NLMSG_DONE.

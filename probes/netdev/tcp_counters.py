@@ -1,9 +1,12 @@
-"""Counts what the TCP connections of given processes carried on each network device, and their condition.
+"""Counts what TCP connections carried on each network device, whose they were, and how those of given processes fare.
 
 A connection belongs to the device that has its local address, or that its socket is bound to.  Connections come and
 go, so their counters are added up here: totals of a device begin at 0 and never fall.  What a connection did before
-its process was first looked at is left out, and so is what it did in its last second, after it was read for the last
-time.  Sockets of other processes are listed by the kernel and passed over.
+the devices were first read is left out.  Of one that ends the kernel tells all that it carried, if it tells us
+(sock_diag's destroy groups, Linux 4.2); otherwise the last second of each is missing.
+
+Whose a connection is follows from the process that holds its socket.  One of another process that carried little is
+left out until it has carried more: looking for who holds it costs more than it matters.
 
 The device's own counters are read just before the connections: what it carried beside them shows only where both are
 of one moment, and read in this order the device never seems to have carried more than it had.
@@ -12,7 +15,8 @@ of one moment, and read in this order the device never seems to have carried mor
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,16 +26,30 @@ from railscope.probes.clock import Clock
 from railscope.probes.netdev.addresses import MOST_TABLE_BYTES, read_addresses
 from railscope.probes.netdev.connection_accounts import (
     ACCOUNT_FIELDS,
+    OBSERVED,
+    PARTY_FIELDS,
     ConnectionAccounts,
     DeviceConnections,
     FoundConnections,
+    Party,
 )
 from railscope.probes.netdev.counters import CounterReading, DeviceFailure, Values
 from railscope.probes.netdev.links import device_indexes
 from railscope.probes.netdev.netlink import NetlinkSocket
 from railscope.probes.netdev.rtnetlink_counters import LINK_STATS_FIELDS, NetlinkCounters
-from railscope.probes.netdev.tcp_info import NETLINK_SOCK_DIAG, read_table
-from railscope.probes.processes.socket_owners import SocketOwners
+from railscope.probes.netdev.tcp_info import (
+    DESTROYED_SOCKETS,
+    DESTROYED_TCP_GROUPS,
+    NETLINK_SOCK_DIAG,
+    NO_SOCKETS,
+    TcpTable,
+    local_addresses,
+    parse_table,
+    read_table,
+)
+from railscope.probes.processes.socket_owners import Holder, HostSockets, SocketOwners
+
+_log = logging.getLogger("railscope.tcp")
 
 PORT_FIELDS: Final = ("port_tx_bytes", "port_rx_bytes", "port_tx_packets", "port_rx_packets")
 """The device's own, of all traffic."""
@@ -41,19 +59,48 @@ TCP_FIELDS: Final = (*ACCOUNT_FIELDS, *PORT_FIELDS)
 _COLUMNS: Final = [LINK_STATS_FIELDS.index(name.removeprefix("port_")) for name in PORT_FIELDS]
 
 
-class TcpCounters:
-    """A `CounterSource` of the devices that `watch` names: `TCP_FIELDS` of each; `last` has the connections' state."""
+NOBODYS: Final = Party("unknown", False)
+"""Of connections of which it did not come to be known whose they are."""
+_MATTERS_BYTES: Final = 64 << 10
+"""What a connection of another process has carried before it is asked who holds it."""
+_PATIENCE_NS: Final = 4_000_000_000
+"""For so long a connection may be of nobody yet; then it is NOBODYS."""
+_ENDS_BUFFER_BYTES: Final = 4 << 20
+"""Some thousand connections that end between two readings."""
 
-    def __init__(self, clock: Clock, procfs: Path, accounts: ConnectionAccounts | None = None) -> None:
+PartyOf = Callable[[Holder, bool, tuple[int, int]], Party | None]
+"""Whose a connection is, by who holds it, whether that process is observed, and the ports of this side and the other;
+None: that is not known yet."""
+
+
+class TcpCounters:
+    """A `CounterSource` of the devices that `watch` names.
+
+    `TCP_FIELDS` of each, of the processes that `watch` names; then `PARTY_FIELDS` of each party that had connections so
+    far, as `PARTY/FIELD`, more of them as more come.  `last` has the connections' state.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        procfs: Path,
+        accounts: ConnectionAccounts | None = None,
+        *,
+        others: HostSockets | None = None,
+        party_of: PartyOf = lambda _holder, observed, _ports: OBSERVED if observed else None,
+    ) -> None:
         """Works in the network namespace of the thread that constructs it.
 
-        `accounts` of one that was closed, in the same namespace: totals go on where its totals stood.
+        `accounts` of one that was closed, in the same namespace: totals go on where its totals stood.  `others` finds
+        processes that `watch` does not name; None: their connections are passed over.
 
         Raises:
             OSError: the kernel refuses a socket.
         """
         self._clock = clock
         self._owners = SocketOwners(procfs, clock)
+        self._others = others
+        self._party_of = party_of
         self._route = NetlinkSocket(most_bytes=MOST_TABLE_BYTES)
         try:
             self._diag = NetlinkSocket(protocol=NETLINK_SOCK_DIAG, most_bytes=_MOST_CONNECTION_BYTES)
@@ -66,7 +113,19 @@ class TcpCounters:
             self._route.close()
             self._diag.close()
             raise
+        self._ends: NetlinkSocket | None = None
+        try:
+            self._ends = NetlinkSocket(DESTROYED_TCP_GROUPS, NETLINK_SOCK_DIAG)
+            self._ends.set_room(_ENDS_BUFFER_BYTES)
+        except OSError as error:
+            _log.debug("the kernel does not tell of connections that end: %s", error)
         self._names: dict[int, str] = {}
+        self._places: frozenset[bytes] = frozenset()
+        """Local addresses that were asked for at the last read."""
+        self._since_ns: dict[int, int] = {}
+        """When connections were first listed of which it is not known yet whose they are, by cookie."""
+        self.undecided: Mapping[str, tuple[int, int]] = {}
+        """Bytes (sent, received) that these have carried, by device; replaced as a whole."""
         self._wanted: tuple[tuple[str, ...], frozenset[int]] = ((), frozenset())
         self._accounts = accounts if accounts is not None else ConnectionAccounts()
         self.last: tuple[DeviceConnections, ...] = ()
@@ -76,6 +135,10 @@ class TcpCounters:
         self._route.close()
         self._diag.close()
         self._ports.close()
+        if self._ends is not None:
+            self._ends.close()
+        if self._others is not None:
+            self._others.forget(self)
 
     def watch(self, devices: Sequence[str], pids: Collection[int]) -> None:
         """Count these processes' connections on these devices from now on; safe from any thread."""
@@ -93,6 +156,7 @@ class TcpCounters:
         devices, pids = self._wanted
         before_ns = self._clock.monotonic_ns()
         found: FoundConnections | None = None
+        ended: FoundConnections | None = None
         failed: list[DeviceFailure] = []
         ports: dict[str, list[int]] = {}
         if devices:
@@ -103,24 +167,52 @@ class TcpCounters:
             before_ns = self._clock.monotonic_ns()
             ports = self._port_counters(names)
             failed = [DeviceFailure(device, "no such device") for device in devices if device not in ports]
-            if pids and places:
+            # Before those that there are: one that ends in between is told of at the next read.
+            told = self._read_ends()
+            if places and (pids or self._others is not None):
                 found, unreadable = self._connections(names, places, pids)
                 failed += unreadable
+                ended = self._accounts.find_ended(told, NOBODYS, names, places)
         after_ns = self._clock.monotonic_ns()
-        failed += self._accounts.add(devices, pids, found)
+        failed += self._accounts.add(devices, found, ended)
+        if self._ends is None:
+            self._accounts.count_lost_ends()
         self.last = self._accounts.last
         present = tuple(device for device in devices if device in ports)
-        rows = [[*self._accounts.totals(device), *ports[device]] for device in present]
+        parties = self._accounts.parties
+        rows = [
+            [
+                *self._accounts.totals(device),
+                *ports[device],
+                *(count for party in parties for count in self._accounts.totals_of_party(device, party)),
+            ]
+            for device in present
+        ]
+        fields = (*TCP_FIELDS, *(f"{party}/{field}" for party in parties for field in PARTY_FIELDS))
         values: Values = np.array(rows, dtype=np.uint64)
         return CounterReading(
             before_ns,
             after_ns,
             present,
             (0,) * len(present),
-            TCP_FIELDS,
-            values.reshape(len(present), len(TCP_FIELDS)),
+            fields,
+            values.reshape(len(present), len(fields)),
             tuple(failed),
         )
+
+    def _read_ends(self) -> TcpTable:
+        """Connections that ended since the last read, as far as the kernel told."""
+        if self._ends is None:
+            return NO_SOCKETS
+        told = []
+        try:
+            while (data := self._ends.receive_now()) is not None:
+                told.append(data)
+        except OSError as error:
+            # More ended than there was room for: what each of them carried last is not known.
+            _log.debug("ends of connections were lost: %s", error)
+            self._accounts.count_lost_ends()
+        return parse_table(told, DESTROYED_SOCKETS)
 
     def _port_counters(self, names: dict[int, str]) -> dict[str, list[int]]:
         """`PORT_FIELDS` of each device."""
@@ -134,11 +226,68 @@ class TcpCounters:
     def _connections(
         self, names: Mapping[int, str], places: Mapping[bytes, str], pids: frozenset[int]
     ) -> tuple[FoundConnections | None, list[DeviceFailure]]:
-        """Every connection of the processes on the devices, None: there is none; and what failed."""
+        """Every connection of which it is known whose it is, None: there is none; and what failed."""
         table = read_table(self._diag, list(places))
-        owners = self._owners.owners(pids, table.rows["inode"].tolist())
+        if not self._places >= places.keys():
+            self._accounts.begin(table)
+        self._places = frozenset(places)
+        rows = table.rows
+        inodes: list[int] = rows["inode"].tolist()
+        holders = self._owners.holders(pids, inodes)
         unreadable = self._owners.unreadable
         if unreadable and len(unreadable) == len(pids):
             raise PermissionError(errno.EACCES, unreadable[0].reason)
         failed = [DeviceFailure(f"process {process.pid}", process.reason) for process in unreadable]
-        return self._accounts.find(table, owners, names, places), failed
+        observed = frozenset(holders)
+        if self._others is not None:
+            carried = (rows["bytes_acked"] + rows["bytes_received"]) >= _MATTERS_BYTES
+            users = zip(inodes, rows["user"].tolist(), carried.tolist(), strict=True)
+            unknown = {inode: user for inode, user, matters in users if matters and inode and inode not in observed}
+            holders |= self._others.holders(self, unknown)
+        kernels = {inode for inode, holder in holders.items() if holder.pid is None}
+        ends: dict[int, tuple[int, int]] = {}
+        if kernels:
+            ends = {
+                inode: (here, there)
+                for inode, (here, there) in zip(inodes, rows["ports"].tolist(), strict=True)
+                if inode in kernels
+            }
+        by_holder: dict[tuple[Holder, bool, tuple[int, int]], Party | None] = {}
+        parties: dict[int, Party] = {}
+        for inode, holder in holders.items():
+            key = holder, holder.pid in pids, ends.get(inode, (0, 0))
+            if key not in by_holder:
+                by_holder[key] = self._party_of(*key)
+            if (party := by_holder[key]) is not None:
+                parties[inode] = party
+        if self._others is not None:
+            self._wait_for(table, parties, {*unknown, *holders}, names, places)
+        return self._accounts.find(table, parties, names, places), failed
+
+    def _wait_for(
+        self,
+        table: TcpTable,
+        parties: dict[int, Party],
+        asked: Collection[int],
+        names: Mapping[int, str],
+        places: Mapping[bytes, str],
+    ) -> None:
+        """Note what connections carry while it is not known whose they are, and give up on those that took too long."""
+        now_ns = self._clock.monotonic_ns()
+        rows = table.rows
+        since_ns: dict[int, int] = {}
+        undecided: dict[str, tuple[int, int]] = {}
+        wanted = [
+            place for place, inode in enumerate(rows["inode"].tolist()) if inode in asked and inode not in parties
+        ]
+        for place, address in zip(wanted, local_addresses(rows[wanted]), strict=True):
+            cookie, inode = int(rows["cookie"][place]), int(rows["inode"][place])
+            since_ns[cookie] = self._since_ns.get(cookie, now_ns)
+            device = names.get(int(rows["interface"][place])) or places.get(address)
+            if now_ns - since_ns[cookie] >= _PATIENCE_NS:
+                parties[inode] = NOBODYS
+            elif device is not None:
+                sent, received = undecided.get(device, (0, 0))
+                row = rows[place]
+                undecided[device] = sent + int(row["bytes_sent"]), received + int(row["bytes_received"])
+        self._since_ns, self.undecided = since_ns, undecided

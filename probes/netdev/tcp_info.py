@@ -30,6 +30,10 @@ NETLINK_SOCK_DIAG: Final = 4
 TCP_SOCKETS: Final = 18
 """TCPDIAG_GETSOCK.  SOCK_DIAG_BY_FAMILY, which came after it, asks for one family: the kernel would walk twice through
 its table of all connections, which has half a million places on a large host."""
+DESTROYED_SOCKETS: Final = 20
+"""SOCK_DIAG_BY_FAMILY, as which the kernel tells of a socket that was destroyed, without inode and user."""
+DESTROYED_TCP_GROUPS: Final = 1 << 0 | 1 << 2
+"""Multicast groups SKNLGRP_INET_TCP_DESTROY and SKNLGRP_INET6_TCP_DESTROY (include/uapi/linux/sock_diag.h)."""
 _SOCKET_BYTES: Final = 72
 _QUESTION: Final = struct.Struct("=xxxB48xI4x")
 """struct inet_diag_req: family and two lengths that are not looked at, extensions, socket, states, what is not used."""
@@ -63,6 +67,7 @@ _SOCKET_FIELDS: Final = {
     "interface": (40, "u4"),  # number of the device that it is bound to; 0: any
     "cookie": (44, "u8"),  # the kernel's number for it, never used again
     "unread_bytes": (56, "u4"),  # received and acknowledged, not read by the process
+    "user": (64, "u4"),  # real user ID of who made it
     "inode": (68, "u4"),  # as in `socket:[inode]` of /proc/PID/fd; 0: no process holds it, or not yet
 }
 """Offsets in struct inet_diag_msg."""
@@ -116,6 +121,9 @@ class TcpTable:
     """One a socket, with the fields of _SOCKET_FIELDS and _INFO_FIELDS: may be a view of the answer."""
     untold: Mapping[int, ValueError]
     """By row, why its fields of _INFO_FIELDS are all 0: the kernel did not say, or was cut short."""
+
+
+NO_SOCKETS: Final = TcpTable(np.zeros(0, _TABLE), {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,18 +184,18 @@ def address_filter(addresses: Sequence[bytes]) -> bytes:
     return program
 
 
-def parse_table(datagrams: Iterable[bytes]) -> TcpTable:
-    """The TCP sockets in an answer of sock_diag; other messages are passed over.
+def parse_table(datagrams: Iterable[bytes], kind: int = TCP_SOCKETS) -> TcpTable:
+    """The TCP sockets in messages of this kind of sock_diag; other messages are passed over.
 
     Raises:
         MalformedNetlink: a message is cut short.
     """
     answer = list(datagrams)
-    rows = _of_one_form(answer)
-    return _of_several_forms(answer) if rows is None else TcpTable(rows, {})
+    rows = _of_one_form(answer, kind)
+    return _of_several_forms(answer, kind) if rows is None else TcpTable(rows, {})
 
 
-def _of_one_form(answer: Sequence[bytes]) -> Rows | None:
+def _of_one_form(answer: Sequence[bytes], wanted: int) -> Rows | None:
     """The sockets where all their messages have one form, and tell everything; None: they have not, or do not."""
     forms: set[_Form] = set()
     pieces: list[bytes | memoryview] = []
@@ -197,7 +205,7 @@ def _of_one_form(answer: Sequence[bytes]) -> Rows | None:
         while at < len(view):
             kind, _flags, _sequence, payload = next(messages(view[at:]))
             stride = _aligned(_HEADER_BYTES + len(payload))
-            if kind != TCP_SOCKETS:
+            if kind != wanted:
                 at += stride
                 continue
             form, headers, _trouble = _form(payload, stride)
@@ -212,7 +220,7 @@ def _of_one_form(answer: Sequence[bytes]) -> Rows | None:
     return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), _message_dtype(forms.pop()))
 
 
-def _of_several_forms(answer: Sequence[bytes]) -> TcpTable:
+def _of_several_forms(answer: Sequence[bytes], wanted: int) -> TcpTable:
     """The sockets, one form after another: a run of equal messages may be a single one, as where MPTCP is in use."""
     found: defaultdict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     """By length of the message: where it begins, in words, and its row."""
@@ -222,7 +230,7 @@ def _of_several_forms(answer: Sequence[bytes]) -> TcpTable:
         begin = at
         for kind, _flags, _sequence, payload in messages(data):
             length = _HEADER_BYTES + len(payload)
-            if kind == TCP_SOCKETS:
+            if kind == wanted:
                 _check_length(payload)
                 begins, places = found[length]
                 begins.append(at // 4)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from railscope.agent.config.options import Config
 from railscope.agent.facts.snapshot import Histogram
 from railscope.agent.model.expected import ExpectedBytes, WireTotals
-from railscope.agent.node.attribution.evidence import PortAndConnections, RailLedgers, evidence_of
+from railscope.agent.node.attribution.evidence import Connections, PortAndConnections, RailLedgers, evidence_of
 from railscope.agent.node.attribution.explained import Correlator, PortTotals
 from railscope.agent.node.attribution.ledger import Sockets
 from railscope.agent.node.daemon.nccl_observer import NcclSources
@@ -400,8 +400,9 @@ class _Rails:
         totals = WireTotals(_RAILS * carried, 0)
         wires = self.correlator.update(now_ns, ports, [ExpectedBytes("7", totals, totals)])
         sockets = Sockets(carried, 0, carried // 1448, carried // 50, 0)
+        connections = Connections(sockets)
         together = PortAndConnections(
-            port_bytes, port_bytes, carried // 1448, carried // 1448, sockets, sockets, 0.001, True
+            port_bytes, port_bytes, carried // 1448, carried // 1448, connections, connections, 0.001, True
         )
         self.ledgers.update(
             [

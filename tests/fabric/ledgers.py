@@ -6,19 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from railscope.agent.facts.rail_ledger import Origin
 from railscope.testbed.hosts import Fabric
 from tests.fabric.agent_process import AgentProcess, metrics_of
 
-ORIGINS: Final = frozenset({"collective", "overhead", "retransmission", "foreign", "unseen", "offload"})
+ORIGINS: Final = frozenset(origin.value for origin in Origin)
 Place = tuple[int, int, str]
 """Host, rail, direction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Bytes by origin."""
+    """Bytes by origin, and the same by owner."""
 
     origins: dict[str, float]
+    owners: dict[str, float]
     error_ratio: float
     """0 where it is not shown: there were no bytes."""
 
@@ -37,6 +39,7 @@ def ledgers(agent: AgentProcess, fabric: Fabric) -> dict[Place, Shown]:
     hosts = {host.namespace: number for number, host in enumerate(fabric.hosts)}
     rails = {name: number for number, name in enumerate(fabric.rail_names)}
     origins: dict[Place, dict[str, float]] = {}
+    owners: dict[Place, dict[str, float]] = {}
     errors: dict[Place, float] = {}
     for name, labels, value in metrics_of(agent.text()):
         if labels.get("netns") not in hosts or labels.get("device") not in rails or "direction" not in labels:
@@ -44,10 +47,13 @@ def ledgers(agent: AgentProcess, fabric: Fabric) -> dict[Place, Shown]:
         place = hosts[labels["netns"]], rails[labels["device"]], labels["direction"]
         if name == "railscope_rail_bytes_by_origin_total":
             origins.setdefault(place, {})[labels["origin"]] = value
+        elif name == "railscope_rail_bytes_by_owner_total":
+            owners.setdefault(place, {})[labels["owner"]] = value
         elif name == "railscope_rail_ledger_error_ratio":
             errors[place] = value
-    assert all(found.keys() == ORIGINS for found in origins.values())
-    return {place: Shown(found, errors.get(place, 0.0)) for place, found in origins.items()}
+    assert all(found.keys() | {"transfer"} == ORIGINS for found in origins.values())
+    assert all(sum(found.values()) == sum(origins[place].values()) for place, found in owners.items())
+    return {place: Shown(found, owners.get(place, {}), errors.get(place, 0.0)) for place, found in origins.items()}
 
 
 class PortCounters:

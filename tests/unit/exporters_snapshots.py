@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.rail_ledger import DirectionLedger, Origin, RailLedger
 from railscope.agent.facts.rank_identity import RankIdentity
 from railscope.agent.facts.slowness import Slowness
 from railscope.agent.facts.snapshot import (
@@ -19,7 +20,6 @@ from railscope.agent.facts.snapshot import (
     CommunicatorFacts,
     CommunicatorStall,
     CompletedTotal,
-    DirectionLedger,
     DriverCallsOfProcess,
     EstimatedCalls,
     FailedOver,
@@ -51,7 +51,6 @@ from railscope.agent.facts.snapshot import (
     QueuePairCount,
     QueuePairFacts,
     RailFacts,
-    RailLedger,
     RailQueue,
     RailTcp,
     RankArrivals,
@@ -62,6 +61,7 @@ from railscope.agent.facts.snapshot import (
     UnjoinedProcess,
 )
 from railscope.agent.facts.stall import Diagnosis, LastCollectives, Stall
+from railscope.agent.facts.traffic_owners import TrafficOwner
 from railscope.agent.facts.transfers import NodeTransfers, PeerTransfers, TransferTotal, TransferUnderWay
 from tests.unit.identities import named
 
@@ -132,8 +132,27 @@ def rail(number: str = "0", device: str = "mlx5_0") -> RailFacts:
         bond_members=(("ens24f0np0", True), ("ens24f1np1", False), ("ens25", None)),
         pci_stalled=(("read", 0.25), ("write", 0.0)),
         ledger=RailLedger(
-            DirectionLedger(2**62, 2**55, 3000, 4000, 5000, 6000, 0.004),
-            DirectionLedger(900_000_000, 9_000_000, 0, 70_000, 0, 0, None),
+            DirectionLedger(
+                {
+                    (TrafficOwner.NCCL, Origin.COLLECTIVE): 2**62,
+                    (TrafficOwner.NCCL, Origin.OVERHEAD): 2**55,
+                    (TrafficOwner.NCCL, Origin.RETRANSMISSION): 3000,
+                    (TrafficOwner.NCCL, Origin.OFFLOAD): 6000,
+                    (TrafficOwner.TCP_OTHER, Origin.UNSEEN): 5000,
+                    (TrafficOwner.UCX, Origin.TRANSFER): 7000,
+                    (TrafficOwner.UCX, Origin.OVERHEAD): 800,
+                    (TrafficOwner.STORAGE, Origin.FOREIGN): 4000,
+                },
+                0.004,
+            ),
+            DirectionLedger(
+                {
+                    (TrafficOwner.NCCL, Origin.COLLECTIVE): 900_000_000,
+                    (TrafficOwner.NCCL, Origin.OVERHEAD): 9_000_000,
+                    (TrafficOwner.UNKNOWN, Origin.FOREIGN): 70_000,
+                },
+                None,
+            ),
         ),
         transmit_utilization=0.875,
         receive_utilization=0.0,

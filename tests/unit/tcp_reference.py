@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from railscope.probes.netdev.addresses import plain_address
@@ -141,16 +141,16 @@ class Accounts:
 
     def __init__(self) -> None:
         self.connections: dict[int, _Connection] = {}
+        self.left: dict[int, _Connection] = {}
+        self.first: dict[int, TcpInfo] | None = None
         self.totals: dict[str, dict[str, int]] = {}
-        self.pids: frozenset[int] = frozenset()
         self.last: tuple[DeviceConnections, ...] = ()
 
     def take(
         self,
         devices: Sequence[str],
-        pids: frozenset[int],
         sockets: Sequence[Socket],
-        owners: Mapping[int, int],
+        owners: Collection[int],
         names: Mapping[int, str],
         places: Mapping[bytes, str],
     ) -> list[DeviceFailure]:
@@ -159,14 +159,22 @@ class Accounts:
         found = []
         for listed in sockets:
             device = names.get(listed.interface) or places.get(listed.local)
-            if listed.inode in owners and device is not None:
-                found.append((device, owners[listed.inode], listed))
+            if device is not None and not listed.inode:  # closed by its process
+                known = self.left.get(listed.cookie) or self.connections.get(listed.cookie)
+                device = known.device if known is not None else None
+            elif listed.inode not in owners:
+                continue
+            if device is not None:
+                found.append((device, listed))
         if len(found) > MAXIMUM_CONNECTIONS:
             beyond = f"{len(found) - MAXIMUM_CONNECTIONS} beyond {MAXIMUM_CONNECTIONS} are not counted"
             failed.append(DeviceFailure("connections", beyond))
+        if self.first is None:
+            self.first = {listed.cookie: _info_or_nothing(listed) for listed in reversed(sockets)}
+        first = self.first
         now: dict[int, _Connection] = {}
         infos: dict[str, list[TcpInfo]] = {device: [] for device in devices}
-        for device, pid, listed in found[:MAXIMUM_CONNECTIONS]:
+        for device, listed in found[:MAXIMUM_CONNECTIONS]:
             if listed.cookie in now:
                 continue
             try:
@@ -178,16 +186,12 @@ class Accounts:
                 continue
             infos[device].append(info)
             now[listed.cookie] = _Connection(device, info)
-            before = self.connections.get(listed.cookie)
-            if before is not None:
-                self._add(device, listed, before.info, info)
-            elif pid in self.pids:
-                self._add(device, listed, TcpInfo(), info)
-        for cookie in now.keys() - self.connections.keys():
-            self.of(now[cookie].device)["connection_changes"] += 1
+            before = self.connections.get(listed.cookie) or self.left.pop(listed.cookie, None)
+            began = before.info if before is not None else first.pop(listed.cookie, TcpInfo())
+            self._add(device, listed, began, info)
         for cookie in self.connections.keys() - now.keys():
-            self.of(self.connections[cookie].device)["connection_changes"] += 1
-        self.connections, self.pids = now, pids
+            self.left[cookie] = self.connections[cookie]
+        self.connections = now
         self.last = tuple(_fare(device, members) for device, members in infos.items())
         return failed
 
@@ -206,6 +210,13 @@ class Accounts:
                 total["header_bytes_sent"] += more * header_bytes
             if name == "segments_received":
                 total["header_bytes_received"] += more * header_bytes
+
+
+def _info_or_nothing(listed: Socket) -> TcpInfo:
+    try:
+        return listed.info()
+    except ValueError:
+        return TcpInfo()
 
 
 def _fare(device: str, infos: Sequence[TcpInfo]) -> DeviceConnections:

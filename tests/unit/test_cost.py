@@ -104,6 +104,7 @@ def test_it_has_every_metric_but_those_of_what_is_wrong_and_of_what_is_asked_for
         "comm_stall_collectives",
         "comm_stalled",
         "comm_writing",
+        "rail_bytes_by_owner_total",
         "rail_lanes",
         "rail_link_to_siblings_ratio",
         "cuda_graph_launches_total",

@@ -8,7 +8,7 @@ from typing import Final, get_args
 
 import pytest
 
-from railscope.agent.facts.snapshot import DirectionLedger
+from railscope.agent.facts.rail_ledger import Origin
 from railscope.agent.facts.stall import Strength
 from tests.nccl.library import REPOSITORY
 
@@ -30,7 +30,7 @@ def test_every_term_is_defined_once() -> None:
 
 
 def test_origins_are_those_of_the_ledger() -> None:
-    origins = [name for name in DirectionLedger.__dataclass_fields__ if name != "error_ratio"]
+    origins = [origin.value for origin in Origin]
     assert sorted(re.findall(r"^\| \*\*(\w+)", section("Origin of port bytes"), re.MULTILINE)) == sorted(origins)
 
 

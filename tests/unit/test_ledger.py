@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.facts.snapshot import DirectionLedger
-from railscope.agent.node.attribution.ledger import Account, Evidence, HeaderSizes, Sockets
+from railscope.agent.facts.rail_ledger import DirectionLedger, Origin
+from railscope.agent.facts.traffic_owners import TrafficOwner
+from railscope.agent.node.attribution import ledger as attribution
+from railscope.agent.node.attribution.ledger import Evidence, HeaderSizes, Sockets
 
 NOTHING = Evidence(0, 0, sockets=Sockets(0, 0, 0, 0, 0))
 MEGABYTE = 1_000_000
@@ -17,7 +19,42 @@ SEGMENT = 1448
 HEADER = 66
 
 
-def classes(ledger: DirectionLedger) -> tuple[int, ...]:
+@dataclass(frozen=True)
+class Origins:
+    """Bytes by origin."""
+
+    collective: int
+    overhead: int
+    retransmission: int
+    foreign: int
+    unseen: int
+    offload: int
+    transfer: int
+    error_ratio: float | None
+
+
+def origins(ledger: DirectionLedger) -> Origins:
+    found = {origin.value: ledger.of_origin(origin) for origin in Origin}
+    assert sum(found.values()) == sum(ledger.of_owner(owner) for owner in TrafficOwner) == sum(ledger.cells.values())
+    return Origins(**found, error_ratio=ledger.error_ratio)
+
+
+class Account:
+    """An account that tells origins."""
+
+    def __init__(self) -> None:
+        self.account = attribution.Account()
+        self.begin = self.account.begin
+
+    def update(self, evidence: Evidence) -> Origins:
+        return origins(self.account.update(evidence))
+
+    @property
+    def ledger(self) -> Origins:
+        return origins(self.account.ledger)
+
+
+def classes(ledger: Origins) -> tuple[int, ...]:
     return astuple(ledger)[:-1]
 
 
@@ -36,7 +73,7 @@ def port(payload_bytes: int, each: int = SEGMENT) -> tuple[int, int]:
     return payload_bytes + packets * HEADER, packets
 
 
-def ledger_of(*moments: Evidence) -> DirectionLedger:
+def ledger_of(*moments: Evidence) -> Origins:
     """After a moment at which nothing had happened yet, with the same sources."""
     first = moments[0]
     account = Account()
@@ -57,6 +94,8 @@ def ledger_of(*moments: Evidence) -> DirectionLedger:
 
 
 totals = st.integers(0, 2**50)
+connections = st.builds(Sockets, totals, totals, totals, totals, st.integers(0, 9))
+by_owner = st.dictionaries(st.sampled_from(TrafficOwner), connections, max_size=3)
 evidences = st.builds(
     Evidence,
     port_bytes=totals,
@@ -64,7 +103,10 @@ evidences = st.builds(
     handed_over_bytes=st.none() | totals,
     complete=st.booleans(),
     expected_bytes=st.none() | totals,
-    sockets=st.none() | st.builds(Sockets, totals, totals, totals, totals, st.integers(0, 9)),
+    sockets=st.none() | connections,
+    own=by_owner,
+    others=by_owner,
+    undecided_bytes=st.just(0) | totals,
     headers=st.sampled_from([HeaderSizes(16, 58, 82), HeaderSizes(24, 26, 66)]),
     retransmitted_packets=st.integers(0, 2**40),
     offload_bytes=st.just(0) | totals,
@@ -84,7 +126,9 @@ def test_whatever_the_evidence_says_classes_never_fall_and_are_the_port_bytes_to
         now = classes(ledger)
         assert all(isinstance(value, int) for value in now)
         assert all(new >= old >= 0 for old, new in zip(before, now, strict=True))
-        assert sum(now) == max(port_bytes[: number + 1]) - port_bytes[0]
+        classed = max(port_bytes[: number + 1]) - port_bytes[0]
+        assert classed - moment.undecided_bytes <= sum(now) <= classed
+        assert sum(now) == classed or moment.undecided_bytes
         assert ledger.error_ratio is None or 0 <= ledger.error_ratio <= 1
         before = now
 
@@ -95,7 +139,7 @@ def test_evidence_that_is_missing_for_a_while_does_not_come_back_lower_than_it_w
     account.update(start)
     account.update(replace(start, sockets=None))
     ledger = account.update(replace(start, port_bytes=1, packets=1, sockets=Sockets(0, 0, 1, 0, 0)))
-    assert classes(ledger) == (0, 0, 0, 1, 0, 0)
+    assert classes(ledger) == (0, 0, 0, 1, 0, 0, 0)
     assert ledger.error_ratio == 0
 
 
@@ -320,3 +364,80 @@ def test_a_job_that_begins_after_its_port_was_read_is_told_without_an_error() ->
         0,
         0,
     )
+
+
+def test_every_byte_of_a_shared_rail_has_an_owner_and_the_headers_of_its_packets_with_it() -> None:
+    """NCCL's job, whose program loads data itself, beside UCX, a checkpoint, a copy, and what nobody tells of."""
+    own, data = 100 * MEGABYTE, 7 * MEGABYTE
+    ucx, copied = 50 * MEGABYTE, 10 * MEGABYTE
+    others = {TrafficOwner.UCX: ucx, TrafficOwner.STORAGE: 20 * MEGABYTE, TrafficOwner.TCP_OTHER: copied}
+    untold = port(3 * MEGABYTE)
+    payload = own + data + sum(others.values())
+    packets = packets_of(own + data) + sum(map(packets_of, others.values()))
+    evidence = Evidence(
+        payload + packets * HEADER + untold[0],
+        packets + untold[1],
+        own,
+        complete=True,
+        sockets=sockets(own + data),
+        own={TrafficOwner.TCP_OTHER: sockets(data)},
+        others={owner: sockets(count) for owner, count in others.items()},
+    )
+    account = attribution.Account()
+    account.update(replace(NOTHING, handed_over_bytes=0, complete=True))
+    ledger = account.update(evidence)
+    assert ledger.of_owner(TrafficOwner.NCCL) == pytest.approx(port(own)[0], abs=100)
+    for owner in (TrafficOwner.UCX, TrafficOwner.STORAGE):
+        assert ledger.of_owner(owner) == port(others[owner])[0]
+    assert ledger.of_owner(TrafficOwner.TCP_OTHER) == pytest.approx(port(copied)[0] + port(data)[0], abs=100)
+    assert ledger.of_owner(TrafficOwner.UNKNOWN) == untold[0]
+    assert ledger.of_origin(Origin.TRANSFER) == others[TrafficOwner.UCX]
+    assert ledger.of_origin(Origin.UNSEEN) == data
+    assert ledger.of_origin(Origin.FOREIGN) == port(others[TrafficOwner.STORAGE])[0] + port(copied)[0] + untold[0]
+    assert not ledger.error_ratio
+
+
+def test_what_an_owner_sent_again_and_a_queue_of_this_host_dropped_takes_nothing_from_others() -> None:
+    """The port counts behind the queue: what is dropped there and sent again passes once."""
+    ucx, lost, untold = 50 * MEGABYTE, MEGABYTE, port(2 * MEGABYTE)
+    passed = port(ucx - lost)
+    account = attribution.Account()
+    account.update(NOTHING)
+    ledger = account.update(
+        Evidence(
+            passed[0] + untold[0],
+            passed[1] + untold[1],
+            sockets=sockets(0),
+            others={TrafficOwner.UCX: sockets(ucx, retransmitted=lost), TrafficOwner.MPI: sockets(0)},
+        )
+    )
+    headers = packets_of(lost) * HEADER
+    assert ledger.cells[TrafficOwner.UCX, Origin.TRANSFER] == ucx - lost
+    assert ledger.of_owner(TrafficOwner.UCX) == pytest.approx(passed[0] + lost, abs=2 * headers)
+
+
+def test_bytes_of_a_new_connection_wait_until_it_is_known_whose_they_are() -> None:
+    account = attribution.Account()
+    account.update(NOTHING)
+    first, last, rest = port(40 * MEGABYTE), port(10 * MEGABYTE), port(MEGABYTE)
+    undecided = Evidence(
+        first[0] + rest[0], first[1] + rest[1], sockets=sockets(0), undecided_bytes=40 * MEGABYTE, skew=0.0
+    )
+    ledger = account.update(undecided)
+    assert sum(ledger.cells.values()) == first[0] + rest[0] - 40 * MEGABYTE
+    decided = replace(
+        undecided,
+        port_bytes=first[0] + last[0] + rest[0],
+        packets=first[1] + last[1] + rest[1],
+        undecided_bytes=0,
+        others={TrafficOwner.UCX: sockets(50 * MEGABYTE)},
+    )
+    ledger = account.update(decided)
+    whole = port(50 * MEGABYTE)[0]
+    assert ledger.of_owner(TrafficOwner.UCX) == pytest.approx(whole, rel=0.05)
+    assert account.update(decided) == ledger
+    given_up = attribution.Account()
+    given_up.update(NOTHING)
+    given_up.update(undecided)
+    ledger = given_up.update(replace(undecided, undecided_bytes=0))
+    assert ledger.of_owner(TrafficOwner.UNKNOWN) == first[0] + rest[0], "nobody came to be known"

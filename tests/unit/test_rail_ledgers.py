@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.facts.snapshot import Histogram, RailFacts, RailLedger
+from railscope.agent.facts.rail_ledger import Origin, RailLedger
+from railscope.agent.facts.snapshot import Histogram, RailFacts
 from railscope.agent.node.attribution.evidence import (
+    Connections,
     HandedBytes,
     PortAndConnections,
     RailEvidence,
@@ -45,7 +47,7 @@ def wire(transmit: int | None, receive: int | None) -> RailWire:
 
 def moment(payload: int, port: int, *, fresh: bool = True) -> PortAndConnections:
     """Of one rail on which both directions carry the same."""
-    connections = Sockets(payload, 0, payload // 1000, 0, 0)
+    connections = Connections(Sockets(payload, 0, payload // 1000, 0, 0))
     packets = payload // 1000
     return PortAndConnections(port, port, packets, packets, connections, connections, 0.0, fresh)
 
@@ -68,7 +70,7 @@ def test_the_port_is_taken_from_the_moment_at_which_connections_were_read_as_lon
     assert (fresh.transmit.port_bytes, fresh.transmit.closing, fresh.transmit.complete) == (600, False, False)
     stale = evidence_of((NETNS, "rail0"), port, None, 5, moment(500, 600, fresh=False), complete=True)
     assert (stale.transmit.port_bytes, stale.receive.port_bytes, stale.transmit.closing) == (900, 800, True)
-    assert (stale.transmit.sockets, stale.transmit.complete) == (together.sent, True)
+    assert (stale.transmit.sockets, stale.transmit.complete) == (together.sent.sockets, True)
     alone = evidence_of((NETNS, "rail0"), port, None, None, None, complete=True)
     assert (alone.transmit.packets, alone.receive.packets, alone.transmit.sockets) == (9, 8, None)
 
@@ -76,11 +78,15 @@ def test_the_port_is_taken_from_the_moment_at_which_connections_were_read_as_lon
 def test_totals_of_connections_become_evidence_of_both_directions() -> None:
     values: Mapping[str, int] = {name: number for number, name in enumerate(TCP_FIELDS) if number > 1}
     together = port_and_connections(counted(11, 22, present=False, **values), skew=0.25)
-    assert (together.sent.payload_bytes, together.received.payload_bytes, together.fresh) == (11, 22, False)
+    assert (together.sent.sockets.payload_bytes, together.received.sockets.payload_bytes, together.fresh) == (
+        11,
+        22,
+        False,
+    )
     assert together.transmit_packets == values["port_tx_packets"]
-    assert together.sent.header_bytes == values["header_bytes_sent"]
-    assert together.received.segments == values["segments_received"]
-    assert together.received.retransmitted_bytes == 0
+    assert together.sent.sockets.header_bytes == values["header_bytes_sent"]
+    assert together.received.sockets.segments == values["segments_received"]
+    assert together.received.sockets.retransmitted_bytes == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 10**12)), min_size=1, max_size=6))
@@ -107,8 +113,8 @@ def test_a_small_message_is_explained_on_the_rail_that_it_took() -> None:
     ledgers.update(
         [rail("rail0", moment(MEGABYTE, MEGABYTE), MEGABYTE // 2), rail("rail1", moment(0, 0), MEGABYTE // 2)]
     )
-    assert ledger(ledgers, "rail0").transmit.collective == MEGABYTE
-    assert ledger(ledgers, "rail0").receive.collective == MEGABYTE
+    assert ledger(ledgers, "rail0").transmit.of_origin(Origin.COLLECTIVE) == MEGABYTE
+    assert ledger(ledgers, "rail0").receive.of_origin(Origin.COLLECTIVE) == MEGABYTE
     assert ledger(ledgers, "rail0").transmit.error_ratio == 0
 
 
@@ -117,9 +123,9 @@ def test_a_protocol_that_doubles_the_data_doubles_what_is_expected_to_come_in() 
     for step in range(5):
         carried = step * 2 * MEGABYTE
         ledgers.update([rail("rail0", moment(carried, carried), step * MEGABYTE, handed=carried)])
-    assert ledger(ledgers, "rail0").transmit.collective == 8 * MEGABYTE
-    assert ledger(ledgers, "rail0").receive.collective == 8 * MEGABYTE
-    assert ledger(ledgers, "rail0").receive.unseen == 0
+    assert ledger(ledgers, "rail0").transmit.of_origin(Origin.COLLECTIVE) == 8 * MEGABYTE
+    assert ledger(ledgers, "rail0").receive.of_origin(Origin.COLLECTIVE) == 8 * MEGABYTE
+    assert ledger(ledgers, "rail0").receive.of_origin(Origin.UNSEEN) == 0
 
 
 def test_rails_of_a_namespace_that_has_gone_are_forgotten() -> None:
@@ -151,11 +157,11 @@ def test_an_rdma_port_s_packets_tell_headers_and_its_counters_what_was_sent_agai
     found = ledgers.get((0, "mlx5_0:1"))
     assert found is not None
     sent = found.transmit
-    assert sent.collective == (packets - 500) * 4096
-    assert sent.retransmission == pytest.approx(500 * (4096 + header), rel=0.01)
-    assert sent.overhead == pytest.approx(packets * header, rel=0.01)
-    assert sent.foreign <= 500 * header * 2
-    assert found.receive.foreign == pytest.approx(500 * (4096 + header), rel=0.02)
+    assert sent.of_origin(Origin.COLLECTIVE) == (packets - 500) * 4096
+    assert sent.of_origin(Origin.RETRANSMISSION) == pytest.approx(500 * (4096 + header), rel=0.01)
+    assert sent.of_origin(Origin.OVERHEAD) == pytest.approx(packets * header, rel=0.01)
+    assert sent.of_origin(Origin.FOREIGN) <= 500 * header * 2
+    assert found.receive.of_origin(Origin.FOREIGN) == pytest.approx(500 * (4096 + header), rel=0.02)
 
 
 def test_evidence_of_the_receiving_side_is_never_what_was_handed_over() -> None:
@@ -192,8 +198,11 @@ def test_an_rdma_rail_s_ledger_is_of_what_its_port_counts(tmp_path: Path) -> Non
         found = until(lambda _: True, handed=payload)
     assert found.ledger is not None
     sent = found.ledger.transmit
-    assert sent.collective == payload
-    assert sent.collective + sent.overhead + sent.foreign == port - before.transmit_bytes
-    assert sent.overhead == pytest.approx(1000 * 58, rel=0.01)
+    assert sent.of_origin(Origin.COLLECTIVE) == payload
+    assert (
+        sent.of_origin(Origin.COLLECTIVE) + sent.of_origin(Origin.OVERHEAD) + sent.of_origin(Origin.FOREIGN)
+        == port - before.transmit_bytes
+    )
+    assert sent.of_origin(Origin.OVERHEAD) == pytest.approx(1000 * 58, rel=0.01)
     assert found.transmit_utilization is not None
     assert found.transmit_utilization > 0

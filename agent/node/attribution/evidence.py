@@ -14,13 +14,15 @@ seen to carry most of what is expected of all rails, the rest is expected of eac
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from railscope.agent.facts.snapshot import RailLedger
+from railscope.agent.facts.rail_ledger import RailLedger
+from railscope.agent.facts.traffic_owners import TrafficOwner
 from railscope.agent.node.attribution.explained import DirectionWire, RailWire, divide_in_proportion
-from railscope.agent.node.attribution.ledger import Account, Evidence, HeaderSizes, Sockets
+from railscope.agent.node.attribution.ledger import NO_SOCKETS, Account, Evidence, HeaderSizes, Sockets
+from railscope.agent.node.attribution.parties import owner_of_party
 from railscope.agent.node.sampling.state import DeviceTotals
 
 _MOST_WIRE_FACTOR: Final = 2.0
@@ -37,15 +39,26 @@ RailKey = tuple[int, str]
 
 
 @dataclass(frozen=True, slots=True)
+class Connections:
+    """TCP connections through a port, one direction."""
+
+    sockets: Sockets
+    """See `Evidence`, as the others."""
+    own: Mapping[TrafficOwner, Sockets] = field(default_factory=dict)
+    others: Mapping[TrafficOwner, Sockets] = field(default_factory=dict)
+    undecided_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PortAndConnections:
-    """A port and the TCP connections of observed processes through it, read together; totals never fall."""
+    """A port and the TCP connections through it, read together; totals never fall."""
 
     transmit_bytes: int
     receive_bytes: int
     transmit_packets: int
     receive_packets: int
-    sent: Sockets
-    received: Sockets
+    sent: Connections
+    received: Connections
     skew: float
     """How long reading took, as a part of the time between two readings."""
     fresh: bool
@@ -76,27 +89,72 @@ class RailEvidence:
     receive: Evidence
 
 
-def port_and_connections(counted: DeviceTotals, *, skew: float) -> PortAndConnections:
-    """Port bytes, and those of connections, from the totals of `railscope.probes.netdev.tcp_counters`."""
+def port_and_connections(
+    counted: DeviceTotals, *, skew: float, undecided: tuple[int, int] = (0, 0)
+) -> PortAndConnections:
+    """Port bytes, and those of connections, from the totals of `railscope.probes.netdev.tcp_counters`.
+
+    `undecided`: bytes sent and received by connections of which it is not known yet whose they are.
+    """
     total = dict(counted.counters)
-    changes = total["connection_changes"]
+    # The kernel counts what it received for the first time only: what comes twice belongs to no socket.
     return PortAndConnections(
         transmit_bytes=total["port_tx_bytes"],
         receive_bytes=total["port_rx_bytes"],
         transmit_packets=total["port_tx_packets"],
         receive_packets=total["port_rx_packets"],
-        sent=Sockets(
-            counted.transmit_bytes,
-            total["retransmitted_bytes"],
-            total["segments_sent"],
-            total["header_bytes_sent"],
-            changes,
+        sent=replace(
+            _connections(
+                total, counted.transmit_bytes, "tx_bytes", "retransmitted_bytes", "segments_sent", "header_bytes_sent"
+            ),
+            undecided_bytes=undecided[0],
         ),
-        # The kernel counts what it received for the first time only: what comes twice belongs to no socket.
-        received=Sockets(counted.receive_bytes, 0, total["segments_received"], total["header_bytes_received"], changes),
+        received=replace(
+            _connections(total, counted.receive_bytes, "rx_bytes", "", "segments_received", "header_bytes_received"),
+            undecided_bytes=undecided[1],
+        ),
         skew=skew,
         fresh=counted.present,
     )
+
+
+def _connections(
+    total: Mapping[str, int], observed_bytes: int, payload: str, retransmitted: str, segments: str, headers: str
+) -> Connections:
+    """`observed_bytes`: of observed processes' connections, where none are known by party."""
+    own: dict[TrafficOwner, Sockets] = {}
+    others: dict[TrafficOwner, Sockets] = {}
+    for party in (name.partition("/")[0] for name in total if name.endswith(f"/{payload}")):
+        owner, of_observed = owner_of_party(party)
+        (own if of_observed else others)[owner] = Sockets(
+            total[f"{party}/{payload}"],
+            total.get(f"{party}/{retransmitted}", 0),
+            total[f"{party}/{segments}"],
+            total[f"{party}/{headers}"],
+            total[f"{party}/connection_changes"],
+        )
+    if not own and not others:
+        again = total.get(retransmitted, 0)
+        sockets = Sockets(observed_bytes, again, total[segments], total[headers], total["connection_changes"])
+    else:
+        sockets = _together(own.values())
+    return Connections(sockets, {owner: one for owner, one in own.items() if owner is not TrafficOwner.NCCL}, others)
+
+
+def _together(several: Iterable[Sockets]) -> Sockets:
+    found = NO_SOCKETS
+    for one in several:
+        found = Sockets(
+            found.payload_bytes + one.payload_bytes,
+            found.retransmitted_bytes + one.retransmitted_bytes,
+            found.segments + one.segments,
+            found.header_bytes + one.header_bytes,
+            found.changes + one.changes,
+        )
+    return found
+
+
+_NO_CONNECTIONS: Final = Connections(NO_SOCKETS)
 
 
 def evidence_of(
@@ -113,7 +171,7 @@ def evidence_of(
     `together` None: connections are not known here.
     """
     counted = dict(port.counters)
-    sent, received = (together.sent, together.received) if together is not None else (None, None)
+    sent, received = (together.sent, together.received) if together is not None else (_NO_CONNECTIONS,) * 2
     transmit_bytes, receive_bytes = port.transmit_bytes, port.receive_bytes
     transmit_packets, receive_packets = counted.get("tx_packets"), counted.get("rx_packets")
     if together is not None and together.fresh:
@@ -129,7 +187,10 @@ def evidence_of(
             handed_over_bytes,
             complete and handed_over_bytes is not None,
             _expected(wire.transmit if wire else None),
-            sent,
+            sent.sockets if together is not None else None,
+            sent.own,
+            sent.others,
+            sent.undecided_bytes if not closing else 0,
             skew=skew,
             closing=closing,
         ),
@@ -137,7 +198,10 @@ def evidence_of(
             receive_bytes,
             receive_packets,
             expected_bytes=_expected(wire.receive if wire else None),
-            sockets=received,
+            sockets=received.sockets if together is not None else None,
+            own=received.own,
+            others=received.others,
+            undecided_bytes=received.undecided_bytes if not closing else 0,
             skew=skew,
             closing=closing,
         ),

@@ -1,13 +1,17 @@
-"""Where the bytes of a rail came from: every byte that its port counted, in exactly one class.
+"""Where the bytes of a rail came from, and whose they were: every byte that its port counted, in exactly one class.
 
-| Class          | What it holds                                                                                      |
+| Origin         | What it holds                                                                                      |
 |----------------|----------------------------------------------------------------------------------------------------|
 | collective     | what observed collectives moved: as NCCL handed it to the device, else as the model expects it     |
-| overhead       | headers of the packets that carried observed processes' bytes, acknowledgements included           |
-| retransmission | what observed processes' connections sent again; on RDMA an estimate, from counters of packets     |
-| unseen         | other bytes of observed processes: libraries and calls that are not observed, replays, set-up      |
+| transfer       | what connections of another communication library carried                                          |
+| overhead       | headers of the packets that carried these and observed processes' bytes, acknowledgements included |
+| retransmission | what their connections sent again; on RDMA an estimate, from counters of packets                   |
+| unseen         | other bytes of observed processes: calls that are not observed, replays, set-up, their programs'   |
 | offload        | what nothing explains where collectives run in the network (SHARP), past what NCCL hands over      |
 | foreign        | the rest: traffic of others, and what nobody can attribute                                         |
+
+A class is an owner and an origin: who moved bytes is known by their connections (parties.py), and sums of the same
+classes are bytes by owner and bytes by origin.  Collectives, and what belongs to them, are NCCL's.
 
 Input are running totals at one moment (`Evidence`); a class holds what it got since the first of them.  Three rules
 hold whatever the evidence says: no class is ever negative, none ever falls, and together they are the port bytes.
@@ -17,6 +21,9 @@ that what one moment shows too early (bytes in a queue, an operation enqueued an
 one.  A class that holds more than its new share keeps it and gets nothing, and the others share what the port counted
 since, in proportion to what each lacks.  So an error heals with the next traffic; only one of the very last moment
 before silence stays.
+
+**Bytes that wait.**  Who holds a new connection is known a moment later.  Until then what nothing else explains is in
+no class, as far as such connections may have carried it.
 
 **How many packets carried it.**  Some devices count a packet of 64 KiB that is cut up behind them as one (veth, virtio
 and others), most count what leaves them.  Where observed connections alone have more segments than the port has
@@ -32,10 +39,12 @@ half of what nothing explains.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from railscope.agent.facts.snapshot import DirectionLedger
+from railscope.agent.facts.rail_ledger import DirectionLedger, Origin
+from railscope.agent.facts.traffic_owners import NAMED_LIBRARIES, TrafficOwner
 from railscope.agent.node.attribution.explained import divide_in_proportion
 
 _LARGEST_PACKET_BYTES: Final = 65_536
@@ -51,7 +60,7 @@ _MARGIN_SEGMENTS: Final = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Sockets:
-    """TCP connections of observed processes on one rail, one direction; no total ever falls."""
+    """TCP connections on one rail, one direction; no total ever falls."""
 
     payload_bytes: int
     """Retransmissions included."""
@@ -63,6 +72,9 @@ class Sockets:
     changes: int
     """Connections that came or went.  What one carried after it was last read is not in these totals, and nothing of
     one that came and went between two readings."""
+
+
+NO_SOCKETS: Final = Sockets(0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +104,13 @@ class Evidence:
     expected_bytes: int | None = None
     """What the model says that observed collectives should move; None: it cannot say."""
     sockets: Sockets | None = None
-    """None: connections are not known here."""
+    """Of observed processes, but for those of libraries other than NCCL; None: connections are not known here."""
+    own: Mapping[TrafficOwner, Sockets] = field(default_factory=dict)
+    """Those of `sockets` that are not NCCL's: of observed processes' own programs, or nobody knows of which library."""
+    others: Mapping[TrafficOwner, Sockets] = field(default_factory=dict)
+    """All other connections of which it is known whose they are."""
+    undecided_bytes: int = 0
+    """What connections have carried of which that is going to be known soon, if at all: so much waits to be classed."""
     headers: HeaderSizes = TCP_HEADERS
     retransmitted_packets: int = 0
     """Where `sockets` is None: packets that the device sent or received again, as far as it counts them."""
@@ -102,6 +120,9 @@ class Evidence:
     """Part of the port's bytes since the moment before that another counter may not have seen, or seen twice."""
     closing: bool = False
     """Connections may have sent more than `sockets` says: no more evidence of them will come."""
+
+
+Class = tuple[TrafficOwner, Origin]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +135,6 @@ class _Split:
     offload: int
     uncertain_bytes: int
     """Half the width of the band that a class may lie in."""
-
-    @property
-    def classes(self) -> tuple[int, ...]:
-        return self.collective, self.overhead, self.retransmission, self.foreign, self.unseen, self.offload
 
 
 @dataclass(slots=True)
@@ -167,10 +184,12 @@ class Account:
         self._read: Evidence | None = None
         """The last evidence whose port or sockets differed from those before."""
         self._sums = _Sums()
-        self._given: tuple[int, ...] = (0,) * 6
+        self._given: dict[Class, int] = {}
+        self._waiting_bytes = 0
+        """Of the port, in no class yet."""
         self._begun: tuple[int, int] | None = None
         """Bytes handed over and expected, before the first evidence."""
-        self.ledger = DirectionLedger(0, 0, 0, 0, 0, 0, None)
+        self.ledger = DirectionLedger({}, None)
         """As of the last update."""
 
     @property
@@ -215,12 +234,20 @@ class Account:
             packets=highest.packets if evidence.packets is None else evidence.packets,
             sockets=evidence.sockets or highest.sockets,
         )
-        if not growth and evidence.sockets == read.sockets and not evidence.closing:
+        same = evidence.sockets == read.sockets and evidence.others == read.others
+        if not growth and not self._waiting_bytes and same and not evidence.closing:
             return self.ledger
         self._add_tail(read, evidence, growth)
         self._read = evidence
         split = self._split(first, evidence, floor, round(growth * min(1.0, evidence.skew)))
-        self._distribute(split, growth)
+        classes = self._classes(split, first, evidence)
+        growth += self._waiting_bytes
+        unknown = TrafficOwner.UNKNOWN, Origin.FOREIGN
+        self._waiting_bytes = min(
+            growth, evidence.undecided_bytes, max(0, classes.get(unknown, 0) - self._given.get(unknown, 0))
+        )
+        _add(classes, unknown, -self._waiting_bytes)
+        self._distribute(classes, split.uncertain_bytes, growth - self._waiting_bytes)
         return self.ledger
 
     def _add_collectives(self, last: Evidence, evidence: Evidence, growth: int) -> None:
@@ -298,14 +325,82 @@ class Account:
         half_width = (most_mine - least_mine) * together // segments // 2
         return _Headers(min(most, (least_mine + most_mine) * together // segments // 2), half_width)
 
-    def _distribute(self, split: _Split, growth: int) -> None:
-        wanted = [new - old for new, old in zip(split.classes, self._given, strict=True)]
-        shares = divide_in_proportion(growth, [max(0, want) for want in wanted])
-        self._given = tuple(old + share for old, share in zip(self._given, shares, strict=True))
-        collective, overhead, retransmission, foreign, unseen, offload = self._given
-        port = sum(self._given)
-        error = min(1.0, split.uncertain_bytes / port) if port else None
-        self.ledger = DirectionLedger(collective, overhead, retransmission, foreign, unseen, offload, error)
+    def _classes(self, split: _Split, first: Evidence, evidence: Evidence) -> dict[Class, int]:
+        """Whose the bytes of each origin were."""
+        own = {owner: _since(first.own.get(owner), sockets) for owner, sockets in evidence.own.items()}
+        found = _classes_of_observed(split, own, evidence, first)
+        others = {owner: _since(first.others.get(owner), sockets) for owner, sockets in evidence.others.items()}
+        left = split.foreign
+        room = left
+        if self._sums.large_packets and evidence.packets is not None and split.overhead:
+            # Headers of packets that the port counted, beyond those of observed processes.
+            sockets = _since(first.sockets, evidence.sockets or NO_SOCKETS)
+            header_bytes = max(1, sockets.header_bytes // max(1, sockets.segments))
+            room = max(0, (evidence.packets - (first.packets or 0)) * header_bytes - split.overhead)
+        for origin, wanted in (
+            (Origin.TRANSFER, {owner: one.payload_bytes - one.retransmitted_bytes for owner, one in others.items()}),
+            (Origin.OVERHEAD, {owner: one.header_bytes for owner, one in others.items()}),
+            (Origin.RETRANSMISSION, {owner: one.retransmitted_bytes for owner, one in others.items()}),
+        ):
+            together = min(sum(wanted.values()), left, room if origin is Origin.OVERHEAD else left)
+            for owner, share in zip(wanted, divide_in_proportion(together, list(wanted.values())), strict=True):
+                named = owner in NAMED_LIBRARIES
+                _add(found, (owner, origin if named else Origin.FOREIGN), share)
+            left -= together if wanted else 0
+        _add(found, (TrafficOwner.UNKNOWN, Origin.FOREIGN), left)
+        return found
+
+    def _distribute(self, wanted: Mapping[Class, int], uncertain_bytes: int, growth: int) -> None:
+        given = self._given
+        classes = list(dict.fromkeys((*given, *wanted)))
+        lacking = [max(0, wanted.get(one, 0) - given.get(one, 0)) for one in classes]
+        for one, share in zip(classes, divide_in_proportion(growth, lacking), strict=True):
+            _add(given, one, share)
+        port = sum(given.values())
+        error = min(1.0, uncertain_bytes / port) if port else None
+        self.ledger = DirectionLedger(dict(given), error)
+
+
+def _add(classes: dict[Class, int], one: Class, count: int) -> None:
+    if count:
+        classes[one] = classes.get(one, 0) + count
+
+
+def _classes_of_observed(
+    split: _Split, own: Mapping[TrafficOwner, Sockets], evidence: Evidence, first: Evidence
+) -> dict[Class, int]:
+    """What observed processes moved: NCCL's, but for what their programs' own connections carried."""
+    sockets = _since(first.sockets, evidence.sockets or NO_SOCKETS)
+    found: dict[Class, int] = {}
+    unseen, overhead, retransmission = split.unseen, split.overhead, split.retransmission
+    for owner, one in own.items():
+        shares = (
+            (Origin.UNSEEN, min(unseen, one.payload_bytes - one.retransmitted_bytes)),
+            (Origin.OVERHEAD, _part(split.overhead, one.header_bytes, sockets.header_bytes, overhead)),
+            (
+                Origin.RETRANSMISSION,
+                _part(split.retransmission, one.retransmitted_bytes, sockets.retransmitted_bytes, retransmission),
+            ),
+        )
+        for origin, share in shares:
+            _add(found, (owner, origin), share)
+        unseen, overhead, retransmission = (
+            left - share for left, (_, share) in zip((unseen, overhead, retransmission), shares, strict=True)
+        )
+    for origin, count in (
+        (Origin.COLLECTIVE, split.collective),
+        (Origin.OVERHEAD, overhead),
+        (Origin.RETRANSMISSION, retransmission),
+        (Origin.UNSEEN, unseen),
+        (Origin.OFFLOAD, split.offload),
+    ):
+        _add(found, (TrafficOwner.NCCL, origin), count)
+    return found
+
+
+def _part(total: int, mine: int, everyones: int, most: int) -> int:
+    """A share of a total; of what is left at most."""
+    return min(most, total * mine // everyones) if everyones > 0 else 0
 
 
 def _as_of(evidence: Evidence, handed_over_bytes: int, expected_bytes: int) -> Evidence:
@@ -405,18 +500,32 @@ def _not_before(now: Evidence, last: Evidence) -> Evidence:
     if packets is not None:
         packets = max(packets, last.packets or 0)
     if sockets is not None and last.sockets is not None:
-        sockets = Sockets(
-            max(sockets.payload_bytes, last.sockets.payload_bytes),
-            max(sockets.retransmitted_bytes, last.sockets.retransmitted_bytes),
-            max(sockets.segments, last.sockets.segments),
-            max(sockets.header_bytes, last.sockets.header_bytes),
-            max(sockets.changes, last.sockets.changes),
-        )
+        sockets = _risen(sockets, last.sockets)
     return replace(
         now,
         port_bytes=max(now.port_bytes, last.port_bytes),
         packets=packets,
         handed_over_bytes=handed,
         sockets=sockets,
+        own=_all_risen(now.own, last.own),
+        others=_all_risen(now.others, last.others),
         retransmitted_packets=max(now.retransmitted_packets, last.retransmitted_packets),
+    )
+
+
+def _all_risen(
+    now: Mapping[TrafficOwner, Sockets], last: Mapping[TrafficOwner, Sockets]
+) -> Mapping[TrafficOwner, Sockets]:
+    if now == last:
+        return now
+    return {**last, **{owner: _risen(one, last.get(owner, NO_SOCKETS)) for owner, one in now.items()}}
+
+
+def _risen(now: Sockets, last: Sockets) -> Sockets:
+    return Sockets(
+        max(now.payload_bytes, last.payload_bytes),
+        max(now.retransmitted_bytes, last.retransmitted_bytes),
+        max(now.segments, last.segments),
+        max(now.header_bytes, last.header_bytes),
+        max(now.changes, last.changes),
     )

@@ -14,6 +14,7 @@ from railscope.agent.config.options import Config
 from railscope.agent.facts.snapshot import CollectorResult, NodeCondition, NodeFabric, NodeGpus, RailFacts
 from railscope.agent.model.expected import ExpectedBytes
 from railscope.agent.node.attribution.evidence import HandedBytes
+from railscope.agent.node.attribution.parties import MappedBy
 from railscope.agent.node.condition import watch as condition
 from railscope.agent.node.fabric.neighbours import Neighbours
 from railscope.agent.node.fabric.queue_pairs import QueuePairs, ask_kernel
@@ -40,8 +41,18 @@ _NVLINK_PERIOD_SECONDS: Final = 5.0
 class Hardware:
     """Not thread-safe: the daemon's lock guards it; the samplers have threads of their own."""
 
-    def __init__(self, config: Config, clock: Clock, on_reading: OnReading | None) -> None:
-        """`on_reading` is called with every reading of byte counters."""
+    def __init__(
+        self,
+        config: Config,
+        clock: Clock,
+        on_reading: OnReading | None,
+        *,
+        mapped_by: MappedBy = lambda _pid: None,
+    ) -> None:
+        """`on_reading` is called with every reading of byte counters.
+
+        `mapped_by` tells from any thread which communication libraries a process maps.
+        """
         self._config = config
         own_severities = OwnSeverities(config.severities)
         self.rails = NetdevRails(
@@ -83,6 +94,7 @@ class Hardware:
                 tcp=wanted["tcp"],
                 own_severities=own_severities,
                 excluded=config.excluded_counters,
+                mapped_by=mapped_by,
             )
         self._nvlink: NvlinkWatch | None = None
         if "nvlink" in config.collectors and str(config.sysfs) == "/sys":

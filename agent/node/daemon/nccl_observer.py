@@ -53,6 +53,7 @@ from railscope.agent.node.targets.rank_processes import RankProcesses, UserNames
 from railscope.agent.node.targets.unjoined import unjoined_processes
 from railscope.agent.node.transfers.watch import TransferWatch
 from railscope.probes.clock import Clock
+from railscope.probes.libraries.communication import CommunicationLibrary
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.functions.internals import Level
@@ -318,6 +319,10 @@ class NcclObserver:
     def libraries(self) -> tuple[Library, ...]:
         """Those that were found, probed or not."""
         return self._libraries.libraries
+
+    def communication_of(self, pid: int) -> frozenset[CommunicationLibrary] | None:
+        """See `Libraries.communication_of`.  Safe from any thread."""
+        return self._libraries.communication_of(pid)
 
     @property
     def living(self) -> int:

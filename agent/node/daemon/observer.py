@@ -27,6 +27,7 @@ from railscope.agent.node.recorder.triggers import Recordings
 from railscope.agent.node.stalls.watchdog import REST_NS, Watchdog
 from railscope.exporters.series.earlier import EarlierTotals
 from railscope.probes.clock import Clock
+from railscope.probes.libraries.communication import CommunicationLibrary
 from railscope.probes.loading.maps import Records
 from railscope.probes.netdev.events import LinkEvents
 from railscope.probes.processes.processes import ProcessIdentity
@@ -66,8 +67,10 @@ class Observer:
         self._revision = revision
         self._started_realtime_ns = clock.realtime_ns()
         self._lock = threading.Lock()
-        self._hardware = Hardware(config, clock, recorder.add_samples if recorder is not None else None)
         self._nccl: NcclObserver | None = None
+        self._hardware = Hardware(
+            config, clock, recorder.add_samples if recorder is not None else None, mapped_by=self._mapped_by
+        )
         if nccl is not None:
             earlier = kept.earlier if kept is not None else EarlierTotals()
             self._nccl = NcclObserver(
@@ -79,6 +82,10 @@ class Observer:
                 most_ended=most_ended,
                 entered_before=earlier.entered,
             )
+
+    def _mapped_by(self, pid: int) -> frozenset[CommunicationLibrary] | None:
+        """The communication libraries that a process maps; None: it was not looked at.  Safe from any thread."""
+        return self._nccl.communication_of(pid) if self._nccl is not None else None
 
     @property
     def in_use(self) -> bool:

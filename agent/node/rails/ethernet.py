@@ -1,9 +1,10 @@
 """The Ethernet side of every rail: what its driver counts, what waits in its queue, how its TCP connections fare.
 
 Three sources in every network namespace that observed processes live in: ethtool's statistics, queueing disciplines,
-and TCP connections of the observed processes.  Each is read once a second, or every two where the agent takes its time
-(agent/node/daemon/schedule.py); in a namespace without such processes, every five.  It is opened inside the namespace
-when it is first read, and opened anew after trouble; one that fails shows in its own result and nowhere else.
+and TCP connections: how those of the observed processes fare, and what everybody's carried.  Each is read once a
+second, or every two where the agent takes its time (agent/node/daemon/schedule.py); in a namespace without such
+processes, every five.  It is opened inside the namespace when it is first read, and opened anew after trouble; one that
+fails shows in its own result and nowhere else.
 
 A namespace is opened with its first process and closed with its last, since an open socket keeps it alive; what its
 rails showed stays readable for a while.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -22,6 +24,7 @@ from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.facts.remarks import Remark
 from railscope.agent.facts.snapshot import CollectorResult
 from railscope.agent.node.attribution.evidence import port_and_connections
+from railscope.agent.node.attribution.parties import MappedBy, Parties
 from railscope.agent.node.rails.counter_rules import TABLES_ONLY, OwnSeverities
 from railscope.agent.node.rails.ethernet_facts import (
     RailEthernet,
@@ -40,6 +43,7 @@ from railscope.probes.netdev.ethtool_stats import EthtoolStatistics
 from railscope.probes.netdev.qdisc import QueueCounters
 from railscope.probes.netdev.tcp_counters import TcpCounters
 from railscope.probes.processes.namespaces import NamespaceError, NetworkNamespace, run_inside
+from railscope.probes.processes.socket_owners import HostSockets, shows_every_process
 
 _log = logging.getLogger("railscope.ethernet")
 
@@ -173,9 +177,11 @@ class EthernetWatch:
         tcp: bool = True,
         own_severities: OwnSeverities = TABLES_ONLY,
         excluded: Sequence[str] = (),
+        mapped_by: MappedBy = lambda _pid: None,
     ) -> None:
         """`lifetime_ns`: how long facts of a namespace stay after its last process went.  `period_seconds` is that at
-        which sources are read unless `tick` is told that there is time.
+        which sources are read unless `tick` is told that there is time.  `mapped_by` tells the sampler's thread which
+        communication libraries a process maps.
 
         Raises:
             ValueError: the period is below a second.
@@ -192,6 +198,9 @@ class EthernetWatch:
         self._excluded = tuple(pattern for pattern in excluded if "/" not in pattern)
         """Patterns of devices whose drivers are not asked; a driver tells all of its statistics or none."""
         self._tcp = tcp
+        self._parties = Parties(mapped_by)
+        self._aside = ThreadPoolExecutor(1, thread_name_prefix="sockets")
+        self._host_sockets = HostSockets(procfs, clock, self._aside, every_process=shows_every_process(procfs))
         self._rules = StatisticRules(own_severities)
         self._watched: dict[int, _Watched] = {}
         self._gone: dict[int, _Gone] = {}
@@ -282,6 +291,7 @@ class EthernetWatch:
         for netns in list(self._watched):
             self._close(netns)
         self._gone.clear()
+        self._aside.shutdown(wait=False, cancel_futures=True)
 
     def _asked(self, devices: tuple[str, ...]) -> tuple[str, ...]:
         """Those whose drivers are asked for their statistics."""
@@ -302,7 +312,13 @@ class EthernetWatch:
         if self._tcp:
             watched.connections = _Inside(
                 watched.namespaces,
-                lambda: TcpCounters(self._clock, self._procfs, watched.accounts),
+                lambda: TcpCounters(
+                    self._clock,
+                    self._procfs,
+                    watched.accounts,
+                    others=self._host_sockets,
+                    party_of=self._parties.party_of,
+                ),
                 lambda source: source.watch(watched.devices, watched.processes),
                 lambda: watched.devices,
             )
@@ -387,7 +403,11 @@ def _facts(watched: _Watched, state: SamplerState, rules: StatisticRules) -> Ite
             gauges=ethernet_gauges(shown[device]) if device in shown else (),
             queue=rail_queue(waiting[device], queue) if device in waiting and queue else None,
             tcp=rail_tcp(faring[device], carried) if device in faring and carried else None,
-            together=port_and_connections(carried, skew=reading.duration_seconds / PERIOD_SECONDS)
+            together=port_and_connections(
+                carried,
+                skew=reading.duration_seconds / PERIOD_SECONDS,
+                undecided=connections.undecided.get(device, (0, 0)) if connections is not None else (0, 0),
+            )
             if carried and reading
             else None,
             awaited=carried is None and reading is not None and _will_come(reading, device),

@@ -52,19 +52,11 @@ class ShapedTotals(Totals):
     def pinned(self) -> Flags:
         return self._pinned
 
-    def add_columns(self, fields: tuple[str, ...]) -> bool:
-        """See `Totals.add_columns`."""
-        before = len(self.fields)
-        if fields[:before] != self.fields:
-            return False
-        more = len(fields) - before
-        if more:
-            self.fields = fields
-            room = ((0, 0), (0, more))
-            self.totals, self._previous = np.pad(self.totals, room), np.pad(self._previous, room)
-            self._baseline, self._known = np.pad(self._baseline, room), np.pad(self._known, room)
-            self._counted, self._pinned = np.pad(self._counted, room), np.pad(self._pinned, room)
-        return True
+    def _widen(self, more: int) -> None:
+        super()._widen(more)
+        room = ((0, 0), (0, more))
+        self._baseline, self._known = np.pad(self._baseline, room), np.pad(self._known, room)
+        self._counted, self._pinned = np.pad(self._counted, room), np.pad(self._pinned, room)
 
     def add(self, reading: CounterReading, *, rates: bool) -> None:
         """See `Totals.add`.

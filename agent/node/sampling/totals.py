@@ -69,7 +69,13 @@ class Totals:
 
     def add_columns(self, fields: tuple[str, ...]) -> bool:
         """Add columns that a source appended; False: these are other columns than before."""
-        return fields == self.fields
+        before = len(self.fields)
+        if fields[:before] != self.fields:
+            return False
+        if more := len(fields) - before:
+            self.fields = fields
+            self._widen(more)
+        return True
 
     def _allocate(self, count: int) -> None:
         self.totals: Values = np.zeros((count, len(self.fields)), dtype=np.uint64)
@@ -80,6 +86,12 @@ class Totals:
         """When `_previous` was read; -1: no baseline.  Up to date only between steady times."""
         self._generation: Counts = np.zeros(count, dtype=np.int64)
         self._first_bucket = np.arange(count * 2).reshape(count, 2) * (len(RATE_BOUNDS) + 1)
+
+    def _widen(self, more: int) -> None:
+        """Make room for so many columns more."""
+        room = ((0, 0), (0, more))
+        self.totals = np.pad(self.totals, room)
+        self._previous = np.pad(self._previous, room)
 
     def add(self, reading: CounterReading, *, rates: bool) -> None:
         """Add one reading; `rates` is False after a gap, whose average is not a short-interval rate."""
