@@ -73,6 +73,7 @@ NO_HOST: Final = (
     "these files do not name their host: all ranks are assigned to one host called 'imported' (import each host's "
     "files with --node HOST)"
 )
+NO_GPU: Final = "a trace has no events of a GPU: it is of the host alone, or of an accelerator that is no GPU"
 NO_CALL_ARGUMENTS: Final = "record_param_comms events carry no arguments of their collectives: calls are unknown"
 
 
@@ -194,6 +195,7 @@ class _Trace:
         self._base_ns = 0
         self._job = _Job(rank=rank_in_name(source.label))
         self._members: dict[str, _Member] = {}
+        self._saw_gpu = False
         self._of_host: set[str] = set()
         """Categories that are none of the GPU's."""
         self._held: dict[int, _Held] = {}
@@ -261,6 +263,7 @@ class _Trace:
             self._skip(within.line if isinstance(within, Element) else within.place(number), reason)
 
     def _on_gpu(self, category: str, name: str, arguments: Mapping[str, Any], begin_ns: int, end_ns: int) -> None:
+        self._saw_gpu = True
         gpu = _gpu(arguments)
         span = Span(begin_ns, end_ns, whole_number(arguments.get("stream")), gpu)
         if category in _COPIES:
@@ -413,6 +416,8 @@ class _Trace:
                 )
             )
         self._target.add_ends(self._node, ends)
+        if not self._saw_gpu:
+            self._problems.add_note(NO_GPU)
         if self._node == UNNAMED_NODE:
             self._problems.add_note(NO_HOST)
 

@@ -29,6 +29,7 @@ from railscope.agent.imports import (
 from railscope.agent.imports.communication_kernels import KernelNames
 from railscope.agent.imports.earlier import find_content
 from railscope.agent.imports.facts import FORMATS, ImportFailure, Problems
+from railscope.agent.imports.kineto import NO_HOST
 from railscope.agent.imports.parallel import Workers
 from railscope.agent.imports.progress import Progress
 from railscope.agent.imports.shares import can_share, import_shares
@@ -189,7 +190,8 @@ def import_paths(
                     "its own command"
                 )
     if not nodes and not recordings and not kept:
-        reason = f" ({problems.first[0]})" if problems.first else ""
+        reasons = [str(problems.first[0])] if problems.first else [one for one in problems.notes if one != NO_HOST]
+        reason = f" ({reasons[0]})" if reasons else ""
         raise ImportFailure(f"{paths[0]}: it contains no calls and no operations{reason}")
     others = len(there & _recorded(folder)) if nodes or recordings else 0
     if others:
