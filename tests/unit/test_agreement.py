@@ -45,7 +45,7 @@ class Ranks:
             self.shapes.make(one.instance, op, times=times, payload=payload)
 
     def update(self, seconds: float = 0.1, lost: dict[int, int] | None = None) -> None:
-        self.agreement.update(self.ends, lost or {}, FIRST_NS + int(seconds * SECOND))
+        self.agreement.update(tuple(self.ends), lost or {}, FIRST_NS + int(seconds * SECOND))
 
     def signatures(self) -> list[int | None]:
         return [self.agreement.signature(one.instance) for one in self.ends]

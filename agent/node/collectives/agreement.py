@@ -75,31 +75,38 @@ class Agreement:
         self._signatures: dict[int, int] = {}
         self._said: set[str] = set()
         """Communicators whose ranks were found to differ and the log has it."""
+        self._living: tuple[Communicator, ...] = ()
+        """As of the last update."""
+        self._compared: tuple[Communicator, ...] = ()
+        """Those of them that are compared, ranks in their order."""
+        self._instances: tuple[int, ...] = ()
+        self._first_places: tuple[int, ...] = ()
+        """By communicator: the place among these of its first rank."""
+        self._beside = np.zeros(0, np.intp)
+        """Of each of these: the place of the one that it is compared with."""
 
     def signature(self, instance: int) -> int | None:
         """A rank's checkpoint, as `comm_signature` shows it; None: another rank tells it, or it is unknown."""
         return self._signatures.get(instance)
 
-    def update(self, living: Iterable[Communicator], lost: Mapping[int, int], now_ns: int) -> None:
+    def update(self, living: tuple[Communicator, ...], lost: Mapping[int, int], now_ns: int) -> None:
         """Compare the ranks of this host, and bring checkpoints up to date; call it once a second or so.
 
-        `living` are the communicators that have not ended; `lost` counts calls whose arguments could not be
-        read, by pid: what a process lost makes nothing of another's unknown.
+        `living` are the communicators that have not ended, the same object while they are as they were; `lost` counts
+        calls whose arguments could not be read, by pid: what a process lost makes nothing of another's unknown.
         """
-        known = list(living)
         fresh = {pid for pid, calls in lost.items() if self._lost.get(pid) != calls}
-        self._doubtful.update(one.instance for one in known if one.tgid in fresh)
         self._lost = lost
-        compared = [one for one in known if one.whole and self._is_comparable(one)]
+        if fresh:
+            self._doubtful.update(one.instance for one in living if one.tgid in fresh)
+        if fresh or living is not self._living:
+            self._choose(living)
         self._signatures = {}
-        self._said &= {one.name for one in compared}
+        compared, beside = self._compared, self._beside
         if not compared:
             return
-        compared.sort(key=lambda one: one.rank or 0)
-        words = self._shapes.blocks([one.instance for one in compared])
-        places: dict[str, int] = {}
-        beside = np.array([places.setdefault(one.name, at) for at, one in enumerate(compared)])
-        for at in places.values():
+        words = self._shapes.blocks(self._instances)
+        for at in self._first_places:
             block = _checkpoint(words[at], now_ns - compared[at].first_ns)
             if block is not None:
                 self._signatures[compared[at].instance] = pack(block)
@@ -107,6 +114,17 @@ class Agreement:
         differs = ((words & _NUMBERS) == (firsts & _NUMBERS)) & (words != firsts)
         for at in np.flatnonzero(differs.any(axis=1)).tolist():
             self._differ(compared[beside[at]], compared[at], words[at], differs[at])
+
+    def _choose(self, living: tuple[Communicator, ...]) -> None:
+        """Choose the ranks that are compared, each with the first of its communicator."""
+        compared = sorted(
+            (one for one in living if one.whole and self._is_comparable(one)), key=lambda one: one.rank or 0
+        )
+        places: dict[str, int] = {}
+        self._beside = np.array([places.setdefault(one.name, at) for at, one in enumerate(compared)], np.intp)
+        self._living, self._compared = living, tuple(compared)
+        self._instances, self._first_places = tuple(one.instance for one in compared), tuple(places.values())
+        self._said &= places.keys()
 
     def find(
         self, ranks: Iterable[Communicator], left: Mapping[int, LastCollectives[str]] = _NONE_LEFT

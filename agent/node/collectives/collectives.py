@@ -112,6 +112,8 @@ class Collectives:
         self._entered_before = entered_before
         self._met: set[int] = set()
         """Pids of living processes that have made a communicator."""
+        self._living: tuple[int, tuple[Communicator, ...]] = (-1, ())
+        """Communicators that have not ended, and as of which change."""
         self._pids: tuple[int, frozenset[int]] = (-1, frozenset())
         """Of those that have a living one, and as of which change of the communicators."""
         self._callers: tuple[tuple[CallKind, ...], frozenset[int]] = ((), frozenset())
@@ -152,8 +154,15 @@ class Collectives:
         """Processes that have a living communicator."""
         changes = self._communicators.changes
         if self._pids[0] != changes:
-            self._pids = changes, frozenset(one.tgid for one in self._communicators if one.ended_ns is None)
+            self._pids = changes, frozenset(one.tgid for one in self._living_communicators())
         return self._pids[1]
+
+    def _living_communicators(self) -> tuple[Communicator, ...]:
+        """Those that have not ended; the same object until one of them changes."""
+        changes = self._communicators.changes
+        if self._living[0] != changes:
+            self._living = changes, tuple(one for one in self._communicators if one.ended_ns is None)
+        return self._living[1]
 
     @property
     def alive(self) -> bool:
@@ -225,8 +234,7 @@ class Collectives:
         """Compare what the ranks of each communicator called; call it right after `read`."""
         if not self.processes_with_communicators:
             return
-        living = (one for one in self._communicators if one.ended_ns is None)
-        self._agreement.update(living, self._readings.unreadable_calls(), now_ns)
+        self._agreement.update(self._living_communicators(), self._readings.unreadable_calls(), now_ns)
 
     def disagreement(self, comm: str) -> Disagreement | None:
         """Where the ranks of a communicator on this host, which make no call now, did not make the same collectives.

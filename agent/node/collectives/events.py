@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
+import numpy as np
+
 from railscope.agent.node.inspection.questions import NotYet, Refused
 from railscope.agent.node.targets.memory import ProcessMemory, StoredResult
 from railscope.probes.loading.maps import Records
@@ -150,13 +152,14 @@ class StoredErrors:
         `rows` is the table of communicators (keys, values) as it was read a moment ago.
         """
         keys, values = rows
-        lives = (values["confirmed"] != 0) & (values["destroyed_ns"] == 0)
-        columns = (keys["tgid"], keys["comm"], values["instance"], values["library"])
-        living = sorted(zip(*(column[lives].tolist() for column in columns), strict=True))
-        if len(living) > _MOST_AT_ONCE:
-            self._next %= len(living)
-            living = (living[self._next :] + living[: self._next])[:_MOST_AT_ONCE]
+        lives = np.flatnonzero((values["confirmed"] != 0) & (values["destroyed_ns"] == 0))
+        order = lives[np.lexsort((keys["comm"][lives], keys["tgid"][lives]))]
+        if len(order) > _MOST_AT_ONCE:
+            self._next %= len(order)
+            order = np.roll(order, -self._next)[:_MOST_AT_ONCE]
             self._next += _MOST_AT_ONCE
+        columns = (keys["tgid"], keys["comm"], values["instance"], values["library"])
+        living = zip(*(column[order].tolist() for column in columns), strict=True)
         for tgid, communicators in groupby(living, lambda one: one[0]):
             wanted = [
                 (instance, StoredResult(comm, layout))

@@ -93,6 +93,8 @@ class KernelReadings:
         self._limits_reached: Mapping[tuple[str, int | None], int] = {}
         self._refused_before = 0
         """How often a user's share was used up, when the shares were read last."""
+        self._stats: Mapping[Stat, int] | None = None
+        """What the programs counted about themselves, as of `is_unchanged`; None: that could not be read."""
         self._refused: set[str] = set()
         self._runs: tuple[tuple[int, int] | None, tuple[int, int] | None] = (None, None)
         """Runs of the programs at the last two readings."""
@@ -112,7 +114,7 @@ class KernelReadings:
 
         One reading more than seems needed: a program counts its run first, and what it saw a moment later.
         """
-        stats = self._attempt("losses", self._programs.stats)
+        stats = self._stats = self._attempt("losses", self._programs.stats)
         runs = None if stats is None else (stats[Stat.CALLS], stats[Stat.LIFECYCLE])
         quiet = self.can_archive and runs is not None and self._runs == (runs, runs)
         self._runs = (runs, self._runs[0])
@@ -156,8 +158,8 @@ class KernelReadings:
         self._attempt("calls under way", lambda: self._programs.processes_gone(pids))
 
     def limits_reached(self) -> Mapping[tuple[str, int | None], int]:
-        """Calls that got no entry because a user's share was used up, by table and uid."""
-        stats = self._attempt("losses", self._programs.stats)
+        """Calls that got no entry because a user's share was used up, by table and uid, as of the last reading."""
+        stats = self._stats
         refused = self._refused_before if stats is None else stats.get(Stat.SHARE_USED_UP, 0)
         if refused != self._refused_before:
             reading = self._attempt("shares", self._programs.shares.refused)

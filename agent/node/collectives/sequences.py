@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Final, Protocol
 
+import numpy as np
+
 from railscope.agent.node.collectives.call_counts import Table
 from railscope.agent.node.inspection.questions import NotYet, Refused
 from railscope.agent.node.targets.memory import LaunchedCount, ProcessMemory
@@ -170,6 +172,9 @@ class Sequences:
         """Living communicators of several ranks that are due to be read, by process."""
         identities = values["identity"]
         living = (values["confirmed"] != 0) & (values["destroyed_ns"] == 0) & (identities["nranks"] > 1)
+        layouts = {one: self._layout_of(one) for one in np.unique(values["library"][living]).tolist()}
+        if None in layouts.values():
+            living &= np.isin(values["library"], [one for one, layout in layouts.items() if layout is not None])
         keys, values, identities = keys[living], values[living], identities[living]
         stands = values["last_ns"] + _STANDS_NS <= now_ns
         columns = (values["instance"], values["sequence"], stands, values["library"], keys["tgid"], keys["comm"])
@@ -177,9 +182,8 @@ class Sequences:
         for key, comm_hash, instance, calls, stands_still, library, tgid, address in zip(
             keys, identities["comm_hash"].tolist(), *(column.tolist() for column in columns), strict=True
         ):
-            layout = self._layout_of(library)
-            if layout is None:
-                continue
+            layout = layouts[library]
+            assert layout is not None  # or it was left out
             reckoning = known[instance] = self._known.get(instance) or Reckoning()
             calls_of[instance] = calls
             if calls and self._is_due(instance, calls, reckoning, stands=stands_still):

@@ -82,6 +82,11 @@ class StepParts:
         if len(steps):
             self._steps = np.concatenate((self._steps, steps))[-MOST_STRETCHES:]
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether no step is left to be told of."""
+        return not len(self._steps)
+
     def settle(self, now_ns: int, waited: Waited, *, all_seen: bool) -> None:
         """Tell of the steps whose operations have ended.
 

@@ -324,6 +324,8 @@ class Steps:
         """Tell what the steps are made of whose operations have ended."""
         waits = self._watch.waits
         for job in self._jobs.values():
+            if job.parts.is_settled:
+                continue
             pattern = job.stream.pattern
             all_seen = pattern is not None and pattern.communicators <= job.followed
             job.parts.settle(self._now_ns, job.waited(waits), all_seen=all_seen)
