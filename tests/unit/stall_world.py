@@ -167,6 +167,10 @@ class WorldFacts:
         self.proxy_layout = world._layout
         self.level = world._level
 
+    def communicator_changes(self) -> int:
+        world = self._world
+        return hash((world.whole, world.nranks, tuple((one.instance, one.ended, one.comm_hash) for one in world.ranks)))
+
     def unmade(self, pid: int) -> list[Communicator]:
         found = (self._world._communicator(rank.instance) for rank in self._world.ranks if rank.pid == pid)
         return [one for one in found if one is not None]

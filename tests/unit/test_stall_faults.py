@@ -249,7 +249,7 @@ def test_whether_anything_was_sent_is_not_known_before_messages_are_counted_agai
     world.clock.now_ns += EVALUATION_NS
     world.watch.evaluate()
     assert not world.watch._reader.learnt
-    (fact,) = world.watch._reader.all_ranks()
+    fact = world.watch._reader.fact(0)
     assert fact.in_flight is not None
     assert not fact.in_flight.nothing_sent
 

@@ -7,7 +7,7 @@ same ones from reading to reading: which element belongs to which row is found o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from types import MappingProxyType
 from typing import Final
 
@@ -37,6 +37,11 @@ class KindSlots:
     def __iter__(self) -> Iterator[int]:
         """Instances that have slots."""
         return iter(self._slots)
+
+    @property
+    def instances(self) -> Set[int]:
+        """Instances that have slots."""
+        return self._slots.keys()
 
     def of_instance(self, instance: int) -> Mapping[Kind, int]:
         """The slots of one communicator, by kind."""

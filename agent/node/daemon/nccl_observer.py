@@ -134,6 +134,7 @@ class _KnownToStalls:
         self._rank_processes = rank_processes
         self._completion = completion
         self._rail_bytes = rail_bytes
+        self._collectives = collectives
         self.communicator = collectives.communicator
         self.unmade = collectives.unmade
         self.ended = collectives.ended_ranks
@@ -141,6 +142,9 @@ class _KnownToStalls:
         self.disagreement = collectives.disagreement
         self.last_collectives = collectives.last_collectives
         self.calls_unprobed = collectives.calls_unprobed
+
+    def communicator_changes(self) -> int:
+        return self._collectives.changes
 
     def process(self, pid: int) -> ObservedProcess | None:
         return self._processes.get(pid)

@@ -10,7 +10,7 @@ fades: half of its weight is gone after some minutes of work.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Container
+from collections.abc import Collection, Set
 from typing import Any, Final
 
 import numpy as np
@@ -244,9 +244,9 @@ class Baselines:
                 found = history.ratio, None if op < 0 else op, history
         return None if found is None else found[1:]
 
-    def forget(self, living: Container[int]) -> None:
+    def forget(self, living: Set[int]) -> None:
         """Drop what is known of communicators that are not among the living."""
-        gone = [instance for instance in self._slots if instance not in living]
+        gone = self._slots.instances - living
         for instance in gone:
             for slot in self._slots.forget(instance):
                 self._known[slot] = _UNKNOWN
@@ -273,4 +273,4 @@ def _recent_mean_ns(now_ns: int, seen: int, recent: Records) -> float | None:
 
 
 def _among(instances: npt.NDArray[Any], some: Collection[int]) -> npt.NDArray[np.bool_]:
-    return np.array([one in some for one in instances.tolist()], bool) if some else np.zeros(len(instances), bool)
+    return np.isin(instances, np.fromiter(some, np.int64, len(some)))

@@ -30,6 +30,8 @@ class Ranks:
     """By the communicator's name: those whose process has ended."""
     lost_a_peer: Callable[[int], bool]
     """By pid: whether a process at the other end of its connections has ended."""
+    perhaps_in: Callable[[int], Sequence[RankFacts]] | None = None
+    """By pid: its ranks in which something is in flight, or whose communicator lost a peer; None: any may be one."""
 
     def runs(self, pid: int) -> bool:
         facts = self.facts_of(pid)
@@ -75,8 +77,11 @@ class Dependencies:
     def _places_of(self, pid: int) -> tuple[RankFacts, ...]:
         """Where a process has something in flight, or lost a peer; first those of which it is known what holds them."""
         if pid not in self._places:
-            held_up = self._held_up()
-            places = [one for one in self._ranks.by_process.get(pid, ()) if self._is_in(one)]
+            ranks = self._ranks
+            perhaps = ranks.by_process.get(pid, ()) if ranks.perhaps_in is None else ranks.perhaps_in(pid)
+            places = [one for one in perhaps if self._is_in(one)]
+            # Most processes are nowhere: what holds up communicators takes a look at all of them.
+            held_up = self._held_up() if places else {}
             self._places[pid] = tuple(sorted(places, key=lambda one: one.comm not in held_up))
         return self._places[pid]
 

@@ -8,7 +8,7 @@ calls are seen, the communicator's sequence must stand, and something else must 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -18,20 +18,29 @@ import numpy as np
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.stall import InFlight, OwnHistory
 from railscope.agent.node.collectives.call_counts import Table
-from railscope.agent.node.collectives.communicators import Communicator
 from railscope.agent.node.collectives.operation_times import OperationTimes
 from railscope.agent.node.collectives.stragglers import NOT_BY_ALL
 from railscope.agent.node.stalls.baseline import Baselines
 from railscope.agent.node.stalls.checkpoints import LastCall
 from railscope.agent.node.stalls.evidence import RankFacts
 from railscope.agent.node.stalls.inferred_flight import Described, InferredFlights, Place
+from railscope.agent.node.stalls.rank_columns import (
+    Column,
+    Comparison,
+    Mask,
+    RankColumns,
+    Roster,
+    Rosters,
+    Rows,
+    compare,
+)
 from railscope.agent.node.stalls.sources import InFlightTables, Inspection, Known
 from railscope.agent.node.targets.memory import ProcessMemory
-from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op, op_name
 from railscope.probes.nccl.functions.internals import Level
-from railscope.probes.nccl.records.internals import UNKNOWN_BYTES, UNKNOWN_SIZE
+from railscope.probes.nccl.records.calls import COMMUNICATOR
+from railscope.probes.nccl.records.internals import OPERATION, UNKNOWN_BYTES, UNKNOWN_SIZE
 
 IDLE_NS: Final = 600_000_000_000
 """A communicator without a call for this long is idle, whatever its threads wait for."""
@@ -63,23 +72,43 @@ class _Operation(NamedTuple):
     before_sequence: int
 
 
-class _Row(NamedTuple):
-    """One rank's end of a communicator as the tables had it at the last look."""
+class _OldestOperations:
+    """The first operation of each communicator that is not complete (dtype OPERATION)."""
 
-    communicator: Communicator
-    process: ObservedProcess
-    enqueued: int
-    last_call_ns: int
-    operation: _Operation | None
-    """The oldest that is not complete."""
-    address: int
-    """Of the communicator, in the process."""
-    library: int
+    def __init__(self, operations: Records) -> None:
+        operations = operations[np.lexsort((operations["launch"], operations["instance"]))]
+        instances, at = np.unique(operations["instance"], return_index=True)
+        self._instances: Column = instances.astype(np.int64)
+        self._operations = operations[at]
 
-    @property
-    def since_ns(self) -> int:
-        """When what it is at began, as far as the tables tell."""
-        return self.last_call_ns if self.operation is None else self.operation.posted_ns
+    def posted_ns(self, instances: Column) -> Column:
+        """When that of each of these communicators was handed over; 0: it has none."""
+        posted_ns = np.zeros(len(instances), np.int64)
+        if len(self._instances):
+            at = np.minimum(np.searchsorted(self._instances, instances), len(self._instances) - 1)
+            has = self._instances[at] == instances
+            posted_ns[has] = self._operations["posted_ns"][at[has]]
+        return posted_ns
+
+    def of(self, instance: int) -> _Operation:
+        """That of a communicator which has one."""
+        operation = self._operations[np.searchsorted(self._instances, instance)]
+        return _Operation(*(operation[name].item() for name in _Operation._fields))
+
+
+_NO_OPERATIONS: Final = _OldestOperations(np.zeros(0, OPERATION))
+
+
+def _columns_of(roster: Roster, values: Records, operations: _OldestOperations) -> RankColumns:
+    """How far the ranks came (dtype COMMUNICATOR)."""
+    values = values[roster.places]
+    enqueued, last_ns, first_ns = (values[name].astype(np.int64) for name in ("sequence", "last_ns", "first_ns"))
+    return RankColumns(
+        roster=roster,
+        enqueued=enqueued,
+        last_call_ns=np.where(last_ns, last_ns, first_ns),
+        posted_ns=operations.posted_ns(roster.instances),
+    )
 
 
 class RankReader:
@@ -115,15 +144,28 @@ class RankReader:
         """Until when another reading would show nothing new to judge; None: a rank is suspected of something."""
         self.read_ns = 0
         """When the tables were read last."""
-        self._rows: dict[int, _Row] = {}
-        """As of then, by instance: living ranks."""
+        self._inferred: frozenset[int] = frozenset()
+        """Instances in which the last look inferred an operation."""
+        self._rosters = Rosters(known)
+        self._columns = _columns_of(self._rosters.last, np.zeros(0, COMMUNICATOR), _NO_OPERATIONS)
+        """As of then: living ranks."""
+        self._operations_of: _OldestOperations = _NO_OPERATIONS
+        """As of then: the oldest of each communicator that is not complete."""
         self._facts: dict[int, RankFacts] = {}
-        """Of those that were requested."""
-        self._near: frozenset[int] | None = None
-        """Processes that the last look is at; None: it is at all."""
+        """Of those that were requested, by row."""
+        self._comparison: Comparison | None = None
+        """None: not requested."""
+        self._near: Mask | None = None
+        """Ranks that the last look is at; None: it is at all."""
+        self.suspects: Rows = np.zeros(0, np.intp)
+        """Ranks that may not be well, as of the last look; most of them need no judgement."""
+        self._resting: Mask = np.zeros(0, bool)
+        """Ranks that were among them when they were looked at last."""
+        self.come_to_rest = False
+        """Whether the last look found one among them that was not before."""
+        self._slow_no_more: frozenset[int] = frozenset()
+        """Communicators that were among `_slow` a second before."""
         self._last_op: dict[int, int] = {}
-        self._late: set[str] = set()
-        """Hashes of communicators of which not every rank here was seen from its first call on."""
         self._apart: set[int] = set()
         """Communicators used for what only some ranks call: their ranks' calls are numbered differently."""
         self._inferred_flights = InferredFlights(known, inspector, memory)
@@ -167,7 +209,9 @@ class RankReader:
         only: Collection[int] | None = None,
         left_out: Collection[int] = (),
     ) -> list[RankFacts]:
-        """Ranks of this host that may not be well: all but those whose last call or oldest operation is young.
+        """Ranks of this host to judge: those that may not be well, and in which something is in flight, or slow.
+
+        Of `suspects` the others make no call and show no sign of an operation: nothing can be said of them.
 
         Args:
             now_ns: the moment.
@@ -176,144 +220,160 @@ class RankReader:
             events: when the kernel told that something happened to processes, by pid: ranks of their communicators are
                 among those returned, however young what they are at is.
             only: of these processes' communicators alone, until `widen`; None: of all.  What is usual is not learnt
-                then, and ranks of processes that share none with these are left as they were.
-            left_out: these processes' communicators, which are left as they were until `widen`; nor is anything learnt.
+                then, and ranks of processes that share none with these are not looked at.
+            left_out: these processes' communicators, which are not looked at until `widen`; nor is anything learnt.
 
         Raises:
             KernelRefusal: a table cannot be read.
         """
         keys, values = self._communicators.read()
-        self._near = None
+        before, roster = self._columns.roster, self._rosters.find(keys, values)
+        operations = self._oldest()
+        columns = _columns_of(roster, values, operations)
+        near = None
         if only is not None or left_out:
-            chosen = self.companions(left_out if only is None else only)
-            near = np.isin(keys["tgid"], list(chosen), invert=only is None)
-            keys, values = keys[near], values[near]
-            self._near = chosen if only is not None else frozenset(self._pids.union(keys["tgid"].tolist()) - chosen)
-        instances, tgids = values["instance"].tolist(), keys["tgid"].tolist()
-        oldest = self._oldest()
-        self._connections = None
+            chosen = roster.of_processes(roster.companions(left_out if only is None else only))
+            near = chosen if only is not None else ~chosen
         self._unusual.update(stalled)
         period_ns = _HISTORY_NS if self.quiet_until_ns is None else _QUIET_HISTORY_NS
-        remember = self.learnt = self._near is None and now_ns - self._history_ns >= period_ns
+        remember = self.learnt = near is None and now_ns - self._history_ns >= period_ns
         if remember:
             self._history_ns = now_ns
             unusual, self._unusual = self._unusual, set()
-            self._record_histories(now_ns, unusual, dict(zip(instances, tgids, strict=True)))
-        rows = {}
-        if self._near is not None:
-            rows = {one: row for one, row in self._rows.items() if row.communicator.tgid not in self._near}
-        suspects = []
-        unwell = set()
-        met = self._communicators_of(events if only is None else only, instances, tgids)
-        quiet_until_ns = now_ns + self.suspicion_ns
-        communicator_of, processes = self._known.communicator, {pid: self._known.process(pid) for pid in set(tgids)}
-        known: list[bool] = []
-        # By column: a look at one field of one row of an array takes as long as the rest of the loop.
-        last_call_ns = np.where(values["last_ns"], values["last_ns"], values["first_ns"])
-        columns = (values["sequence"], last_call_ns, keys["comm"], values["library"])
-        for instance, pid, enqueued, last_ns, address, library in zip(
-            instances, tgids, *(column.tolist() for column in columns), strict=True
-        ):
-            communicator, process = communicator_of(instance), processes[pid]
-            if (
-                communicator is None
-                or communicator.ended_ns is not None
-                or process is None
-                or process.ended_ns
-                or communicator.nranks == 1
-            ):
-                known.append(False)
-                continue
-            known.append(True)
-            operation = oldest.get(instance)
-            row = rows[instance] = _Row(communicator, process, enqueued, last_ns, operation, address, library)
-            touched = bool(met) and (communicator.name in met or instance in met)
-            if (touched and self._may_be_at_work(now_ns, row)) or not self._is_well(now_ns, row):
-                unwell.add(instance)
-            if only is not None and not touched:
-                continue
-            if instance in unwell or instance in self._slow or instance in stalled:
-                suspects.append(instance)
-            elif (suspect_ns := row.since_ns + self.suspicion_ns) > now_ns:
-                quiet_until_ns = min(quiet_until_ns, suspect_ns)
-        counted: Collection[int] = ()
-        if remember:
-            # Calls that no probe meets are read too seldom to tell how far apart they are; after this they begin anew.
-            unprobed = {one for one in set(values["library"].tolist()) if self._known.calls_unprobed(one)}
-            counted = {one for one, row in rows.items() if row.library not in unprobed} if unprobed else rows.keys()
-            usable = np.array(known, bool) & ~np.isin(values["library"], list(unprobed))
-            self._baselines.record_calls(now_ns, values["instance"][usable], values["sequence"][usable], unusual)
-            self._remember_threads(now_ns, rows.values())
-        if self._rows.keys() - rows.keys():
+            self._record_histories(now_ns, unusual, roster)
+            self._learn_calls(now_ns, columns, unusual)
+        if not roster.row_of.keys() >= before.row_of.keys():
             # The kernel keeps what they did for half a second more.
             self.record_times()
-        self.read_ns, self._rows, self._facts = now_ns, rows, {}
-        if self._near is None:
-            self._late = {row.communicator.name for row in rows.values() if not row.communicator.whole}
-        found = [self._fact(instance) for instance in suspects]
+        if roster is not before:
+            self._resting = roster.mask_of(before.instances[self._resting].tolist())
+        self.read_ns, self._columns, self._operations_of, self._near = now_ns, columns, operations, near
+        self._facts, self._comparison, self._connections = {}, None, None
+        found, quiet_until_ns = self._find(now_ns, columns, stalled, broken, events=events, only=only)
         if remember:
-            self._baselines.forget(counted)
             followed = self._followed is not None
             slowest = {
                 one: self._baselines.slowest(now_ns, one, stalled=one in unusual, followed=followed)
-                for one in rows.keys() & (self._baselines.maybe_slower() | unusual)
+                for one in roster.row_of.keys() & (self._baselines.maybe_slower() | unusual)
             }
-            self._slow = {one: history for one, history in slowest.items() if history is not None}
-        if events:
-            found = [replace(rank, event_ns=events.get(rank.pid)) for rank in found]
-            self._facts.update((rank.instance, rank) for rank in found)
-        without = [rank for rank in found if rank.in_flight is None and rank.instance in unwell]
-        if without:
-            described = Described(
-                self._place, self.last_op, lambda one: self._baselines.call_history_of(now_ns, one), broken
-            )
-            self._facts.update(
-                (rank.instance, rank)
-                for rank in self._inferred_flights.add(
-                    now_ns, without, self.all_ranks, described, () if only is None else unwell
-                )
-            )
-        found = [self._facts[rank.instance] for rank in found]
-        restless = self._slow or any(rank.in_flight is not None for rank in found)
+            slow = {one: history for one, history in slowest.items() if history is not None}
+            self._slow_no_more, self._slow = frozenset(self._slow.keys() - slow.keys()), slow
+        restless = bool(self._slow) or any(rank.in_flight is not None for rank in found)
         if restless or only is None:
             self.quiet_until_ns = None if restless else quiet_until_ns
         return found
 
-    def _remember_threads(self, now_ns: int, rows: Iterable[_Row]) -> None:
+    def comparison(self) -> Comparison:
+        """Where the ranks stand that the last look is at."""
+        if self._comparison is None:
+            roster, enqueued = self._columns.roster, self._columns.enqueued
+            entered, comparable = enqueued.copy(), np.ones(len(enqueued), bool)
+            for row in (row for name in roster.late for row in self._rows_named(roster, name).tolist()):
+                position = self._position(row)
+                comparable[row] = position is not None
+                entered[row] = enqueued[row] if position is None else position
+            comparable &= ~np.isin(roster.instances, np.fromiter(self._apart, np.int64, len(self._apart)))
+            if self._near is not None:
+                comparable &= self._near
+            self._comparison = compare(roster, entered, comparable)
+        return self._comparison
+
+    def _position(self, row: int) -> int | None:
+        """How many calls a rank entered, as others of its communicator count; None: unknown."""
+        communicator, enqueued = self._columns.roster.communicators[row], int(self._columns.enqueued[row])
+        # Ranks are numbered alike by their own calls if all were seen from the first one on, else by NCCL's numbers.
+        if communicator.name not in self._columns.roster.late:
+            return enqueued
+        return self._known.position(communicator.instance, enqueued)
+
+    @staticmethod
+    def _rows_named(roster: Roster, name: str) -> Rows:
+        if name != UNKNOWN:
+            return roster.of_comm[name]
+        return np.array([row for row, one in enumerate(roster.communicators) if one.name == UNKNOWN], np.intp)
+
+    def _learn_calls(self, now_ns: int, columns: RankColumns, unusual: Collection[int]) -> None:
+        """Learn how far apart calls are, once a second."""
+        roster = columns.roster
+        # Calls that no probe meets are read too seldom to tell how far apart they are; after this they begin anew.
+        unprobed = [one for one in np.unique(roster.libraries).tolist() if self._known.calls_unprobed(one)]
+        instances, calls = roster.instances, columns.enqueued
+        counted: Set[int] = roster.row_of.keys()
+        if unprobed:
+            usable = ~np.isin(roster.libraries, unprobed)
+            instances, calls = instances[usable], calls[usable]
+            counted = set(instances.tolist())
+        self._baselines.record_calls(now_ns, instances, calls, unusual)
+        self._baselines.forget(counted)
+        self._remember_threads(now_ns, columns)
+
+    def _find(
+        self,
+        now_ns: int,
+        columns: RankColumns,
+        stalled: Collection[int],
+        broken: Collection[str],
+        *,
+        events: Mapping[int, int],
+        only: Collection[int] | None,
+    ) -> tuple[list[RankFacts], int]:
+        """See `read`; and until when another reading shows nothing new, if nothing of this one does."""
+        roster, in_operation = columns.roster, columns.in_operation
+        touched = roster.sharing(events if only is None else only)
+        near = np.ones(len(touched), bool) if self._near is None else self._near
+        # Whether anything can be wrong with a rank yet, as far as the tables tell.
+        since_ns = np.where(in_operation, columns.posted_ns, columns.last_call_ns)
+        standing_ns = now_ns - since_ns
+        may_be_at_work = in_operation | ((columns.enqueued > 0) & (standing_ns <= IDLE_NS))
+        unwell = near & may_be_at_work & (touched | (standing_ns >= self.suspicion_ns))
+        looked_at = near if only is None else touched & near
+        apart = roster.mask_of([*self._slow, *stalled])
+        suspected = looked_at & (unwell | apart)
+        self.suspects = np.flatnonzero(suspected)
+        self.come_to_rest = bool((suspected & ~self._resting).any())
+        self._resting = np.where(near, suspected, self._resting)
+        young_ns = since_ns[looked_at & ~suspected & (standing_ns < self.suspicion_ns)]
+        quiet_until_ns = now_ns + self.suspicion_ns
+        if len(young_ns):
+            quiet_until_ns = min(quiet_until_ns, int(young_ns.min()) + self.suspicion_ns)
+
+        self._inferred_flights.forget(roster, near & ~unwell & ~in_operation)
+        inferred = self._inferred_flights.find(
+            now_ns,
+            self,
+            np.flatnonzero(suspected & unwell & ~in_operation),
+            Described(self._place, self.last_op, lambda one: self._baselines.call_history_of(now_ns, one), broken),
+            afresh=unwell if only is not None else None,
+        )
+        judged = suspected & (in_operation | apart | touched | roster.mask_of(self._slow_no_more))
+        judged[list(inferred)] = True
+        self._inferred = frozenset(int(roster.instances[row]) for row in inferred)
+        found = []
+        for row in np.flatnonzero(judged).tolist():
+            rank, flight = self.fact(row), inferred.get(row)
+            event_ns = events.get(rank.pid) if events else None
+            if flight is not None or event_ns is not None:
+                rank = self._facts[row] = replace(rank, in_flight=flight or rank.in_flight, event_ns=event_ns)
+            found.append(rank)
+        return found, quiet_until_ns
+
+    def _remember_threads(self, now_ns: int, columns: RankColumns) -> None:
         """Of processes that make calls just now, and of which calls are all that is seen."""
+        roster = columns.roster
+        recent = np.flatnonzero(now_ns - columns.last_call_ns < _RECENT_CALL_NS)
         asked: set[int] = set()
-        for row in rows:
-            pid = row.communicator.tgid
-            if pid in asked or now_ns - row.last_call_ns >= _RECENT_CALL_NS:
+        for row, pid in zip(recent.tolist(), roster.pids[recent].tolist(), strict=True):
+            if pid in asked or self._known.completed(int(roster.instances[row])) is not None:
                 continue
-            if self._known.completed(row.communicator.instance) is None:
-                self._inspector.remember_threads(row.process)
-                asked.add(pid)
-
-    def _communicators_of(
-        self, pids: Collection[int], instances: Sequence[int], tgids: Sequence[int]
-    ) -> frozenset[int | str]:
-        """Names of the communicators of these processes; of those without a name, the instances."""
-        if not pids:
-            return frozenset()
-        found: set[int | str] = set()
-        for instance, tgid in zip(instances, tgids, strict=True):
-            communicator = self._known.communicator(instance) if tgid in pids else None
-            if communicator is not None:
-                found.add(instance if communicator.name == UNKNOWN else communicator.name)
-        return frozenset(found)
-
-    @property
-    def _pids(self) -> set[int]:
-        """Processes with a rank, as of the last look."""
-        return {row.communicator.tgid for row in self._rows.values()}
+            process = self._known.process(pid)
+            if process is not None:
+                self._inspector.remember_threads(process)
+            asked.add(pid)
 
     def pids_by_comm(self) -> Mapping[str, Collection[int]]:
         """Processes with a rank of each communicator, by its name, as of the last look, whatever that was at."""
-        found: defaultdict[str, set[int]] = defaultdict(set)
-        for row in self._rows.values():
-            found[row.communicator.name].add(row.communicator.tgid)
-        return found
+        roster = self._columns.roster
+        return {name: set(roster.pids[rows].tolist()) for name, rows in roster.of_comm.items()}
 
     def widen(self) -> None:
         """From now on ranks of all processes count again, those that the last look left out as of the one before."""
@@ -321,51 +381,61 @@ class RankReader:
 
     def companions(self, pids: Collection[int]) -> frozenset[int]:
         """Processes that have a rank in a communicator of these, as of the last look, and these themselves."""
-        names = {row.communicator.name for row in self._rows.values() if row.communicator.tgid in pids} - {UNKNOWN}
-        found = {row.communicator.tgid for row in self._rows.values() if row.communicator.name in names}
-        return frozenset(found.union(pids))
+        return self._columns.roster.companions(pids)
 
     @property
-    def living(self) -> Collection[int]:
+    def living(self) -> Set[int]:
         """Instances of all ranks at the last look."""
-        return self._rows.keys()
+        return self._columns.roster.row_of.keys()
 
-    def all_ranks(self) -> list[RankFacts]:
-        """All ranks as of the last look: put together only for who asks, as most are well most of the time."""
-        if self._near is None:
-            return [self._fact(instance) for instance in self._rows]
-        return [self._fact(one) for one, row in self._rows.items() if row.communicator.tgid in self._near]
+    @property
+    def columns(self) -> RankColumns:
+        """How far all ranks came, as of the last look."""
+        return self._columns
+
+    @property
+    def near(self) -> Mask | None:
+        """Ranks that the last look is at; None: it is at all."""
+        return self._near
+
+    def suspects_by_pid(self) -> Mapping[int, int]:
+        """How many ranks of each process may not be well, as of the last look."""
+        pids, counts = np.unique(self._columns.roster.pids[self.suspects], return_counts=True)
+        return dict(zip(pids.tolist(), counts.tolist(), strict=True))
+
+    def rows_of_process(self, pid: int) -> Rows:
+        """Ranks of a process that the last look is at, by row."""
+        return self._at(self._columns.roster.of_pid.get(pid))
+
+    def rows_of_comm(self, comm: str) -> Rows:
+        """Ranks of a communicator that the last look is at, by its name; those of one without are not told."""
+        return self._at(self._columns.roster.of_comm.get(comm))
+
+    def _at(self, rows: Rows | None) -> Rows:
+        if rows is None:
+            return np.zeros(0, np.intp)
+        return rows if self._near is None else rows[self._near[rows]]
+
+    def facts_of(self, rows: Rows) -> list[RankFacts]:
+        """Ranks as of the last look."""
+        return [self.fact(row) for row in rows.tolist()]
+
+    def in_flight(self) -> Mask:
+        """Ranks in which something is in flight, as far as the last look found."""
+        return self._columns.in_operation | self._columns.roster.mask_of(self._inferred)
 
     def ranks_of_processes(self, pids: Collection[int]) -> dict[int, list[RankFacts]]:
         """Those of each of these processes."""
-        found: dict[int, list[RankFacts]] = {pid: [] for pid in pids}
-        for instance, row in self._rows.items():
-            if row.communicator.tgid in found:
-                found[row.communicator.tgid].append(self._fact(instance))
-        return found
+        of_pid = self._columns.roster.of_pid
+        return {pid: self.facts_of(of_pid[pid]) if pid in of_pid else [] for pid in pids}
 
     def last_calls(self) -> dict[int, LastCall]:
         """The last call of each process on any of its communicators, by pid."""
-        found: dict[int, LastCall] = {}
-        for row in self._rows.values():
-            pid = row.communicator.tgid
-            time_ns, calls = found.get(pid, (0, 0))
-            found[pid] = LastCall(max(row.last_call_ns, time_ns), calls + row.enqueued)
-        return found
-
-    def _may_be_at_work(self, now_ns: int, row: _Row) -> bool:
-        """Whether a rank may be in an operation, or on its way from one to the next."""
-        return row.operation is not None or (row.enqueued > 0 and now_ns - row.last_call_ns <= IDLE_NS)
-
-    def _is_well(self, now_ns: int, row: _Row) -> bool:
-        """Whether nothing can be wrong with a rank yet, as far as the tables tell."""
-        if row.operation is not None:
-            return now_ns - row.operation.posted_ns < self.suspicion_ns
-        standing_ns = now_ns - row.last_call_ns
-        if row.enqueued and self.suspicion_ns <= standing_ns <= IDLE_NS:
-            return False
-        self._inferred_flights.forget(row.communicator.instance)
-        return True
+        columns = self._columns
+        return {
+            pid: LastCall(int(columns.last_call_ns[rows].max()), int(columns.enqueued[rows].sum()))
+            for pid, rows in columns.roster.of_pid.items()
+        }
 
     def record_times(self) -> None:
         """Record operation times now: the kernel is about to drop some of them.
@@ -416,48 +486,47 @@ class RankReader:
         gone = tuple(instances)
         self.times.forget(gone)
         for instance in gone:
-            self._inferred_flights.forget(instance)
             self._last_op.pop(instance, None)
             self._apart.discard(instance)
             self._unusual.discard(instance)
-            self._rows.pop(instance, None)
-            self._facts.pop(instance, None)
 
-    def _place(self, instance: int) -> Place:
-        row = self._rows[instance]
-        return Place(row.process, row.address, row.library)
+    def _place(self, row: int) -> Place:
+        roster = self._columns.roster
+        process = self._known.process(int(roster.pids[row]))
+        assert process is not None  # it is of the roster
+        return Place(process, roster.addresses[row], int(roster.libraries[row]))
 
-    def _fact(self, instance: int) -> RankFacts:
-        known = self._facts.get(instance)
+    def fact(self, row: int) -> RankFacts:
+        """A rank as of the last look: put together only for who asks, as most are well most of the time."""
+        known = self._facts.get(row)
         if known is None:
-            known = self._facts[instance] = self._rank(self._rows[instance])
+            known = self._facts[row] = self._rank(row)
         return known
 
-    def _rank(self, row: _Row) -> RankFacts:
-        communicator = row.communicator
-        instance = communicator.instance
+    def _rank(self, row: int) -> RankFacts:
+        columns = self._columns
+        communicator = columns.roster.communicators[row]
+        instance, enqueued = communicator.instance, int(columns.enqueued[row])
         op, slow = self._slow.get(instance, (None, None))
-        # Ranks are numbered alike by their own calls if all were seen from the first one on, else by NCCL's numbers.
-        position: int | None = row.enqueued
-        if communicator.name in self._late:
-            position = self._known.position(instance, row.enqueued)
+        operation = self._operations_of.of(instance) if columns.posted_ns[row] else None
+        position = self._position(row)
         return RankFacts(
             instance=instance,
             comm=communicator.name,
             rank=communicator.rank,
             nranks=communicator.nranks,
             pid=communicator.tgid,
-            enqueued=row.enqueued,
+            enqueued=enqueued,
             completed=self._known.completed(instance),
-            last_call_ns=row.last_call_ns,
-            in_flight=None if row.operation is None else self._flight(communicator.tgid, row.operation),
+            last_call_ns=int(columns.last_call_ns[row]),
+            in_flight=None if operation is None else self._flight(communicator.tgid, operation),
             slow=slow,
             slow_op=self.last_op(instance) if op is None else op_name(op),
             comparable=position is not None and instance not in self._apart,
-            unseen_calls=0 if position is None else position - row.enqueued,
+            unseen_calls=0 if position is None else position - enqueued,
         )
 
-    def _record_histories(self, now_ns: int, unusual: set[int], pids: dict[int, int]) -> None:
+    def _record_histories(self, now_ns: int, unusual: set[int], roster: Roster) -> None:
         tables = self._followed
         if tables is None:
             return
@@ -466,7 +535,8 @@ class RankReader:
         self.times.record(keys, values, self._known.communicator)
         operations: defaultdict[int, int] = defaultdict(int)
         for instance, count in zip(keys["instance"].tolist(), values["operations"].tolist(), strict=True):
-            operations[pids.get(instance, 0)] += count
+            row = roster.row_of.get(instance)
+            operations[0 if row is None else roster.communicators[row].tgid] += count
         for sent in tables.sent():
             last_ns = max(sent.last_ns, self._last_send.get(sent.tgid, (0, 0))[0])
             self._last_send[sent.tgid] = last_ns, now_ns
@@ -478,16 +548,10 @@ class RankReader:
         """Whether messages of a process are counted: not any more where operations went on without one."""
         return self._last_send.get(pid, (0, 0))[0] + _UNCOUNTED_NS >= self._advanced_ns.get(pid, 0)
 
-    def _oldest(self) -> dict[int, _Operation]:
-        """The first operation of each communicator that is not complete, by instance."""
+    def _oldest(self) -> _OldestOperations:
+        """The first operation of each communicator that is not complete."""
         tables = self._followed
-        if tables is None:
-            return {}
-        _, operations = tables.operations()
-        operations = operations[np.lexsort((operations["launch"], operations["instance"]))]
-        instances, at = np.unique(operations["instance"], return_index=True)
-        columns = (operations[name][at].tolist() for name in _Operation._fields)
-        return dict(zip(instances.tolist(), map(_Operation._make, zip(*columns, strict=True)), strict=True))
+        return _NO_OPERATIONS if tables is None else _OldestOperations(tables.operations()[1])
 
     def _flight(self, pid: int, operation: _Operation) -> InFlight:
         posted_ns, payload = operation.posted_ns, operation.payload_bytes

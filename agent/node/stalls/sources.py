@@ -49,6 +49,9 @@ class Known(Protocol):
 
     def communicator(self, instance: int) -> Communicator | None: ...
 
+    def communicator_changes(self) -> int:
+        """A number that is another one whenever anything that is known of a communicator has changed."""
+
     def unmade(self, pid: int) -> Collection[Communicator]:
         """Communicators of a process that NCCL may still be making: their structs do not tell who they are."""
 

@@ -35,6 +35,7 @@ from railscope.agent.node.stalls.early_looks import EarlyLooks
 from railscope.agent.node.stalls.evidence import Evidence, GonePeer, ProcessFacts, RankFacts
 from railscope.agent.node.stalls.inside_calls import HostCalls, InsideCalls
 from railscope.agent.node.stalls.inspector import Inspector, RailsOf
+from railscope.agent.node.stalls.rank_columns import RanksBy
 from railscope.agent.node.stalls.rank_reader import IDLE_NS, RankReader
 from railscope.agent.node.stalls.root_cause import held_process
 from railscope.agent.node.stalls.sources import InFlightTables, Inspection, Known
@@ -141,10 +142,9 @@ class Watchdog:
         self.early: Final = EarlyLooks(known.process)
         """What the kernel told of processes, and when `look_early` is due because of it."""
         self._checkpoints = Checkpoints(self._written_bytes, limits.suspicion_ns(), limits.after_ns, self._tenant)
-        self._resting: frozenset[int] = frozenset()
-        """Instances that were looked at closely last: suspected, or without a call for a second and more."""
         self._come_to_rest = False
-        """Whether one of them was not before."""
+        """Whether the last look at all found a rank suspect, or without a call for a second and more, that was not
+        before."""
         self._crowds: frozenset[int] = frozenset()
         """Processes of tenants of which very many ranks may not be well, as of the last look at all."""
         self._crowds_due_ns = 0
@@ -262,9 +262,7 @@ class Watchdog:
             return EVALUATION_NS
         self._begin_look()
         self._settle_deaths(now_ns)
-        resting = frozenset(rank.instance for rank in ranks)
-        self._come_to_rest = bool(resting - self._resting)
-        self._resting = self._resting | resting if left_out else resting
+        self._come_to_rest = self._reader.come_to_rest
         if self._reader.learnt:
             self._checkpoints.update(now_ns, self._reader.last_calls())
         self._judge(now_ns, ranks)
@@ -276,7 +274,7 @@ class Watchdog:
         else:
             if self._stacks is not None:
                 self._stacks.follow(self._blamed().values())
-            self._find_crowds(now_ns, ranks, time.thread_time_ns() - began_ns)
+            self._find_crowds(now_ns, time.thread_time_ns() - began_ns)
         self._count_lengths(now_ns)
         quiet_until_ns = self._reader.quiet_until_ns
         if quiet_until_ns is None or self._deaths:
@@ -284,15 +282,16 @@ class Watchdog:
         # No later than it could be with an evaluation every `EVALUATION_NS`.
         return min(quiet_until_ns - now_ns + EVALUATION_NS, REST_NS)
 
-    def _find_crowds(self, now_ns: int, ranks: Sequence[RankFacts], spent_ns: int) -> None:
+    def _find_crowds(self, now_ns: int, spent_ns: int) -> None:
         """Find tenants with very many ranks that may not be well, after a look at all in so much CPU time."""
         self._looked_ns = now_ns
-        unwell = Counter(self._tenant_of(rank.pid) for rank in ranks)
+        suspects = self._reader.suspects_by_pid()
+        unwell: Counter[Tenant] = Counter()
+        for pid, count in suspects.items():
+            unwell[self._tenant_of(pid)] += count
         crowded = {tenant for tenant, count in unwell.items() if count > _CROWD}
-        self._crowds = (
-            frozenset(rank.pid for rank in ranks if self._tenant_of(rank.pid) in crowded) if crowded else frozenset()
-        )
-        self.crowds_ns = spent_ns * sum(unwell[tenant] for tenant in crowded) // max(1, len(ranks))
+        self._crowds = frozenset(pid for pid in suspects if crowded and self._tenant_of(pid) in crowded)
+        self.crowds_ns = spent_ns * sum(unwell[tenant] for tenant in crowded) // max(1, unwell.total())
         self._crowds_due_ns = now_ns + min(LOOK_SHARE * self.crowds_ns, LONGEST_LOOK_PAUSE_NS)
 
     def _begin_look(self) -> None:
@@ -585,7 +584,7 @@ class Watchdog:
             waits_for=waits_for,
             hidden=hidden,
             gone=self._gone_of(rank.comm),
-            others=len(ranks.by_process.get(rank.pid, ())) - 1,
+            others=len(self._reader.rows_of_process(rank.pid)) - 1,
             elsewhere=self._dependencies.waiting_elsewhere(peers),
             sends=sends,
             disagreement=self._disagreement(rank, peers),
@@ -594,7 +593,7 @@ class Watchdog:
     def _processes_of(self, comm: str) -> Mapping[int, ProcessFacts]:
         """What the processes do that have a rank of a communicator here, by pid: once for all of its ranks."""
         if comm not in self._processes_by_comm:
-            pids = {rank.pid for rank in self._every().by_comm.get(comm, ())}
+            pids = set(self._reader.columns.roster.pids[self._reader.rows_of_comm(comm)].tolist())
             self._processes_by_comm[comm] = {pid: facts for pid in pids if (facts := self._facts_of(pid)) is not None}
         return self._processes_by_comm[comm]
 
@@ -639,13 +638,23 @@ class Watchdog:
     def _every(self) -> Ranks:
         """All ranks as of the last look."""
         if self._ranks is None:
-            by_comm: defaultdict[str, list[RankFacts]] = defaultdict(list)
-            by_process: defaultdict[int, list[RankFacts]] = defaultdict(list)
-            for rank in self._reader.all_ranks():
-                by_process[rank.pid].append(rank)
-                if rank.comm != UNKNOWN:
-                    by_comm[rank.comm].append(rank)
-            self._ranks = Ranks(dict(by_comm), dict(by_process), self._facts_of, self._gone_of, self._lost_a_peer)
+            reader, roster = self._reader, self._reader.columns.roster
+            perhaps_in = reader.in_flight()
+            for comm in self._detector.broken:
+                perhaps_in[reader.rows_of_comm(comm)] = True
+
+            def perhaps_of(pid: int) -> list[RankFacts]:
+                rows = reader.rows_of_process(pid)
+                return reader.facts_of(rows[perhaps_in[rows]])
+
+            self._ranks = Ranks(
+                RanksBy(roster.of_comm.keys(), reader.rows_of_comm, reader.fact),
+                RanksBy(roster.of_pid.keys(), reader.rows_of_process, reader.fact),
+                self._facts_of,
+                self._gone_of,
+                self._lost_a_peer,
+                perhaps_of,
+            )
         return self._ranks
 
     def _written_bytes(self, pid: int, *, closely: bool) -> int | None:
