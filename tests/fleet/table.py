@@ -71,8 +71,10 @@ def _rows_of_costs(one: Costs) -> Iterator[Row]:
 def _rows_of_pages(one: Paged) -> Iterator[Row]:
     name, late = f"{one.nodes} nodes, {one.fault}", one.late_scrapes > 0
     pages = len(one.pages)
-    paged = 0 < pages <= MOST_PAGES if one.blamed else pages == 0
-    bound = f"1 to {MOST_PAGES}" if one.blamed else "0"
+    # A job that stands still is its owner's page, a rail that is down its host's: both are there of one such fault.
+    most = max(MOST_PAGES, len(one.blamed) + sum(culprit.pid is None for culprit in one.blamed))
+    paged = 0 < pages <= most if one.blamed else pages == 0
+    bound = f"1 to {most}" if one.blamed else "0"
     yield Row(f"{name}: pages", str(pages), bound, None if late else paged)
     if pages:
         largest, linked = max(page.size_bytes for page in one.pages), all(page.linked for page in one.pages)
