@@ -113,6 +113,22 @@ def link_panels() -> list[AnyPanel]:
             catalogue.RAIL_HARDWARE_INFO.where(CHOSEN),
         ),
         table(
+            "Switches",
+            "The switch and its port at the other end of each rail's cable, as the switch says itself (LLDP).",
+            "instance rail device switch switch_port",
+            catalogue.RAIL_SWITCH_INFO.where(CHOSEN),
+            empty="no switch is heard",
+        ),
+        timeseries(
+            "Queue pairs",
+            "Queue pairs of processes on RDMA devices: connected, not connected, failed.",
+            "short",
+            query(
+                f"sum by (cluster, instance, device, state) ({catalogue.RDMA_QUEUE_PAIRS.where(HOST)})",
+                "{{instance}} {{device}} {{state}}",
+            ),
+        ).no_value("no queue pairs"),
+        table(
             "Physical states other than LinkUp",
             "Physical state of RDMA ports that is not LinkUp.",
             "instance rail device port state",

@@ -106,6 +106,9 @@ def test_it_has_every_metric_but_those_of_what_is_wrong_and_of_what_is_asked_for
         "comm_writing",
         "rail_bytes_by_owner_total",
         "rail_lanes",
+        # Only where RDMA devices have queue pairs, and where a switch is heard.
+        "rail_switch_info",
+        "rdma_queue_pairs",
         "rail_link_to_siblings_ratio",
         "cuda_graph_launches_total",
         "cuda_inside_seconds",
