@@ -10,7 +10,7 @@ STAMPS := $(VENV)/.stamps
 PACKAGES_BUILD := clang llvm gcc libc6-dev libbpf-dev linux-libc-dev
 PACKAGES_RUN := python3 python3-venv libbpf1 iproute2 ca-certificates
 PACKAGES_ROOT := mmdebstrap debian-archive-keyring
-PACKAGES_TEST := $(PACKAGES_ROOT) prometheus prometheus-alertmanager victoria-metrics systemd systemd-container dbus nftables openssl binutils procps util-linux mount python3-bpfcc debhelper dwz lintian zsh fish groff
+PACKAGES_TEST := $(PACKAGES_ROOT) prometheus prometheus-alertmanager victoria-metrics systemd systemd-container dbus nftables openssl binutils procps util-linux mount python3-bpfcc debhelper dwz lintian zsh fish groff jsonnet
 PACKAGES_BENCH := bpftrace python3-bpfcc
 # Node.js from elsewhere brings npm along, and does not go with Debian's.
 PACKAGES_PANELS := chromium $(shell command -v npm >/dev/null || echo nodejs npm)

@@ -1,7 +1,7 @@
 """Dashboards and rules as files: what Grafana and Prometheus take, the same text from the same code every time.
 
-Beside them lies a mixin, which gives both to Jsonnet: Grafana's dashboards and Prometheus' rules under the names that
-mixins use (https://monitoring.mixins.dev).
+In a folder of a site's own lies a mixin beside them, which gives both to Jsonnet, under the names that mixins use
+(https://monitoring.mixins.dev).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 from railscope.dashboards import agent, fleet, job, node, rules_files, stall
@@ -35,27 +36,37 @@ def render_dashboards(site: Site | None = None) -> dict[str, str]:
     return made
 
 
-def render_mixin(dashboards: Iterable[str], json_folder: str = "", rules_folder: str = "") -> str:
-    """The mixin's text; the folders, which end with a slash or are empty, are seen from where it lies."""
-    files = "\n".join(f"    '{name}': import '{json_folder}{name}'," for name in dashboards)
+def render_mixin(dashboards: Iterable[str], rules: Mapping[str, str]) -> str:
+    """The mixin's text.
+
+    Args:
+        dashboards: names of their files, which lie beside it.
+        rules: the text of each file of rules, by its name.  They stand in the mixin as JSON: Jsonnet 0.18 reads no YAML
+            in which a line of PromQL is a word.
+    """
+    files = "\n".join(f"    '{name}': import '{name}'," for name in dashboards)
+    recording, alerts = (
+        json.dumps(yaml.safe_load(rules[name]), indent=1, ensure_ascii=False)
+        for name in (rules_files.RECORDING, rules_files.ALERTS)
+    )
     return f"""\
 // railscope's dashboards and rules as a mixin, made by `railscope dashboards build`: its options --selector,
-// --cluster-label, --runbooks and --threshold are what a mixin's _config would be.  Jsonnet 0.18 or newer.
+// --cluster-label, --runbooks and --threshold are what a mixin's _config would be.
 {{
   grafanaDashboards+:: {{
 {files}
   }},
-  prometheusRules+:: std.parseYaml(importstr '{rules_folder}{rules_files.RECORDING}'),
-  prometheusAlerts+:: std.parseYaml(importstr '{rules_folder}{rules_files.ALERTS}'),
+  prometheusRules+:: {recording},
+  prometheusAlerts+:: {alerts},
 }}
 """
 
 
 def write_all(folder: Path | None, thresholds: Thresholds, runbooks: str, site: Site | None = None) -> list[Path]:
-    """Write dashboards, rules and mixin into a folder, which is made if need be; returns the files that changed.
+    """Write dashboards and rules, and a mixin of both, into a folder, made if need be; returns the files that changed.
 
     Args:
-        folder: None: beside the code, where the shipped ones lie.
+        folder: None: beside the code, where the shipped ones lie, which have no mixin.
         thresholds: of the alerts.
         runbooks: the address under which dashboards/runbooks is served.
         site: what the site's Prometheus calls things.
@@ -63,12 +74,11 @@ def write_all(folder: Path | None, thresholds: Thresholds, runbooks: str, site: 
     Raises:
         OSError: a file cannot be written.
     """
-    dashboards = render_dashboards(site)
-    shipped = ("json/", "rules/") if folder is None else ("", "")
+    dashboards, rules = render_dashboards(site), rules_files.render_rules(thresholds, runbooks, site)
     return [
         *_write(folder or COMMITTED, dashboards),
-        *_write(folder or rules_files.SHIPPED, rules_files.render_rules(thresholds, runbooks, site)),
-        *_write(folder or COMMITTED.parent, {MIXIN: render_mixin(dashboards, *shipped)}),
+        *_write(folder or rules_files.SHIPPED, rules),
+        *(_write(folder, {MIXIN: render_mixin(dashboards, rules)}) if folder is not None else ()),
     ]
 
 

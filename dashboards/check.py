@@ -50,9 +50,6 @@ def find_differences(folder: Path) -> Iterator[str]:
             yield f"{name}: is missing: run 'railscope dashboards build'"
         elif file.read_text() != text:
             yield f"{name}: is not what the code builds: run 'railscope dashboards build'"
-    mixin = build.COMMITTED.parent / build.MIXIN
-    if not mixin.is_file() or mixin.read_text() != build.render_mixin(texts, "json/", "rules/"):
-        yield f"{build.MIXIN}: is not what the code builds: run 'railscope dashboards build'"
     for name, text in rules_files.render_rules().items():
         if (rules_files.SHIPPED / name).read_text() != text:
             yield f"{name}: is not what the code builds: run 'railscope dashboards build'"

@@ -36,7 +36,7 @@ def add_dashboards_arguments(parser: ArgumentParser) -> None:
         "build",
         help="write the dashboards' JSON, the rules and the mixin",
         description="Write the dashboards, as Grafana reads them, the recording and alerting rules, as Prometheus "
-        "reads them, and a mixin of both, as Jsonnet reads it, into a folder.",
+        "reads them, into a folder, and with --output a mixin of both, as Jsonnet reads it.",
         epilog=f"thresholds, with their defaults:\n{describe_thresholds()}\n\nexample: railscope dashboards build "
         "--output /tmp/railscope --runbooks https://wiki.example/railscope --threshold plane_hosts=16",
     )

@@ -129,4 +129,4 @@ def test_a_panel_without_data_says_no_data(scene: Scene) -> None:
     found = scene.drawn("railscope-job", {"job": ["of-nobody"]})
     assert panel(found, "Calls").instead == "No data"
     assert panel(found, "Communicators", "table").instead == "No data"
-    assert panel(found, "Communicators", "stat").instead == "No data"
+    assert panel(found, "Hosts", "stat").instead == "No data"
