@@ -2,7 +2,7 @@
 
     python3 deploy/release/release.py OUTPUT [--only PART…] [--snapshot]
 
-Parts: Debian and RPM packages, wheels and a source distribution, the image, the Helm chart and the manifests.  Beside
+Parts: Debian and RPM packages, wheels and a source distribution, the images, the Helm chart and the manifests.  Beside
 them come a bill of materials (CycloneDX), the changelog's section, and SHA256SUMS over all.  Everything is built of a
 copy of the files that git knows at this commit, in a folder of another name each time: what depended on it would
 show.  Times are the commit's.  The standard library does, but for pip, which fetches what the service's build-
@@ -17,7 +17,6 @@ import argparse
 import gzip
 import hashlib
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -136,10 +135,10 @@ def build_wheels(source: Path, output: Path, tool: Path, environment: Mapping[st
 
 
 def build_images(source: Path, output: Path, environment: Mapping[str, str]) -> None:
-    """An OCI archive for this machine's architecture, of the Debian packages where those are there already."""
+    """An OCI archive for each architecture, of the Debian packages where those are there already."""
     of_debs = {"RAILSCOPE_DEBS": str(output)} if list(output.glob("railscope_*.deb")) else {}
     environment = {**environment, **of_debs, "RAILSCOPE_IMAGE_OUTPUT": str(output)}
-    run([source / "deploy/image/build", ARCHITECTURES[platform.machine()]], source, environment)
+    run([source / "deploy/image/build", *ARCHITECTURES.values()], source, environment)
 
 
 def pack(folder: Path, archive: Path, root: str, epoch: int) -> None:
