@@ -313,7 +313,7 @@ TRANSFER_OPERATIONS: Final = _counter(
     "library op direction",
     "Operations that programs of this node began with a library other than NCCL. library is ucx, nixl, mpi or nvshmem; "
     "what one library does through another counts for the first one alone. direction is transmit, receive, both (a "
-    "collective) or none (such as a flush).",
+    "collective) or none (such as a flush). What programs did while no probes were on is not counted.",
 )
 TRANSFER_PROBE_ATTACHED: Final = _gauge(
     "transfer_probe_attached",
@@ -340,7 +340,7 @@ TRANSFER_UNFOLLOWED: Final = _counter(
     "transfer_unfollowed",
     "library op direction",
     "Operations whose completion is not seen: it cannot be (work on a GPU's stream, a request in the program's own "
-    "memory), the program gave them up, or a table was full.",
+    "memory), the program gave them up, its process ended or the probes came off before it, or a table was full.",
 )
 TRANSFER_SECONDS: Final = _histogram(
     "transfer_seconds",

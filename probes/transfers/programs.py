@@ -7,11 +7,12 @@ calls are for.  The table of shares is common to both.
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from railscope.probes.loading import libbpf
 from railscope.probes.loading.bpf_syscall import BPF_TRACE_UPROBE_SESSION, KernelRefusal, possible_cpus
@@ -40,6 +41,9 @@ _END: Final = "transfer_end"
 _TABLES: Final = ("transfer_threads", "transfer_totals", "transfer_requests", "transfer_peers")
 MOST_ENTRIES: Final = 16384
 """Of each table."""
+
+Numbers = npt.NDArray[np.uint32]
+"""Of functions; of those that transfer nothing it is none of `OPERATIONS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,20 +137,22 @@ class TransferPrograms:
         """
         return TransferTables(*self._totals.read(), *self._requests.read(), *self._threads.read())
 
-    def end(self, requests: Iterable[tuple[int, int, int]]) -> None:
-        """Take out requests that are over: (process, request, when it began), as they were read.
+    def end(self, requests: Iterable[tuple[int, int, int]]) -> Set[tuple[int, int, int]]:
+        """Take out requests that are over: (process, request, when it began), as they were read; returns those taken.
 
-        One that has begun anew meanwhile stays.
+        One that has begun anew meanwhile stays: the programs have counted the former one.
 
         Raises:
             KernelRefusal: the table cannot be changed.
         """
+        taken = set()
         for tgid, request, start_ns in requests:
             key = np.array((request, tgid, 0), REQUEST_KEY).tobytes()
             found = self._requests.lookup(key)
-            if found is not None and found["start_ns"][0] == start_ns:
-                self._requests.delete(key)
+            if found is not None and found["start_ns"][0] == start_ns and self._requests.delete(key):
+                taken.add((tgid, request, start_ns))
         self._shares.flush()
+        return taken
 
     def overflow(self) -> Records:
         """By number of the function, dtype TRANSFER_TOTAL: what found no room among the totals.
@@ -165,26 +171,57 @@ class TransferPrograms:
         found = self._peers.lookup(np.array((peer, tgid, 0), PEER_KEY).tobytes())
         return "" if found is None else bytes(found["name"][0]).rstrip(b"\0").decode("utf-8", "replace")
 
-    def take_ended(self, tgids: Collection[int]) -> tuple[Records, Records]:
+    def take_ended(self, tgids: Collection[int]) -> tuple[Records, Records, Numbers]:
         """Take out what the tables hold of these processes, and of others that are no more.
 
         Returns:
-            The totals that were taken out: dtypes TRANSFER_KEY and TRANSFER_TOTAL.
+            The totals that were taken out, dtypes TRANSFER_KEY and TRANSFER_TOTAL; and of each operation that was not
+            complete the number of its function.
 
         Raises:
             KernelRefusal: a table cannot be read or changed.
         """
         keys, totals = self._totals.read()
         ended = have_ended(keys["tgid"], tgids)
-        for table in (self._totals, self._requests, self._peers):
-            found = keys if table is self._totals else table.read()[0]
-            for key in found[have_ended(found["tgid"], tgids)]:
-                table.delete(key.tobytes())
-        tids, threads = self._threads.read()
-        for tid in tids[have_ended(threads["tgid"], tgids)]:
-            self._threads.delete(tid.tobytes())
+        for key in keys[ended]:
+            self._totals.delete(key.tobytes())
+        peers = self._peers.read()[0]
+        for key in peers[have_ended(peers["tgid"], tgids)]:
+            self._peers.delete(key.tobytes())
+        unfinished = self._take_under_way(lambda found: have_ended(found, tgids), and_resting=True)
         self._shares.flush()
-        return keys[ended], totals[ended]
+        return keys[ended], totals[ended], unfinished
+
+    def give_up(self) -> Numbers:
+        """Take out everything that is not complete: without probes its end is not seen.
+
+        Returns:
+            Of each operation the number of its function.
+
+        Raises:
+            KernelRefusal: a table cannot be read or changed.
+        """
+        unfinished = self._take_under_way(lambda tgids: np.ones(len(tgids), bool))
+        self._shares.flush()
+        return unfinished
+
+    def _take_under_way(self, chosen: Callable[[Records], Any], *, and_resting: bool = False) -> Numbers:
+        """`chosen` picks processes by `tgid`; `and_resting`: threads that are in no call, too."""
+        unfinished: list[int] = []
+        keys, requests = self._requests.read()
+        mine = chosen(keys["tgid"])
+        for key, function in zip(keys[mine], requests["function"][mine].tolist(), strict=True):
+            if self._requests.delete(key.tobytes()):
+                unfinished.append(function)
+        tids, threads = self._threads.read()
+        inside = threads["start_ns"] != 0
+        mine = chosen(threads["tgid"]) & (inside | and_resting)
+        for tid, function, calls in zip(
+            tids[mine], threads["function"][mine].tolist(), inside[mine].tolist(), strict=True
+        ):
+            if self._threads.delete(tid.tobytes()) and calls:
+                unfinished.append(function)
+        return np.array(unfinished, np.uint32)
 
     def drop(self, threads: Iterable[tuple[int, int]]) -> None:
         """Take out threads that are not needed: their numbers, and `last_ns` as it was read.

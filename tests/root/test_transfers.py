@@ -15,9 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from railscope.agent.node.inspection.inspection import InProcess
+from railscope.agent.node.inspection.tenants import Tenant
+from railscope.agent.node.transfers.watch import TransferWatch
+from railscope.probes.clock import SystemClock
 from railscope.probes.libraries.elf import Elf
 from railscope.probes.loading.links import AttachKind
 from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms, ProgramSettings
+from railscope.probes.processes.processes import PROCFS, executable_mappings, identity_of
 from railscope.probes.transfers.functions import OPERATIONS, transfer_points, ucx_status_distance
 from railscope.probes.transfers.programs import TransferPrograms
 from railscope.probes.transfers.records import TRANSFER_TOTAL, TransferStat
@@ -167,7 +172,8 @@ def test_a_request_is_under_way_until_it_is_freed(library: Path, mode: tuple[Att
             caller.call("ucp_request_free", 1, one)
         tables = seen.programs.read()
         assert tables.requests["let_go"].tolist() == [DISTANCE], "freed before it is complete: UCX tells nobody"
-        seen.programs.end([(caller.pid, early, int(tables.requests["start_ns"][0]))])
+        over = (caller.pid, early, int(tables.requests["start_ns"][0]))
+        assert [seen.programs.end([over]) for _ in range(2)] == [{over}, set()], "counted once"
         assert seen.under_way() == 0
         total = seen.totals()["ucx Put"]
     assert [total[name] for name in ("operations", "completed", "failed", "lost")] == [3, 2, 1, 0]
@@ -256,10 +262,49 @@ def test_a_user_with_many_requests_leaves_room_for_another(library: Path) -> Non
         other.call("ucp_put_nbx", 1, 77, 0, 1, 4096, 0, theirs)
         assert Followed(seen.nccl, seen.programs, other.pid).under_way() == 1
         one.end()
-        keys, totals = seen.programs.take_ended({one.pid})
+        keys, totals, unfinished = seen.programs.take_ended({one.pid})
+        assert len(unfinished) == entries // 3, "what a process leaves is not complete"
         assert int(totals["operations"].sum()) == 40
         assert (keys["tgid"] == one.pid).all()
         assert seen.under_way() == 0
+
+
+def test_what_is_under_way_when_the_probes_come_off_is_given_up(library: Path) -> None:
+    """It ends unseen: told of as under way it would be a stall for as long as its process lives."""
+    with Caller(library) as caller, ExitStack() as stack:
+        nccl = NcclPrograms.load(ProgramSettings())
+        stack.callback(nccl.close)
+        watch = TransferWatch(
+            lambda: TransferPrograms.load(nccl, most_entries=4096), PROCFS, InProcess(), SystemClock()
+        )
+        stack.callback(watch.close)
+        identity = identity_of(PROCFS, caller.pid)
+        assert identity is not None
+        mapped = [one for one in executable_mappings(PROCFS, caller.pid) if one.path == str(library)]
+        watch.sighted(identity, Tenant(0), mapped)
+        eventually(lambda: watch.follow() == [] and watch.follows)
+        address, plain = caller.memory(4096), parameters(caller)
+        caller.call("ucp_put_nbx", 1, 77, 0, 1000, request(caller, 1, 0), 0, plain)
+        caller.start("MPI_Allreduce", address, 0, 100, 0x4C00080B, 0, 0)
+        eventually(lambda: len(watch.under_way()) == 2)
+        watch.set_attached(False)
+        assert (watch.under_way(), watch.facts().under_way) == ((), ())
+        eventually(lambda: watch.update() == [] and sum(one.unfollowed for one in watch.facts().totals) == 2)
+        caller.store(address, 1, 8)
+        caller.finish()
+        eventually(lambda: watch.set_attached(True) == [] and watch.follows)
+        assert watch.under_way() == ()
+        caller.call("ucp_put_nbx", 1, 77, 0, 1000, 0, 0, plain)
+        totals = {one.op: (one.operations, one.unfollowed) for one in watch.facts().totals}
+        assert totals == {"Put": (2, 1), "AllReduce": (1, 1)}
+        watch.set_attached(False)
+        watch.set_attached(True)
+        eventually(lambda: watch.update() == [] and watch.follows)
+        caller.call("ucp_put_nbx", 1, 77, 0, 1000, request(caller, 1, 0), 0, plain)
+        caller.end()
+        watch.process_gone(identity)
+        totals = {one.op: (one.operations, one.unfollowed) for one in watch.facts().totals}
+    assert totals == {"Put": (3, 2), "AllReduce": (1, 1)}, "nor is it seen of a process that has ended"
 
 
 def test_a_user_with_many_peers_keeps_totals_that_are_whole(library: Path) -> None:

@@ -13,6 +13,7 @@ from railscope.probes.loading.links import AttachKind
 from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms, ProgramSettings
 from railscope.probes.nccl.programs.driver_calls import DriverCalls
 from railscope.probes.nccl.programs.internals import Internals
+from railscope.probes.transfers.programs import TransferPrograms
 from tests.root.probe_targets import MODES
 
 pytestmark = pytest.mark.root
@@ -36,9 +37,11 @@ def test_no_program_is_long_to_verify(attach: AttachKind, enqueue_time: EnqueueT
     try:
         internals = Internals.load(programs)
         driver = DriverCalls.load(programs)
-        objects = programs._loaded, internals._loaded, driver._loaded
+        transfers = TransferPrograms.load(programs)
+        objects = programs._loaded, internals._loaded, driver._loaded, transfers._loaded
         loaded = {name: fd for one in objects for name, fd in one.program_fds.items()}
         verified = {name: verified_instructions(fd) for name, fd in loaded.items()}
+        transfers.close()
         driver.close()
         internals.close()
     finally:

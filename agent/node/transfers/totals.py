@@ -41,6 +41,10 @@ class Sums:
             np.add.at(sums, functions, totals[name].astype(np.int64))
         np.add.at(self.buckets, functions, totals["buckets"].astype(np.int64))
 
+    def give_up(self, functions: npt.NDArray[np.uint32]) -> None:
+        """Operations of these functions, one each, whose end will not be seen."""
+        np.add.at(self.counts["lost"], functions[functions < len(OPERATIONS)], 1)
+
     def copy(self) -> Sums:
         return Sums({name: sums.copy() for name, sums in self.counts.items()}, self.buckets.copy())
 

@@ -3,7 +3,8 @@
 The programs are loaded when the first such library is mapped: a host without them pays nothing.  A file is probed when
 its first mapper appears, and until a while after its last one has gone.  What probes cost is held against the budget of
 all probes (agent/node/overhead/control.py), which may have these detached for a while; what happens meanwhile is not
-counted.
+counted.  What is under way when they are detached, or when its process ends, counts as not followed: whether it
+completes is not seen.
 
 Threads that have not transferred for long are taken out of the kernel's table, as are those of processes that ended.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,7 +40,7 @@ from railscope.probes.printable import printable
 from railscope.probes.processes.processes import FileKey, ProcessIdentity
 from railscope.probes.processes.processes import Mapping as ExecutableMapping
 from railscope.probes.transfers.functions import OPERATIONS, TransferPoints
-from railscope.probes.transfers.programs import TransferTables
+from railscope.probes.transfers.programs import Numbers, TransferTables
 from railscope.probes.transfers.records import TransferStat
 
 _log = logging.getLogger("railscope.transfers")
@@ -62,8 +63,9 @@ class Programs(Protocol):
     def attach(self, path: str, points: TransferPoints) -> Links: ...
     def read(self) -> TransferTables: ...
     def overflow(self) -> Records: ...
-    def end(self, requests: Iterable[tuple[int, int, int]]) -> None: ...
-    def take_ended(self, tgids: Collection[int]) -> tuple[Records, Records]: ...
+    def end(self, requests: Iterable[tuple[int, int, int]]) -> Set[tuple[int, int, int]]: ...
+    def take_ended(self, tgids: Collection[int]) -> tuple[Records, Records, Numbers]: ...
+    def give_up(self) -> Numbers: ...
     def drop(self, threads: Iterable[tuple[int, int]]) -> None: ...
     def peer_name(self, tgid: int, peer: int) -> str: ...
     def stats(self) -> Mapping[TransferStat, int]: ...
@@ -200,10 +202,7 @@ class TransferWatch:
 
     def follow(self) -> list[str]:
         """Open what is mapped anew, and attach to it; returns what went wrong, one line each."""
-        if self._detaching is not None and self._detaching.done():
-            self._detaching.result()
-            self._detaching = None
-        errors: list[str] = []
+        errors = self._finish_detaching()
         if self._unloadable or not (self._mappers or self._files):
             return errors
         self._drop_overwritten()
@@ -251,9 +250,11 @@ class TransferWatch:
 
     def update(self) -> list[str]:
         """Now and then: take out what the kernel's tables hold for nobody; returns what went wrong, one line each."""
+        # Probes that come off aside are through at one of these times, and may be wanted back by then.
+        errors = self.follow() if self._detaching is not None else []
         now_ns = self._clock.monotonic_ns()
         if self._programs is None or now_ns - self._swept_ns < _SWEEP_NS:
-            return []
+            return errors
         self._swept_ns = now_ns
         self._take_ended(())
         self._expire()
@@ -263,16 +264,16 @@ class TransferWatch:
             some = tables.threads["last_ns"][idle].tolist()
             self._programs.drop(zip(tables.tids[idle].tolist(), some, strict=True))
         except KernelRefusal as refusal:
-            return [f"transfers: threads that rest cannot be forgotten: {refusal.strerror}"]
-        return []
+            errors.append(f"transfers: threads that rest cannot be forgotten: {refusal.strerror}")
+        return errors
 
     def under_way(self) -> tuple[UnderWay, ...]:
-        """What is not complete, oldest first.
+        """What is not complete, oldest first; nothing while the budget has the probes off, which would see it end.
 
         Raises:
             KernelRefusal: a table cannot be read.
         """
-        if self._programs is None:
+        if self._programs is None or not self._sees_ends:
             return ()
         return self._not_over(self._programs, _under_way(self._programs.read()))
 
@@ -304,7 +305,7 @@ class TransferWatch:
         sums.add(np.arange(len(overflow), dtype=np.uint32), overflow)
         now_ns = self._clock.monotonic_ns()
         grouped: defaultdict[tuple[int, int], list[UnderWay]] = defaultdict(list)
-        for one in self._not_over(self._programs, _under_way(tables)):
+        for one in self._not_over(self._programs, _under_way(tables)) if self._sees_ends else ():
             grouped[one.pid, one.function].append(one)
         under_way = tuple(
             TransferUnderWay(
@@ -330,6 +331,23 @@ class TransferWatch:
             self._programs.close()
             self._programs = None
 
+    @property
+    def _sees_ends(self) -> bool:
+        return self._attached and self._detaching is None
+
+    def _finish_detaching(self) -> list[str]:
+        """Once the probes have come off aside, give up what they would have seen end; returns what went wrong."""
+        if self._detaching is None or not self._detaching.done():
+            return []
+        self._detaching.result()
+        try:
+            if self._programs is not None:
+                self._ended.give_up(self._programs.give_up())
+        except KernelRefusal as refusal:
+            return [f"transfers: what was under way cannot be given up: {refusal.strerror}"]
+        self._detaching = None
+        return []
+
     def _not_over(self, programs: Programs, several: Sequence[UnderWay]) -> tuple[UnderWay, ...]:
         """Without those that their programs let go and that are complete by now: UCX's own flags tell.
 
@@ -344,9 +362,9 @@ class TransferWatch:
             if requests:
                 over.update(self._complete(pid, requests))
         if over:
-            programs.end((one.pid, one.number, one.since_ns) for one in over)
-            for one in over:
-                self._ended.counts["lost"][one.function] += 1
+            taken = programs.end((one.pid, one.number, one.since_ns) for one in over)
+            functions = [one.function for one in over if (one.pid, one.number, one.since_ns) in taken]
+            self._ended.give_up(np.array(functions, np.uint32))
         return tuple(one for one in several if one not in over)
 
     def _complete(self, pid: int, requests: Sequence[UnderWay]) -> Iterable[UnderWay]:
@@ -409,11 +427,12 @@ class TransferWatch:
         if self._programs is None:
             return
         try:
-            keys, totals = self._programs.take_ended(pids)
+            keys, totals, unfinished = self._programs.take_ended(pids)
         except KernelRefusal as refusal:
             _log.error("transfers of ended processes cannot be taken out: %s", refusal.strerror)
             return
         self._ended.add(keys["function"], totals)
+        self._ended.give_up(unfinished)
 
     def _open(self, identity: ProcessIdentity, tenant: Tenant, mapping: ExecutableMapping) -> None:
         """Raises NotYet, Refused where it is not known what is in it, or there is no room for it."""
