@@ -91,7 +91,7 @@ SERVERS := tests/stack tests/nvml
 REAL := --ignore tests/unit $(addprefix --ignore ,$(SERVERS))
 twice = $(PYTEST) -o cache_dir=.pytest_cache/$(1) --durations 25 $(2) $(3) || { echo "A second chance for what failed:"; \
 	$(PYTEST) -o cache_dir=.pytest_cache/$(1) --last-failed --last-failed-no-failures none --maxfail 3 $(2); }
-test: setup packages-test $(STAMPS)/nccl $(STAMPS)/transfers $(STAMPS)/ucx lint  ## lint, and every test but those with commands of their own; says what it skipped and why
+test: setup packages-test $(STAMPS)/nccl $(STAMPS)/transfers lint  ## lint, and every test but those with commands of their own; says what it skipped and why
 	@failed=0; \
 	$(PYTEST) --numprocesses auto --maxprocesses 8 --dist loadfile tests/unit || failed=1; \
 	{ $(call twice,servers,$(SERVERS)); } > $(STAMPS)/servers.log 2>&1 & servers=$$!; \
@@ -114,10 +114,6 @@ $(STAMPS)/transfers: tests/transfers/wheels.txt
 
 $(STAMPS)/nccl: testbed/nccl/wheels.txt
 	testbed/nccl/fetch-wheels $(BIN)/python
-	@mkdir -p $(STAMPS) && touch $@
-
-$(STAMPS)/ucx: testbed/ucx/wheel.txt
-	testbed/ucx/fetch-wheel $(BIN)/python
 	@mkdir -p $(STAMPS) && touch $@
 
 test-search: setup  ## properties of parsers and decoders on many new random examples

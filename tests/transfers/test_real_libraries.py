@@ -15,12 +15,11 @@ import pytest
 
 from railscope.testbed.hosts import Fabric, Host
 from tests.fabric.agent_process import AgentProcess
+from tests.transfers.perftest import WHEELS
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.root
 
-REPOSITORY: Final = Path(__file__).resolve().parents[2]
-WHEELS: Final = REPOSITORY / ".venv/transfers"
 SIZE: Final = 1 << 20
 
 with_nixl = pytest.mark.skipif(

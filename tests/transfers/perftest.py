@@ -1,6 +1,6 @@
 """UCX's own benchmark as a job of two processes on namespace hosts, over TCP: bytes of a library that is not NCCL.
 
-`fetch-wheel` unpacks it from the wheel, with the real libraries.
+It is in the wheel of UCX, with the real libraries, and needs no GPU.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Final, Self
 
 from railscope.testbed.hosts import Host
 
-FOLDER: Final = Path(__file__).resolve().parents[2] / ".venv/ucx"
-PROGRAM: Final = FOLDER / "bin/ucx_perftest"
+WHEELS: Final = Path(__file__).resolve().parents[2] / ".venv/transfers"
+"""What wheels.txt pins, unpacked by `make .venv/.stamps/transfers`."""
+PROGRAM: Final = WHEELS / "libucx/bin/ucx_perftest"
 _PORT: Final = 13_337
 
 
@@ -25,7 +26,7 @@ class Perftest:
         """So many messages of this size go from the client to the server, over this rail alone."""
         environment = {
             **os.environ,
-            "LD_LIBRARY_PATH": str(FOLDER / "lib"),
+            "LD_LIBRARY_PATH": str(WHEELS / "libucx/lib"),
             "UCX_TLS": "tcp,self",
             "UCX_NET_DEVICES": server.rails[rail],
             "UCX_WARN_UNUSED_ENV_VARS": "n",
