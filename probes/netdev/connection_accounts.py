@@ -246,7 +246,7 @@ class ConnectionAccounts:
         pairs = where * max(1, len(known)) + whose
         here = (where != _NOWHERE) & (whose != _NOWHERE)
         listed_devices, listed_parties = list(devices), list(known)
-        for pair in np.unique(pairs[here]).tolist():
+        for pair in set(pairs[here].tolist()):
             device, party = divmod(pair, len(known))
             number = self.account_number(listed_devices[device], listed_parties[party])
             accounts[here & (pairs == pair)] = number

@@ -231,7 +231,7 @@ def _command(page: Page) -> str:
     parts = [f"{'#' * (len(page.words) + 1)} {_name(page)}", _typed(page.description or _sentence(page.summary))]
     if not page.pages:
         positional = "".join(f" {flag.value}{'...' if flag.several else ''}" for flag in page.flags if not flag.names)
-        parts.append(f"```console\n{_name(page)} [OPTION...]{positional}\n```")
+        parts.append(f"```text\n{_name(page)} [OPTION...]{positional}\n```")
     known = {one.flag for one in OPTIONS} | {
         flag for one in COLLECTORS for flag in (one.flag, f"--no-collector.{one.name}")
     }

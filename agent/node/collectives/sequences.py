@@ -172,7 +172,7 @@ class Sequences:
         """Living communicators of several ranks that are due to be read, by process."""
         identities = values["identity"]
         living = (values["confirmed"] != 0) & (values["destroyed_ns"] == 0) & (identities["nranks"] > 1)
-        layouts = {one: self._layout_of(one) for one in np.unique(values["library"][living]).tolist()}
+        layouts = {one: self._layout_of(one) for one in set(values["library"][living].tolist())}
         if None in layouts.values():
             living &= np.isin(values["library"], [one for one, layout in layouts.items() if layout is not None])
         keys, values, identities = keys[living], values[living], identities[living]

@@ -300,7 +300,7 @@ class _Evaluation:
         """When to judge each of these ranks."""
         stages = np.full(len(rows), _Stage.ALONE, np.int8)
         pids = self._roster.pids[rows]
-        for pid in np.unique(pids).tolist():
+        for pid in set(pids.tolist()):
             if self.is_held(pid):
                 stages[pids == pid] = _Stage.HELD
             elif self._are_several(pid) and self.depends_on_others(pid):
@@ -311,7 +311,7 @@ class _Evaluation:
         """Those of these ranks in which something may be in flight; `flights` are those in which something was."""
         pids = self._roster.pids[rows]
         few: set[int] = set()
-        for pid in np.unique(pids).tolist():
+        for pid in set(pids.tolist()):
             few |= self._perhaps_in(pid)
         return [row for row in rows.tolist() if row in few or row in flights]
 
@@ -607,7 +607,7 @@ class _Evaluation:
         """Of all communicators of a process at once."""
         rows = self._ranks.rows_of_process(pid)
         libraries = self._roster.libraries[rows]
-        layouts = {one: self._known.proxy_layout(one) for one in np.unique(libraries).tolist()}
+        layouts = {one: self._known.proxy_layout(one) for one in set(libraries.tolist())}
         wanted = [
             (row, ProxyWork(self._roster.addresses[row], layout))
             for row, library in zip(rows.tolist(), libraries.tolist(), strict=True)

@@ -94,7 +94,7 @@ class Roster:
 
     def companions(self, pids: Collection[int]) -> frozenset[int]:
         """Processes that have a rank in a communicator of these, and these themselves."""
-        return frozenset(np.unique(self.pids[self.sharing(pids)]).tolist()).union(pids)
+        return frozenset(self.pids[self.sharing(pids)].tolist()).union(pids)
 
 
 class Rosters:

@@ -196,7 +196,7 @@ class RankReader:
         self._last_op.update(zip(called, last_ops[places].tolist(), strict=True))
         apart = NOT_BY_ALL[last_ops]
         if apart.any():
-            self._apart.update(np.unique(instances[apart]).tolist())
+            self._apart.update(instances[apart].tolist())
         return called
 
     def read(
@@ -296,7 +296,7 @@ class RankReader:
         """Learn how far apart calls are, once a second."""
         roster = columns.roster
         # Calls that no probe meets are read too seldom to tell how far apart they are; after this they begin anew.
-        unprobed = [one for one in np.unique(roster.libraries).tolist() if self._known.calls_unprobed(one)]
+        unprobed = [one for one in set(roster.libraries.tolist()) if self._known.calls_unprobed(one)]
         instances, calls = roster.instances, columns.enqueued
         counted: Set[int] = roster.row_of.keys()
         if unprobed:
