@@ -111,7 +111,7 @@ def _identifier(part: bytes, mac: int, address: int) -> str:
 def _text(value: bytes) -> str:
     """Printable text; empty where it is none."""
     text = value.rstrip(b"\0").decode("utf-8", "replace").strip()
-    return text if text.isprintable() and "\N{REPLACEMENT CHARACTER}" not in text else ""
+    return text if text.isprintable() and "\ufffd" not in text else ""
 
 
 class LldpSocket:
