@@ -65,6 +65,8 @@ _MATTERS_BYTES: Final = 64 << 10
 """What a connection of another process has carried before it is asked who holds it."""
 _PATIENCE_NS: Final = 4_000_000_000
 """For so long a connection may be of nobody yet; then it is NOBODYS."""
+_LONGEST_PATIENCE_NS: Final = 30_000_000_000
+"""For so long where nobody has looked for it yet, as looks take long on a busy host and the next one is put off."""
 _ENDS_BUFFER_BYTES: Final = 4 << 20
 """Some thousand connections that end between two readings."""
 
@@ -261,30 +263,38 @@ class TcpCounters:
             if (party := by_holder[key]) is not None:
                 parties[inode] = party
         if self._others is not None:
-            self._wait_for(table, parties, {*unknown, *holders}, names, places)
+            self._wait_for(self._others, table, parties, (unknown, holders), names, places)
         return self._accounts.find(table, parties, names, places), failed
 
     def _wait_for(
         self,
+        others: HostSockets,
         table: TcpTable,
         parties: dict[int, Party],
-        asked: Collection[int],
+        asked: tuple[Collection[int], Collection[int]],
         names: Mapping[int, str],
         places: Mapping[bytes, str],
     ) -> None:
-        """Note what connections carry while it is not known whose they are, and give up on those that took too long."""
+        """Note what connections carry while it is not known whose they are, and give up on those that took too long.
+
+        `asked`: inodes that `others` were asked for, and those whose holders are known.
+        """
+        unknown, held = asked
         now_ns = self._clock.monotonic_ns()
         rows = table.rows
         since_ns: dict[int, int] = {}
         undecided: dict[str, tuple[int, int]] = {}
         wanted = [
-            place for place, inode in enumerate(rows["inode"].tolist()) if inode in asked and inode not in parties
+            place
+            for place, inode in enumerate(rows["inode"].tolist())
+            if (inode in unknown or inode in held) and inode not in parties
         ]
         for place, address in zip(wanted, local_addresses(rows[wanted]), strict=True):
             cookie, inode = int(rows["cookie"][place]), int(rows["inode"][place])
             since_ns[cookie] = self._since_ns.get(cookie, now_ns)
             device = names.get(int(rows["interface"][place])) or places.get(address)
-            if now_ns - since_ns[cookie] >= _PATIENCE_NS:
+            looked = inode in held or others.looked_for(inode)
+            if now_ns - since_ns[cookie] >= (_PATIENCE_NS if looked else _LONGEST_PATIENCE_NS):
                 parties[inode] = NOBODYS
             elif device is not None:
                 sent, received = undecided.get(device, (0, 0))

@@ -261,6 +261,10 @@ class HostSockets:
         found = {inode: self._found[inode] for inode in sockets if inode in self._found}
         return found | {inode: NO_PROCESS for inode in sockets if self._missed.get(inode)}
 
+    def looked_for(self, inode: int) -> bool:
+        """Whether a look for this socket, which was asked for, is through."""
+        return inode in self._found or inode in self._missed
+
     def forget(self, asker: Hashable) -> None:
         """This one does not ask any more."""
         self._asked.pop(asker, None)

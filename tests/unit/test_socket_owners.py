@@ -10,7 +10,7 @@ import socket
 import struct
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,13 @@ import pytest
 from railscope.agent.facts.traffic_owners import NAMED_LIBRARIES, TrafficOwner
 from railscope.agent.node.attribution.parties import Parties, owner_of, owner_of_party, party
 from railscope.probes.libraries.communication import NO_LIBRARY, CommunicationLibrary
+from railscope.probes.netdev.connection_accounts import Party
+from railscope.probes.netdev.tcp_counters import TcpCounters
 from railscope.probes.processes import socket_owners
 from railscope.probes.processes.processes import PROCFS
 from railscope.probes.processes.socket_owners import NO_PROCESS, Holder, HostSockets, Polled, sockets_of
 from tests.unit.netdev_messages import SteppedClock
-from tests.unit.test_tcp_info import process
+from tests.unit.test_tcp_info import diag, process  # noqa: F401 - a fixture
 
 NCCL, UCX, NIXL, MPI, GLOO = (
     *(CommunicationLibrary.NCCL, CommunicationLibrary.UCX, CommunicationLibrary.NIXL),
@@ -35,6 +37,18 @@ class AtOnce(Executor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         done: Future[Any] = Future()
         done.set_result(fn(*args, **kwargs))
+        return done
+
+
+class Later(AtOnce):
+    """Runs what it was given when it is told to."""
+
+    def __init__(self) -> None:
+        self.given: list[Callable[[], object]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        self.given.append(lambda: done.set_result(fn(*args, **kwargs)))
         return done
 
 
@@ -154,3 +168,36 @@ def test_after_a_look_that_took_long_the_next_is_put_off(tmp_path: Path) -> None
     assert sockets.holders("a", {6: user}) == {}
     clock.sleep(20)
     assert sockets.holders("a", {6: user}) == {6: Holder(10)}
+
+
+@pytest.mark.usefixtures("diag")
+def test_a_connection_is_not_nobodys_before_anybody_looked_for_it() -> None:
+    """On a busy host a look takes seconds, and the next one is put off."""
+    clock, later = SteppedClock(), Later()
+    others = HostSockets(PROCFS, clock, later, every_process=True)
+
+    def party_of(holder: Holder, _observed: bool, _ports: tuple[int, int]) -> Party:
+        return Party("mine" if holder.pid == os.getpid() else "others", False)
+
+    def sent() -> int:
+        reading = source.read()
+        columns: dict[str, int] = dict(zip(reading.fields, reading.values[0].tolist(), strict=True))
+        return columns.get("mine/tx_bytes", 0)
+
+    with (
+        closing(TcpCounters(clock, PROCFS, others=others, party_of=party_of)) as source,
+        closing(socket.create_server(("127.0.0.1", 0))) as server,
+    ):
+        source.watch(("lo",), ())
+        source.read()
+        with closing(socket.create_connection(server.getsockname())) as client, closing(server.accept()[0]) as accepted:
+            client.sendall(bytes(100_000))
+            left = 100_000
+            while left:
+                left -= len(accepted.recv(left))
+            for _ in range(3):
+                assert sent() == 0
+                assert source.undecided["lo"][0] >= 100_000
+                clock.sleep(5)
+            later.given.pop()()
+            assert sent() == 100_000
