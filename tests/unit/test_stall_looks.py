@@ -335,3 +335,15 @@ def test_only_of_a_library_whose_calls_meet_no_probe_they_are_said_to_be_estimat
     world.until_flagged(60)
     assert world.stall is not None
     assert any("calls are estimated" in one for one in world.stall.diagnosis.evidence) is (library == 1)
+
+
+def test_a_rank_that_came_to_rest_is_told_though_an_ended_process_had_the_tables_read_before_the_look() -> None:
+    world = World(seen=False)
+    steady(world)
+    world.ranks[0].process = RUNNING
+    world.step(2)
+    assert not world.watch.suspicious
+    world.clock.now_ns += 5 * EVALUATION_NS
+    world.watch.processes_gone({})
+    world.watch.evaluate()
+    assert world.watch.suspicious

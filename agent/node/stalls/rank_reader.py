@@ -160,9 +160,7 @@ class RankReader:
         self.suspects: Rows = np.zeros(0, np.intp)
         """Ranks that may not be well, as of the last look; most of them need no judgement."""
         self._resting: Mask = np.zeros(0, bool)
-        """Ranks that were among them when they were looked at last."""
-        self.come_to_rest = False
-        """Whether the last look found one among them that was not before."""
+        """Ranks that were among them as of the last `update_resting`."""
         self._slow_no_more: frozenset[int] = frozenset()
         """Communicators that were among `_slow` a second before."""
         self._last_op: dict[int, int] = {}
@@ -330,8 +328,6 @@ class RankReader:
         apart = roster.mask_of([*self._slow, *stalled])
         suspected = looked_at & (unwell | apart)
         self.suspects = np.flatnonzero(suspected)
-        self.come_to_rest = bool((suspected & ~self._resting).any())
-        self._resting = np.where(near, suspected, self._resting)
         young_ns = since_ns[looked_at & ~suspected & (standing_ns < self.suspicion_ns)]
         quiet_until_ns = now_ns + self.suspicion_ns
         if len(young_ns):
@@ -393,10 +389,13 @@ class RankReader:
         """How far all ranks came, as of the last look."""
         return self._columns
 
-    @property
-    def near(self) -> Mask | None:
-        """Ranks that the last look is at; None: it is at all."""
-        return self._near
+    def update_resting(self) -> bool:
+        """Remember which ranks may not be well as of the last look; returns whether one of them was well before."""
+        suspected = np.zeros(len(self._resting), bool)
+        suspected[self.suspects] = True
+        come_to_rest = bool((suspected & ~self._resting).any())
+        self._resting = suspected if self._near is None else np.where(self._near, suspected, self._resting)
+        return come_to_rest
 
     def suspects_by_pid(self) -> Mapping[int, int]:
         """How many ranks of each process may not be well, as of the last look."""

@@ -262,7 +262,7 @@ class Watchdog:
             return EVALUATION_NS
         self._begin_look()
         self._settle_deaths(now_ns)
-        self._come_to_rest = self._reader.come_to_rest
+        self._come_to_rest = self._reader.update_resting()
         if self._reader.learnt:
             self._checkpoints.update(now_ns, self._reader.last_calls())
         self._judge(now_ns, ranks)
