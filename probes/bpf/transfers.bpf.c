@@ -44,6 +44,8 @@ const volatile __u32 transfer_entries = 16384; /* of each table */
 #include "transfers.h"
 
 #define MOST_PARTS 32 /* of a list of buffers; what a longer one holds is not known */
+#define MOST_BYTES (1ULL << 47) /* of one operation: more than a process has addresses for is not what it moves */
+#define MOST_TOTAL_BYTES (1ULL << 62) /* in one entry: a total that has come so far stands still */
 #define UCX_ATTRIBUTE_REQUEST 1
 #define UCX_ATTRIBUTE_DATA_TYPE 8
 #define UCX_FIRST_ERROR (-256LL) /* ucs_status_t: UCS_ERR_LAST is -100 */
@@ -123,6 +125,13 @@ struct transfer {
 	__u16 followed; /* its completion can be seen */
 };
 
+/* The bytes of so many elements, unless no process could hold them: an argument may be anything. */
+static __always_inline void size_transfer(struct transfer *transfer, __u64 elements, __u64 unit)
+{
+	transfer->sized = elements <= MOST_BYTES && (!unit || elements <= MOST_BYTES / unit);
+	transfer->bytes = transfer->sized ? elements * unit : 0;
+}
+
 /* The bytes of a list of buffers: (address, length) each; returns whether they are known. */
 VERIFIED_ONCE int add_parts(struct transfer *transfer, __u64 parts, __u64 count)
 {
@@ -133,10 +142,12 @@ VERIFIED_ONCE int add_parts(struct transfer *transfer, __u64 parts, __u64 count)
 	for (__u32 i = 0; i < MOST_PARTS && i < count; i++) {
 		if (bpf_probe_read_user(part, sizeof(part), (const void *)(parts + i * sizeof(part))))
 			return 0;
+		if (part[1] > MOST_BYTES)
+			return 0;
 		total += part[1];
 	}
-	transfer->bytes = total;
-	return 1;
+	size_transfer(transfer, total, 1);
+	return transfer->sized;
 }
 
 /* The leading fields of ucp_request_param_t (ucp.h of UCX 1.10 to 1.22). */
@@ -180,11 +191,9 @@ VERIFIED_ONCE int read_ucx(const struct given *given, __u64 cookie, struct trans
 		return 0;
 	class = parameters.attributes & UCX_ATTRIBUTE_DATA_TYPE ? parameters.data_type & 7 : 0;
 	if (!(parameters.attributes & UCX_ATTRIBUTE_DATA_TYPE)) {
-		transfer->bytes = given->elements;
-		transfer->sized = 1;
+		size_transfer(transfer, given->elements, 1);
 	} else if (class == 0) { /* contiguous */
-		transfer->bytes = given->elements * (parameters.data_type >> 3);
-		transfer->sized = 1;
+		size_transfer(transfer, given->elements, parameters.data_type >> 3);
 	} else if (class == 2) { /* a list of buffers */
 		transfer->sized = add_parts(transfer, given->buffer, given->elements);
 	}
@@ -205,7 +214,7 @@ VERIFIED_ONCE int read_mpi(const struct given *given, __u64 cookie, struct trans
 	elements = given->elements;
 	type = given->unit;
 	if (!COOKIE_SHIFT(cookie))
-		elements = (__u32)elements; /* of type int: the upper half of the register is anything */
+		elements = (__s32)elements; /* of type int: the upper half of the register is anything; below 0 it is too many */
 	if (COOKIE_SIZE(cookie) == SIZE_MPICH) {
 		if (!MPICH_BUILT_IN((__u32)type))
 			return 0;
@@ -213,8 +222,7 @@ VERIFIED_ONCE int read_mpi(const struct given *given, __u64 cookie, struct trans
 	} else if (bpf_probe_read_user(&bytes, sizeof(bytes), (const void *)(type + OPEN_MPI_SIZE))) {
 		return 1;
 	}
-	transfer->bytes = elements * bytes;
-	transfer->sized = 1;
+	size_transfer(transfer, elements, bytes);
 	return 0;
 }
 
@@ -246,10 +254,12 @@ VERIFIED_ONCE int add_descriptors(struct transfer *transfer, __u64 begin, __u64 
 		if (bpf_probe_read_user(&length, sizeof(length),
 					(const void *)(begin + i * NIXL_DESCRIPTOR_BYTES + NIXL_LENGTH)))
 			return 0;
+		if (length > MOST_BYTES)
+			return 0;
 		total += length;
 	}
-	transfer->bytes = total;
-	return 1;
+	size_transfer(transfer, total, 1);
+	return transfer->sized;
 }
 
 /* The name of a peer, and the number that stands for it: FNV-1a's. */
@@ -319,7 +329,7 @@ VERIFIED_ONCE int read_nixl(struct transfer *transfer, __u32 tgid, __u64 cookie)
 		return 1;
 	transfer->sized = told[1] == count || told[2] == count;
 	if (transfer->sized)
-		transfer->bytes = told[1] == count ? told[0] : told[1];
+		size_transfer(transfer, told[1] == count ? told[0] : told[1], 1);
 	return 0;
 }
 
@@ -374,7 +384,8 @@ VERIFIED_ONCE int add_started(struct transfer *transfer, __u32 tgid, __u64 now, 
 	if (!total)
 		return 0;
 	__sync_fetch_and_add(&total->operations, 1);
-	__sync_fetch_and_add(&total->bytes, transfer->bytes);
+	if (total->bytes < MOST_TOTAL_BYTES)
+		__sync_fetch_and_add(&total->bytes, transfer->bytes);
 	if (!transfer->sized)
 		__sync_fetch_and_add(&total->unsized, 1);
 	if (unseen)
@@ -451,7 +462,7 @@ static __always_inline void read_transfer(const struct registers *ctx, __u64 coo
 	transfer->sized = size == SIZE_NONE || size == SIZE_ELEMENTS ||
 			  (size == SIZE_UCX && COOKIE_PLACE(cookie, PLACE_ELEMENTS) == PLACE_NONE);
 	if (size == SIZE_ELEMENTS)
-		transfer->bytes = given.elements << COOKIE_SHIFT(cookie);
+		size_transfer(transfer, given.elements, 1ULL << COOKIE_SHIFT(cookie));
 	else if (size == SIZE_UCX)
 		failed |= read_ucx(&given, cookie, transfer);
 	else if (size == SIZE_NIXL)

@@ -159,6 +159,24 @@ def test_bytes_follow_from_count_and_datatype(library: Path, mode: tuple[AttachK
     assert (stats[TransferStat.ENTRIES], stats[TransferStat.RETURNS], stats[TransferStat.FULL]) == (8, 8, 0)
 
 
+def test_more_bytes_than_a_process_can_hold_are_not_believed(library: Path) -> None:
+    with Caller(library) as caller, followed(library, caller) as seen:
+        plain, wide = parameters(caller), parameters(caller, DATA_TYPE, (2**61 - 1) << 3)
+        several = parameters(caller, DATA_TYPE, 2)
+        parts = store(caller, struct.pack("<4Q", 0, 2**63, 0, 2**63 + 5))
+        caller.call("ucp_put_nbx", 1, 77, 0, 2**63, 4096, 0, plain)
+        assert seen.programs.read().requests["bytes"].tolist() == [0]
+        caller.call("ucp_put_nbx", 1, 77, 0, 2**64 - 1, 0, 0, plain)
+        caller.call("ucp_put_nbx", 1, 77, 0, 2**62, 0, 0, wide)
+        caller.call("ucp_am_send_nbx", 1, 77, 0, 0, 0, parts, 2, several)
+        caller.call("ucp_put_nbx", 1, 77, 0, 2**47, 0, 0, plain)
+        caller.call("MPI_Send", 1, 0, -1, 0x4C00FF0B, 7, 0, 0)
+        put, message, sent = (seen.totals()[op] for op in ("ucx Put", "ucx AmSend", "mpi Send"))
+    assert (put["operations"], put["bytes"], put["unsized"]) == (4, 2**47, 3)
+    assert (message["bytes"], message["unsized"]) == (0, 1)
+    assert (sent["operations"], sent["bytes"], sent["unsized"]) == (1, 0, 1), "a count below 0"
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_request_is_under_way_until_it_is_freed(library: Path, mode: tuple[AttachKind, EnqueueTime]) -> None:
     with Caller(library) as caller, followed(library, caller, mode) as seen:

@@ -1,6 +1,7 @@
 """The node's totals of transfers: operations, bytes and durations of all processes, those that have ended included.
 
-A total never falls.  What the kernel's table holds is added to what was taken out of it; a row is in exactly one of the
+A total never falls, whatever arguments programs pass: sums have no bound, as those of all processes may be more than a
+word holds.  What the kernel's table holds is added to what was taken out of it; a row is in exactly one of the
 two.
 """
 
@@ -28,9 +29,7 @@ _COUNTS: Final = ("operations", "bytes", "unsized", "completed", "failed", "lost
 class Sums:
     """By number of the function."""
 
-    counts: dict[str, npt.NDArray[np.int64]] = field(
-        default_factory=lambda: {name: np.zeros(len(OPERATIONS), np.int64) for name in _COUNTS}
-    )
+    counts: dict[str, list[int]] = field(default_factory=lambda: {name: [0] * len(OPERATIONS) for name in _COUNTS})
     buckets: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((len(OPERATIONS), BUCKETS), np.int64))
 
     def add(self, functions: npt.NDArray[np.uint32], totals: Records) -> None:
@@ -38,7 +37,12 @@ class Sums:
         known = functions < len(OPERATIONS)
         functions, totals = functions[known], totals[known]
         for name, sums in self.counts.items():
-            np.add.at(sums, functions, totals[name].astype(np.int64))
+            # Half a word at a time: no table has so many entries that a sum of halves would not fit.
+            halves = np.zeros((2, len(OPERATIONS)), np.int64)
+            np.add.at(halves[0], functions, (totals[name] >> np.uint64(32)).astype(np.int64))
+            np.add.at(halves[1], functions, (totals[name] & np.uint64(0xFFFFFFFF)).astype(np.int64))
+            for number, (high, low) in enumerate(halves.T.tolist()):
+                sums[number] += (high << 32) + low
         np.add.at(self.buckets, functions, totals["buckets"].astype(np.int64))
 
     def give_up(self, functions: npt.NDArray[np.uint32]) -> None:
@@ -50,11 +54,11 @@ class Sums:
 
     def totals(self) -> tuple[TransferTotal, ...]:
         """Of the functions that were called."""
-        return tuple(self._total(number) for number in self.counts["operations"].nonzero()[0].tolist())
+        return tuple(self._total(number) for number, called in enumerate(self.counts["operations"]) if called)
 
     def _total(self, number: int) -> TransferTotal:
         operation = OPERATIONS[number]
-        counts = {name: int(sums[number]) for name, sums in self.counts.items()}
+        counts = {name: sums[number] for name, sums in self.counts.items()}
         seen = bool(counts["completed"] - counts["failed"])
         return TransferTotal(
             library=operation.library.value,
