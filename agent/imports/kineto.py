@@ -22,6 +22,7 @@ Source: libkineto/src/output_json.cpp and CuptiActivity.cpp of Kineto, torch/csr
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -241,9 +242,11 @@ class _Trace:
         on_gpu = category in _GPU_CATEGORIES
         if event.ph != "X" or (not on_gpu and name != _HOST_SIDE):
             return
-        arguments = _ARGUMENTS(event.args) if isinstance(event.args, msgspec.Raw) else event.args
-        if not isinstance(arguments, dict):
-            arguments = {}
+        try:
+            arguments = _arguments(event.args)
+        except (ValueError, RecursionError):
+            self._skip(self._line(within, number), "an event with numbers of too many digits")
+            return
         begin_ns, length_ns = self._nanoseconds(event.ts), self._nanoseconds(event.dur)
         reason = ""
         if begin_ns is None or length_ns is None or not 0 <= length_ns < _MOST_LENGTH_NS:
@@ -260,7 +263,11 @@ class _Trace:
             except UnknownName as error:
                 reason = str(error)
         if reason:
-            self._skip(within.line if isinstance(within, Element) else within.place(number), reason)
+            self._skip(self._line(within, number), reason)
+
+    @staticmethod
+    def _line(within: Element | Batch, number: int) -> int:
+        return within.line if isinstance(within, Element) else within.place(number)
 
     def _on_gpu(self, category: str, name: str, arguments: Mapping[str, Any], begin_ns: int, end_ns: int) -> None:
         self._saw_gpu = True
@@ -438,6 +445,23 @@ class _Trace:
 
     def _skip(self, line: int, reason: str) -> None:
         self._problems.count_skipped(self._source.name, line, reason)
+
+
+def _arguments(args: Any) -> Mapping[str, Any]:
+    """An event's arguments; none where it has none.
+
+    Raises:
+        ValueError: a number has too many digits.
+        RecursionError: they are nested too deep.
+    """
+    if isinstance(args, msgspec.Raw):
+        content = bytes(args)
+        try:
+            args = _ARGUMENTS(content)
+        except msgspec.DecodeError:
+            # A number out of msgspec's range: what is skipped as Raw is not looked at closely.
+            args = json.loads(content, strict=False)
+    return args if isinstance(args, dict) else {}
 
 
 def _gpu(arguments: Mapping[str, Any]) -> str | None:

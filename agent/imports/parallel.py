@@ -78,7 +78,9 @@ class Workers(AbstractContextManager["Workers"]):
             # A fork would take locks with it that threads of pyarrow hold.
             context = multiprocessing.get_context("spawn")
             counter = context.Value("q", 0)
-            self._progress.others = lambda: counter.value
+            # Without its lock, with which a process may have been killed: it is one word.
+            count = counter.get_obj()
+            self._progress.others = lambda: count.value
             self._pool = ProcessPoolExecutor(self._count, context, _begin_process, (counter,))
         under_way: deque[Future[_Result]] = deque()
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import io
 import lzma
+import stat
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -174,6 +175,9 @@ class Sources:
         if path.is_dir():
             raise ImportFailure(f"{path}: is a folder: name the files in it")
         status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            # It is read more than once, and to open a pipe to which nobody writes would take for ever.
+            raise ImportFailure(f"{path}: is no regular file: save what it gives to one first")
         with _opened(path) as stream:
             head = stream.read(_HEAD_BYTES)
             damage = stream.damage

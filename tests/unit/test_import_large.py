@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from railscope.agent.imports import json_stream, parallel
-from railscope.agent.imports.facts import Problems
+from railscope.agent.imports.facts import ImportFailure, Problems
 from railscope.agent.imports.json_stream import Batch, Element, JsonStream
 from railscope.agent.imports.nccl_log_scan import OTHER, scan_block
 from railscope.agent.imports.parallel import Workers
@@ -49,6 +51,45 @@ def content(result: Result) -> dict[str, list[tuple[Any, ...]]]:
             )
         tables[table] = sorted(rows, key=repr)
     return tables
+
+
+@pytest.mark.parametrize(("number", "skipped"), [("1e400", 0), ("9" * 5000, 1), ("9" * 30, 0)])
+def test_a_number_out_of_range_costs_one_event_at_most(tmp_path: Path, number: str, skipped: int) -> None:
+    """Of events that are read many at a time, arguments are looked at one by one."""
+    kernel = (
+        '{"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": %d, "dur": 10, '
+        '"args": {"stream": 7, "device": 0, "grid": %s}}'
+    )
+    events = [kernel % (100 * at, number if at == 5 else "0") for at in range(20)]
+    trace = tmp_path / "rank0.json"
+    trace.write_text(
+        '{"distributedInfo": {"rank": 0, "world_size": 1}, "traceEvents": [\n' + ",\n".join(events) + "\n]}"
+    )
+    result = Result(import_paths([trace], tmp_path / "out", None, None))
+    assert len(result.rows("compute")) == 20 - skipped
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ImportFailure, match="no regular file"), Sources([pipe], Problems()):
+        pass
+
+
+def die_while_counting(_block: int) -> None:
+    (counter,) = parallel._counters
+    counter.get_lock().acquire()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_progress_does_not_wait_for_a_process_that_was_killed_while_it_counted() -> None:
+    progress = Progress(1 << 30, None)
+    with pytest.raises(ImportFailure, match="was killed"), Workers(1 << 30, progress, 2) as workers:
+        list(workers.map(die_while_counting, [1]))
+    asking = threading.Thread(target=progress.others, daemon=True)
+    asking.start()
+    asking.join(10)
+    assert not asking.is_alive()
 
 
 @pytest.mark.parametrize("kind", ["nccl-log-timed", "kineto", "torch-flight-recorder"])
