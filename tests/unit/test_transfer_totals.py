@@ -23,3 +23,10 @@ def test_a_total_never_falls_whatever_processes_claim() -> None:
     sums.add(np.array((PUT,), np.uint32), rows[:1])
     assert sums.totals()[0].payload_bytes == (1 << 64) * 2 + 4
     assert before.totals() == (one,), "a copy is its own"
+
+
+def test_operations_that_are_given_up_are_counted() -> None:
+    sums = Sums()
+    sums.add(np.array((PUT,), np.uint32), np.ones(1, TRANSFER_TOTAL))
+    sums.give_up(np.array((PUT, PUT, 255), np.uint32))
+    assert sums.totals()[0].unfollowed == 3

@@ -47,7 +47,8 @@ class Sums:
 
     def give_up(self, functions: npt.NDArray[np.uint32]) -> None:
         """Operations of these functions, one each, whose end will not be seen."""
-        np.add.at(self.counts["lost"], functions[functions < len(OPERATIONS)], 1)
+        for function in functions[functions < len(OPERATIONS)].tolist():
+            self.counts["lost"][function] += 1
 
     def copy(self) -> Sums:
         return Sums({name: sums.copy() for name, sums in self.counts.items()}, self.buckets.copy())
