@@ -11,15 +11,19 @@ may be one.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final, Protocol
 
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.stall import Diagnosis, Stall
+from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.stalls.detector import Changes, StallLimits
 from railscope.agent.node.stalls.sources import Known
 from railscope.agent.node.stalls.told_calls import (
@@ -32,13 +36,22 @@ from railscope.agent.node.stalls.told_calls import (
 )
 from railscope.agent.node.transfers.watch import UnderWay
 from railscope.probes.netdev.process_connections import Connection, read_connections
+from railscope.probes.processes.namespaces import NetworkNamespace
 from railscope.probes.processes.processes import ProcessIdentity
 from railscope.probes.transfers.functions import OPERATIONS
 
 _MOST_ASKED: Final = 16
-"""Processes whose connections are read in one look."""
+"""Processes whose connections are read for one look."""
 _MOST_CANDIDATES: Final = 64
 """Processes of this host that may be the other end."""
+_LONGEST_NS: Final = 200_000_000
+"""For one tenant: a process may have any number of descriptors, and its network namespace any number of connections."""
+_PATIENCE_S: Final = 0.05
+
+ReadConnections = Callable[[Path, int, NetworkNamespace], tuple[Connection, ...]]
+_Found = tuple[tuple[Connection, ...], tuple[tuple[int, Connection], ...]]
+"""Connections of a process, and processes of this host that hold the other end of one."""
+_NOT_FOUND: Final[_Found] = ((), ())
 
 
 class Transfers(Protocol):
@@ -48,6 +61,16 @@ class Transfers(Protocol):
     def mappers(self) -> Collection[ProcessIdentity]: ...
     def under_way(self) -> tuple[UnderWay, ...]: ...
     def name_of_peer(self, one: UnderWay) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Whose connections are read."""
+
+    pid: int
+    namespace: NetworkNamespace
+    tenant: Tenant
+    candidates: tuple[tuple[int, NetworkNamespace], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +97,7 @@ class StuckTransfers:
         held: Callable[[int, int | None], Diagnosis | None],
         *,
         numbers: CallNumbers,
+        read: ReadConnections = read_connections,
     ) -> None:
         """
         Args:
@@ -83,7 +107,13 @@ class StuckTransfers:
             realtime_offset_ns: the time of day less CLOCK_MONOTONIC.
             held: that a process is stopped, traced or frozen, by its pid and rank.
             numbers: the instances of the stalls that are told of.
+            read: reads the connections of a process, in a thread aside.
         """
+        self._read = read
+        self._aside = ThreadPoolExecutor(1, thread_name_prefix="other ends")
+        self._reading: Future[dict[int, _Found]] | None = None
+        self._found: dict[int, _Found] = {}
+        """By pid of who waits, as last read."""
         self._transfers = transfers
         self._known = known
         self._procfs = procfs
@@ -118,18 +148,21 @@ class StuckTransfers:
         waiting = [one for one in self._transfers.under_way() if OPERATIONS[one.function].awaited]
         self._under_way = bool(waiting)
         late = _oldest(one for one in waiting if now_ns - one.since_ns >= limits.after_ns)
-        ends: dict[int, _OtherEnd] = {}
-        found: dict[CallKey, Stall] = {}
+        of_living: list[tuple[UnderWay, Tenant]] = []
         for one in late:
             process = self._known.process(one.pid)
-            if process is None or process.ended_ns is not None:
-                continue
-            if one.pid not in ends and len(ends) < _MOST_ASKED:
-                ends[one.pid] = self._other_end(one.pid)
-            key = one.number, one.since_ns
-            found[key] = self._describe(now_ns, one, ends.get(one.pid, _OtherEnd()))
+            if process is not None and process.ended_ns is None:
+                of_living.append((one, process.tenant))
+        self._take()
+        self._ask(_fairly((one.pid, tenant) for one, tenant in of_living))
+        ends = {pid: self._end_of(pid) for pid in dict.fromkeys(one.pid for one, _ in of_living)}
+        found = {(one.number, one.since_ns): self._describe(now_ns, one, ends[one.pid]) for one, _ in of_living}
         self._stalls = found
         return self._told.tell(now_ns, found)
+
+    def close(self) -> None:
+        """What is being read is not waited for."""
+        self._aside.shutdown(wait=False, cancel_futures=True)
 
     def _describe(self, now_ns: int, one: UnderWay, end: _OtherEnd) -> Stall:
         operation = OPERATIONS[one.function]
@@ -177,30 +210,100 @@ class StuckTransfers:
             evidence.append(f"process {end.pid} of this host holds the other end, and is not stopped")
         return Diagnosis(Cause.UNKNOWN, tuple(evidence), culprit=False)
 
-    def _other_end(self, pid: int) -> _OtherEnd:
-        process = self._known.process(pid)
-        if process is None or process.namespace is None:
-            return _OtherEnd()
-        every = read_connections(self._procfs, pid, process.namespace)
-        waiting = tuple(one for one in every if one.waits)
-        wanted = {(one.remote, one.local): one for one in waiting or every}
-        here: _OtherEnd | None = None
-        for identity in sorted(self._transfers.mappers, key=lambda one: one.pid)[:_MOST_CANDIDATES]:
-            other = self._known.process(identity.pid)
-            if not wanted or identity.pid == pid or other is None or other.namespace is None:
+    def _end_of(self, pid: int) -> _OtherEnd:
+        """As the last reading has it."""
+        every, here = self._found.get(pid, _NOT_FOUND)
+        known: _OtherEnd | None = None
+        for other, connection in here:
+            process = self._known.process(other)
+            if process is None or process.ended_ns is not None:
                 continue
-            for theirs in read_connections(self._procfs, identity.pid, other.namespace):
-                if (first := wanted.get((theirs.local, theirs.remote))) is not None:
-                    held = self._held(identity.pid, None)
-                    if here is None or held is not None:
-                        here = _OtherEnd((first,), identity.pid, held)
-                    break
-            if here is not None and here.held is not None:
-                return here
-        if here is not None:
-            return here
+            held = self._held(other, None)
+            if known is None or held is not None:
+                known = _OtherEnd((connection,), other, held)
+            if held is not None:
+                break
+        if known is not None:
+            return known
+        waiting = tuple(one for one in every if one.waits)
         # Of several that all have taken what they were sent, any may be the one that does not answer.
         return _OtherEnd(waiting or (every if len({one.remote.address for one in every}) == 1 else ()))
+
+    def _ask(self, pids: Iterable[int]) -> None:
+        """Have the connections of processes read, and wait a moment for it: as a rule it takes no longer."""
+        if self._reading is not None and not self._reading.done():
+            return
+        asked = [one for pid in pids if (one := self._asked(pid)) is not None]
+        self._reading = self._aside.submit(_read_ends, self._read, self._procfs, asked) if asked else None
+        if self._reading is None:
+            self._found = {}
+        else:
+            wait([self._reading], _PATIENCE_S)
+        self._take()
+
+    def _take(self) -> None:
+        if self._reading is not None and self._reading.done():
+            self._found, self._reading = self._reading.result(), None
+
+    def _asked(self, pid: int) -> _Asked | None:
+        """What is to be read to find the other end of a process.
+
+        Addresses are what they are called within a network namespace, and another user may give himself any in one of
+        his own: only the same tenant's processes are looked for there, and nowhere those of another user.
+        """
+        process = self._known.process(pid)
+        if process is None or process.namespace is None:
+            return None
+        candidates = []
+        for identity in sorted(self._transfers.mappers, key=lambda one: one.pid):
+            other = self._known.process(identity.pid)
+            if identity.pid == pid or other is None or other.namespace is None:
+                continue
+            same_namespace = other.namespace.inode == process.namespace.inode
+            if other.tenant == process.tenant or (same_namespace and not process.tenant.is_other_user(other.tenant)):
+                candidates.append((other.tenant != process.tenant, identity.pid, other.namespace))
+        candidates.sort(key=lambda one: one[:2])
+        return _Asked(
+            pid,
+            process.namespace,
+            process.tenant,
+            tuple((other, namespace) for _, other, namespace in candidates[:_MOST_CANDIDATES]),
+        )
+
+
+def _read_ends(read: ReadConnections, procfs: Path, asked: Iterable[_Asked]) -> dict[int, _Found]:
+    """By process.  Each is read once, and none for a tenant whose processes have taken long enough."""
+    known: dict[int, tuple[Connection, ...]] = {}
+    spent_ns: Counter[Tenant] = Counter()
+
+    def connections_of(pid: int, namespace: NetworkNamespace, tenant: Tenant) -> tuple[Connection, ...]:
+        if pid not in known and spent_ns[tenant] < _LONGEST_NS:
+            began_ns = time.monotonic_ns()
+            known[pid] = read(procfs, pid, namespace)
+            spent_ns[tenant] += time.monotonic_ns() - began_ns
+        return known.get(pid, ())
+
+    found: dict[int, _Found] = {}
+    for one in asked:
+        every = connections_of(one.pid, one.namespace, one.tenant)
+        wanted = {(mine.remote, mine.local): mine for mine in [mine for mine in every if mine.waits] or every}
+        here = []
+        for pid, namespace in one.candidates if wanted else ():
+            theirs = connections_of(pid, namespace, one.tenant)
+            match = next((both for its in theirs if (both := wanted.get((its.local, its.remote))) is not None), None)
+            if match is not None:
+                here.append((pid, match))
+        found[one.pid] = every, tuple(here)
+    return found
+
+
+def _fairly(processes: Iterable[tuple[int, Tenant]]) -> list[int]:
+    """So many processes, as many of each tenant as of another as far as there are."""
+    of_tenant: dict[Tenant, dict[int, None]] = {}
+    for pid, tenant in processes:
+        of_tenant.setdefault(tenant, {}).setdefault(pid)
+    turns = [pid for turn in zip_longest(*of_tenant.values()) for pid in turn if pid is not None]
+    return turns[:_MOST_ASKED]
 
 
 def _oldest(several: Iterable[UnderWay]) -> list[UnderWay]:

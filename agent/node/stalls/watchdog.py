@@ -524,6 +524,8 @@ class Watchdog:
 
     def close(self) -> None:
         self._inspector.close()
+        if self._transfers is not None:
+            self._transfers.close()
         if self._stacks is not None:
             self._stacks.close()
 
