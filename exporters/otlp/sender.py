@@ -3,8 +3,9 @@
     python -m railscope.exporters.otlp.sender SETTINGS
 
 A process of its own, because the exporter, its HTTP client and protobuf are 30 MB of code and work without a pause,
-and because what talks to the network need not have the agent's rights: it gives them all up first.  The agent writes
-exports to its standard input, each behind its length; it writes a line of JSON for each attempt to its standard output.
+and because what talks to the network need not have the agent's rights: it gives them all up when it has read the
+headers.  The agent writes exports to its standard input, each behind its length; it writes a line of JSON for each
+attempt to its standard output.
 
 An export that fails stays, and is tried again when the next one comes.  It is given up when five attempts have failed,
 since a server may refuse one for what is in it, or when those that wait are too many; the newest is always kept.
@@ -141,11 +142,14 @@ def read_headers(file: Path) -> dict[str, str]:
     return headers
 
 
-def make_send(settings: SenderSettings) -> Callable[[bytes], Report]:
+def make_send(settings: SenderSettings, headers: dict[str, str] | None) -> Callable[[bytes], Report]:
     """What sends one export, by OpenTelemetry's exporter.
 
+    Call it with the rights that the exports are sent with: the HTTP client reads certificates and key at each
+    connection, and its errors name no file.
+
     Raises:
-        OSError, ValueError: a file cannot be read, or holds something else.
+        OSError: a certificate or the key cannot be read.
     """
     from opentelemetry.exporter.otlp.proto.http import Compression
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -169,7 +173,7 @@ def make_send(settings: SenderSettings) -> Callable[[bytes], Report]:
         certificate_file=settings.ca_file or None,
         client_certificate_file=settings.certificate_file or None,
         client_key_file=settings.key_file or None,
-        headers=read_headers(Path(settings.headers_file)) if settings.headers_file else None,
+        headers=headers,
         timeout=settings.timeout_seconds,
         compression=Compression.Gzip,
     )
@@ -212,12 +216,13 @@ def main(arguments: list[str]) -> int:
             sys.stdout.flush()
 
     try:
-        # Before the rights go: a key may be root's alone.
-        send = make_send(settings)
+        # Before the rights go: the file of headers may be root's alone.
+        headers = read_headers(Path(settings.headers_file)) if settings.headers_file else None
+        _give_up_rights(libc)
+        send = make_send(settings, headers)
     except (OSError, ValueError) as error:
         report(Report("failure", error=f"{error}"))
         return 2
-    _give_up_rights(libc)
     sender = Sender(send, report)
 
     def take() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import ssl
 import subprocess
@@ -213,6 +214,20 @@ def test_a_file_that_is_missing_is_a_failure_that_names_it(tmp_path: Path, caplo
     with pushing(settings_for("https://127.0.0.1:9/v1/metrics", ca_file=str(tmp_path / "ca.pem"))) as push:
         eventually(lambda: counts(push)["failure"] >= 1)
     assert "ca.pem" in caplog.text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a file to another user")
+def test_a_key_that_only_the_agent_may_read_is_a_failure_that_names_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _receiver_module()
+    own = {"certificate_file": str(tmp_path / "agent.crt"), "key_file": str(tmp_path / "agent.key")}
+    for file in map(Path, own.values()):
+        file.touch(mode=0o600)
+    os.chown(own["key_file"], 65534, 65534)
+    with pushing(settings_for("https://127.0.0.1:9/v1/metrics", **own)) as push:
+        eventually(lambda: counts(push)["failure"] >= 1)
+    assert own["key_file"] in caplog.text
 
 
 def test_tls_with_a_certificate_of_the_agent(tmp_path: Path) -> None:
