@@ -358,17 +358,17 @@ class TransferWatch:
             if one.let_go and len(asked[one.pid]) < MOST_LOOKED_AT:
                 asked[one.pid].append(one)
         over: set[UnderWay] = set()
+        tenants = {identity.pid: mapper.tenant for identity, mapper in self._mappers.items()} if asked else {}
         for pid, requests in asked.items():
             if requests:
-                over.update(self._complete(pid, requests))
+                over.update(self._complete(tenants.get(pid), pid, requests))
         if over:
             taken = programs.end((one.pid, one.number, one.since_ns) for one in over)
             functions = [one.function for one in over if (one.pid, one.number, one.since_ns) in taken]
             self._ended.give_up(np.array(functions, np.uint32))
         return tuple(one for one in several if one not in over)
 
-    def _complete(self, pid: int, requests: Sequence[UnderWay]) -> Iterable[UnderWay]:
-        tenant = next((mapper.tenant for identity, mapper in self._mappers.items() if identity.pid == pid), None)
+    def _complete(self, tenant: Tenant | None, pid: int, requests: Sequence[UnderWay]) -> Iterable[UnderWay]:
         if tenant is None:
             return requests  # it has ended
         addresses = tuple(one.number - one.let_go for one in requests)
