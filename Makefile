@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 
-# Debian packages.  build: the BPF objects and the demo's workload.  run: the agent and the demo.
+# Debian packages.  build: the BPF objects and the demo's workload.  run: the agent, the demo and the live view.
 # test: what only tests and the bench use.
 PACKAGES_BUILD := clang llvm gcc libc6-dev libbpf-dev linux-libc-dev
 PACKAGES_RUN := python3 python3-venv libbpf1 iproute2 ca-certificates
@@ -59,7 +59,7 @@ $(STAMPS)/run: pyproject.toml setup.py
 	@$(PYTHON) -c 'import sys; sys.exit("railscope needs Python 3.11 or newer: run make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	@echo "making $(VENV): what the agent needs of Python packages is downloaded and unpacked"
 	$(PYTHON) -m venv $(VENV)
-	@$(call install,.)
+	@$(call install,.[top])
 
 $(STAMPS)/venv: $(STAMPS)/run
 	@echo "adding to $(VENV) what developing and testing takes of Python packages: minutes"
