@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,6 +77,13 @@ class CountingDriver:
         return []
 
 
+@dataclass(slots=True)
+class CountingTransfers(CountingDriver):
+    """Probes on transfers, alike, and who maps a library that has some."""
+
+    mappers: Collection[object] = ()
+
+
 def control_of(
     calls: CountedCalls,
     completion: Completion | None,
@@ -84,9 +92,15 @@ def control_of(
     budget_ratio: float = 0.01,
     procfs: Path = Path("/nonexistent"),
     driver: CountingDriver | None = None,
+    transfers: CountingTransfers | None = None,
 ) -> LevelControl:
     return LevelControl(
-        calls, completion, ASSUMED, clock, budget_ratio=budget_ratio, level=level, procfs=procfs, driver=driver
+        *(calls, completion, ASSUMED, clock),
+        budget_ratio=budget_ratio,
+        level=level,
+        procfs=procfs,
+        driver=driver,
+        transfers=transfers,
     )
 
 
@@ -293,6 +307,31 @@ def test_probes_on_the_driver_that_were_detached_are_tried_again() -> None:
         attached.append(driver.attached)
     assert not any(attached[10:40])
     assert all(attached[-100:])
+
+
+def test_of_probes_on_transfers_the_log_says_what_the_budget_did_and_nothing_where_no_library_is_mapped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "railscope.levels")
+    clock, driver, transfers = SimulatedClock(), CountingDriver(), CountingTransfers()
+    control = control_of(CountedCalls(), None, clock, "auto", driver=driver, transfers=transfers)
+
+    def pass_ticks(count: int, hits: int) -> list[str]:
+        caplog.clear()
+        for _ in range(count):
+            transfers.total += hits * transfers.attached
+            clock.now_ns += SECOND_NS
+            assert control.update(1) == []
+        return [record.getMessage() for record in caplog.records]
+
+    assert pass_ticks(30, 0) == []
+    transfers.mappers = ("a process",)
+    assert pass_ticks(5, 10) == []
+    (detached,) = pass_ticks(10, 100_000)
+    assert re.match(r"probes on other libraries' transfers are detached: \S", detached)
+    transfers.mappers = ()
+    assert pass_ticks(30, 0) == []
+    assert transfers.attached
 
 
 def test_levels_give_way_to_probes_on_the_driver_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,9 +163,10 @@ class LevelControl:
 
 def _decide(what: str, probes: DriverProbes, governor: Governor, measured: Measured) -> list[str]:
     """Attach or detach by what these probes alone cost; returns errors, one line each."""
-    before = governor.level
-    level = governor.decide(measured)
-    if level is not before:
+    before = governor.level > Level.COUNTS
+    attached = governor.decide(measured) > Level.COUNTS
+    # Where no process maps a library none is probed, and there is nothing to tell.
+    if attached is not before and measured.processes > 0:
         _, _, why = governor.reason.partition(": ")
-        _log.info("probes on %s are %s: %s", what, "attached" if level > Level.COUNTS else "detached", why)
-    return probes.set_attached(level > Level.COUNTS)
+        _log.info("probes on %s are %s: %s", what, "attached" if attached else "detached", why)
+    return probes.set_attached(attached)
