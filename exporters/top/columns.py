@@ -73,8 +73,8 @@ def _errors(rail: RailView) -> str:
 
 
 def _owners(rail: RailView) -> str:
-    """The two who moved most, and their parts."""
-    return " ".join(f"{owner} {format_percent(part)}" for owner, part in rail.owners[:2])
+    """The two who moved most, and their parts; a part that would be 0 % is left out."""
+    return " ".join(f"{owner} {format_percent(part)}" for owner, part in rail.owners[:2] if round(100 * part))
 
 
 def _link_errors(gpu: GpuView) -> str:

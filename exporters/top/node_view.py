@@ -28,6 +28,8 @@ from railscope.exporters.top.scraped import (
 )
 
 _NO_PROCESS: Final = ScrapedProcess()
+_LEAST_PART: Final = 0.0005
+"""Of a rail's bytes: with three decimals less is 0, and its owner is not shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,8 +359,8 @@ def _owners(old: ScrapedRail | None, rail: ScrapedRail) -> tuple[tuple[str, floa
         return ()
     moved = {owner: count - old.bytes_by_owner.get(owner, 0.0) for owner, count in rail.bytes_by_owner.items()}
     together = sum(count for count in moved.values() if count > 0)
-    parts = ((owner, count / together) for owner, count in moved.items() if count > 0)
-    return tuple(sorted(parts, key=lambda one: -one[1]))
+    parts = [(owner, count / together) for owner, count in moved.items() if count > 0]
+    return tuple(sorted((one for one in parts if one[1] >= _LEAST_PART), key=lambda one: -one[1]))
 
 
 def _rail_of(scrape: NodeScrape | None, key: RailKey) -> ScrapedRail | None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.rank_process import RankProcess
 from railscope.agent.facts.snapshot import NodeCollectives, Snapshot
-from railscope.exporters.top.columns import INITIAL_ORDERS
+from railscope.exporters.top.columns import INITIAL_ORDERS, RAIL_COLUMNS
 from railscope.exporters.top.node_view import NodeView, make_node_view
 from railscope.exporters.top.plain import render_lines
 from railscope.exporters.top.screen import COLUMN_COUNTS, Frame, Status, render_frame
@@ -106,6 +106,25 @@ def test_a_rail_shows_its_rates_as_bars_against_its_speed_and_how_much_is_explai
     assert ("91%" in fast) == (width == 120)
     assert "█" not in soft, "its speed is unknown"
     assert "30.0 GB" in soft
+
+
+def test_a_rail_s_owners_are_those_who_moved_something_that_the_numbers_show() -> None:
+    def moved_later(**more: float) -> NodeView:
+        (key,) = (key for key, one in before.rails.items() if one.bytes_by_owner)
+        owners = {owner: count + more.get(owner, 0.0) for owner, count in before.rails[key].bytes_by_owner.items()}
+        rails = {**before.rails, key: replace(before.rails[key], bytes_by_owner=owners)}
+        return make_node_view(before, replace(scraped(later(full_snapshot())), rails=rails))
+
+    before = scraped(full_snapshot())
+    for more, shown, row in (
+        ({"ucx": 2e9, "storage": 1e5}, "ucx:1.000", "ucx 100%"),
+        ({"ucx": 1.996e9, "storage": 4e6}, "ucx:0.998,storage:0.002", "ucx 100%"),
+        ({"ucx": 1e9, "storage": 1e9}, "ucx:0.500,storage:0.500", "ucx 50% storage 50%"),
+    ):
+        view = moved_later(**more)
+        assert [line for line in render_lines(view) if line.endswith(f" owners={shown}")]
+        (moved_by,) = (one for one in view.rails if one.owners)
+        assert next(one for one in RAIL_COLUMNS if one.title == "OWNERS").text(moved_by) == row
 
 
 def test_errors_that_grow_are_on_their_rail_and_a_rail_that_is_down_says_so() -> None:
