@@ -32,9 +32,10 @@ _ILL_ELSEWHERE: Final = f'kind!~"{_BY_DRIVER}",severity=~"page|warn"'
 _EVENT: Final = "{{ $labels.kind }} {{ $labels.code }}"
 _RECOVERIES: Final = catalogue.GPU_NVLINK_ERRORS.where('kind=~"recovery|recovery_successful|recovery_events"')
 _RECOVERING_LINKS: Final = (
-    f"{{{{ range printf \"{catalogue.NVLINK_ERRORS}{{cluster='%s',instance='%s',gpu='%s',"
+    f"{{{{ with printf \"{catalogue.NVLINK_ERRORS}{{cluster='%s',instance='%s',gpu='%s',"
     "kind=~'recovery|recovery_events'}\" $labels.cluster $labels.instance $labels.gpu "
-    '| query | sortByLabel "link" }} link {{ .Labels.link }} ({{ printf "%.0f" .Value }}){{ end }}'
+    '| query | sortByLabel "link" }} So far:{{ range . }} link {{ .Labels.link }} '
+    '({{ printf "%.0f" .Value }}){{ end }}.{{ end }}'
 )
 
 
@@ -183,8 +184,8 @@ def _links(least: Thresholds) -> Iterator[Alert]:
         holds_for="15m",
         because="Only a rate that lasts matters.",
         summary="The PCIe link of {{ $labels.device }} of {{ $labels.instance }} has errors",
-        description="{{ with $labels.error }}{{ . }}{{ else }}replays{{ end }} of {{ $labels.device }} rise by "
-        "{{ $value | humanize }} a second.",
+        description="PCIe errors of {{ $labels.device }} ({{ with $labels.error }}{{ . }}{{ else }}replays{{ end }}) "
+        "rise by {{ $value | humanize }} a second.",
         page="PcieLink",
     )
 
@@ -212,8 +213,8 @@ def _nvlinks(least: Thresholds) -> Iterator[Alert]:
         holds_for="0s",
         because="None: two hours and those before them are long enough.",
         summary=f"NVLinks of {_GPU} recover again and again",
-        description='{{ printf "%.0f" $value }} recoveries within two hours, and as before: the link will fail. '
-        f"So far:{_RECOVERING_LINKS}.",
+        description='{{ printf "%.0f" $value }} recoveries within two hours, and as before: the link will fail.'
+        f"{_RECOVERING_LINKS}",
         page="NVLinkErrors",
     )
 

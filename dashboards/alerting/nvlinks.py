@@ -15,8 +15,9 @@ _PAGE: Final = "NVLinkErrors"
 _BROKEN: Final = 'kind="recovery_failed"'
 _DAMAGED: Final = 'kind!~"recovery.*"'
 _DOWN: Final = (
-    f"{{{{ range printf \"{catalogue.NVLINK_UP}{{cluster='%s',instance='%s',gpu='%s'}} == 0\" "
-    '$labels.cluster $labels.instance $labels.gpu | query | sortByLabel "link" }} {{ .Labels.link }}{{ end }}'
+    f"{{{{ with printf \"{catalogue.NVLINK_UP}{{cluster='%s',instance='%s',gpu='%s'}} == 0\" "
+    '$labels.cluster $labels.instance $labels.gpu | query | sortByLabel "link" }}; these are not:'
+    "{{ range . }} {{ .Labels.link }}{{ end }}{{ end }}"
 )
 
 
@@ -42,7 +43,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         holds_for="1m",
         because="A GPU that is being reset is back by then.",
         summary="GPU {{ $labels.gpu }} of {{ $labels.instance }} has lost NVLinks",
-        description=f"{{{{ $value }}}} NVLinks of GPU {{{{ $labels.gpu }}}} are up; these are not:{_DOWN}.",
+        description=f"{{{{ $value }}}} NVLinks of GPU {{{{ $labels.gpu }}}} are up{_DOWN}.",
         page=_PAGE,
     )
     yield Alert(

@@ -20,10 +20,12 @@ _COUNTER: Final = (
     "{{ if $labels.counter }}{{ $labels.counter }}{{ else }}a counter with severity {{ $labels.severity }}{{ end }}"
 )
 _HOSTS_OF_PLANE: Final = (
-    f"{{{{ range $at, $one := printf \"{catalogue.RAIL_UP}{{cluster='%s',rail='%s'}} == 0\" "
-    '$labels.cluster $labels.rail | query | sortByLabel "instance" }}{{ if lt $at 8 }}{{ if $at }}, {{ end }}'
-    "{{ $one.Labels.instance }}{{ else if eq $at 8 }} and others{{ end }}{{ end }}"
+    f"{{{{ with printf \"{catalogue.RAIL_UP}{{cluster='%s',rail='%s'}} == 0\" "
+    '$labels.cluster $labels.rail | query | sortByLabel "instance" }} They are {{ range $at, $one := . }}'
+    "{{ if lt $at 8 }}{{ if $at }}, {{ end }}"
+    "{{ $one.Labels.instance }}{{ else if eq $at 8 }} and others{{ end }}{{ end }}.{{ end }}"
 )
+"""A sentence, as all that is made of a query: Grafana's rules make none, and are without it."""
 _SWITCHES_OF_PLANE: Final = (
     f'{{{{ range $at, $one := printf "count by (switch) (last_over_time({catalogue.RAIL_SWITCH_INFO}'
     f"{{cluster='%s',rail='%s'}}[15m]) and on (cluster, instance, rail) {catalogue.RAIL_UP} == 0)\" "
@@ -66,7 +68,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         because="One more scrape brings the news from all hosts.",
         summary="Rail {{ $labels.rail }} is down on {{ $value }} hosts",
         description="{{ $value }} hosts have rail {{ $labels.rail }} down, and jobs run there: look at the switch that "
-        f"they share first. They are {_HOSTS_OF_PLANE}.{_SWITCHES_OF_PLANE}",
+        f"they share first.{_HOSTS_OF_PLANE}{_SWITCHES_OF_PLANE}",
         page="RailDownUnderLoad",
     )
     yield Alert(
@@ -137,7 +139,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         summary=f"{_RAIL} has a slower link than its siblings",
         description="The link of {{ $labels.device }} has {{ $value | humanizePercentage }} of the {{ $labels.of }} "
         "that other rails of {{ $labels.instance }} on the same kind of card have, and every ring goes at its pace. "
-        "What is wrong says: railscope doctor --topology",
+        "To see what is wrong run: railscope doctor --topology",
         page="RailSlowerThanSiblings",
     )
     yield Alert(

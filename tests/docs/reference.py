@@ -53,7 +53,7 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 
 _NAME: Final = re.compile(
     r"(?<![`\w/.-])(?:"
-    r"railscope (?:diagnose|verdicts)(?: --[a-z.]+(?: [A-Z]+)?)*"
+    r"railscope (?:diagnose|doctor|verdicts)(?: --[a-z.]+(?: [A-Z]+)?)*"
     r"|--[a-z][\w.-]*[a-z](?:=\w+)?"
     r"|[a-z]+\.\w+_\w+|\w+_\w+(?:[*\w/.]*\w)?|\w+_\*"
     r"|/(?:proc|dev|metrics)[\w/]*(?:\?profile=\w+)?"
@@ -73,6 +73,8 @@ _UNITS: Final = {
     "info": "always 1",
 }
 """By the end of a name, as Prometheus' naming conventions have it; the longest that fits decides."""
+_LABELS: Final = {"gpu": "INDEX", "of": "QUANTITY", "carried_by": "SUBSTITUTE", "nccl_version": "VERSION"}
+"""What stands for a label whose own name would not read well in a sentence."""
 
 
 def section_of(metric: Metric) -> str:
@@ -167,12 +169,55 @@ def _alert(alert: Alert) -> str:
 
 
 def _plain(text: str) -> str:
-    """An annotation with words in capitals where a firing alert has a label or a value; queries are left out."""
-    text = alerts.to_grafana_template(text)
-    text = re.sub(r"\{\{ *\$labels\.(\w+)[^}]*\}\}", lambda label: label[1].upper(), text)
-    text = re.sub(r"\{\{ *\$values[^}]*\}\}", "VALUE", text)
-    text = re.sub(r"\{\{[^}]*\}\}", "", text)
-    return _typed(" ".join(text.split()))
+    return _typed(words_of(text))
+
+
+def words_of(template: str) -> str:
+    """An annotation with words in capitals where a firing alert has a label or a value; queries are left out.
+
+    Where a template asks whether a label is there, it is.
+
+    Raises:
+        ValueError: an action is none of those that annotations use.
+    """
+    said = ""
+    shown = [True]
+    subjects = [""]
+    """What `.` stands for, in each block that is open."""
+    template = alerts.to_grafana_template(template)
+    for part in re.split(r"((?:\s*\{\{-|\{\{).*?(?:-\}\}\s*|\}\}))", template):
+        action = re.fullmatch(r"\s*\{\{-?\s*(.*?)\s*-?\}\}\s*", part)
+        word, _, rest = action[1].partition(" ") if action else ("", "", "")
+        if action is None:
+            glued = part[:1].isalnum() and said[-1:].isupper()
+            said += f"{' ' * glued}{part}" if shown[-1] else ""
+        elif word in ("if", "with"):
+            asked = _placeholder(rest, subjects[-1])
+            shown.append(shown[-1])
+            subjects.append(asked if word == "with" else subjects[-1])
+        elif word == "else" and len(shown) > 1:
+            shown[-1] = False
+        elif word == "end" and len(shown) > 1:
+            shown.pop()
+            subjects.pop()
+        else:
+            stands = _placeholder(action[1], subjects[-1])
+            said += stands if shown[-1] else ""
+    return " ".join(said.split())
+
+
+def _placeholder(action: str, subject: str) -> str:
+    """The word that stands for what an action gives, with what `printf` has around it."""
+    found = re.fullmatch(
+        r'(?:printf "(?P<around>[^"%]*%[\d.]*[a-z](?:[^"%]|%%)*)" )?'
+        r"(?:\$labels\.(?P<label>\w+)|(?P<value>\$values?\b[.\w]*)|\.)(?: \| \w+)*",
+        action,
+    )
+    if found is None or not (found["label"] or found["value"] or subject):
+        raise ValueError(f"no words are known for {{{{ {action} }}}}")
+    label = found["label"]
+    stands = _LABELS.get(label, label.upper()) if label else "VALUE" if found["value"] else subject
+    return re.sub(r"%[\d.]*[a-z]", stands, found["around"]).replace("%%", "%") if found["around"] else stands
 
 
 def alert_list() -> str:

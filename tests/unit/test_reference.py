@@ -14,9 +14,10 @@ from railscope.agent.cli.pages import page_of
 from railscope.agent.config.options import COLLECTORS, FILE_KEYS, OPTIONS
 from railscope.agent.facts.catalogue import METRICS
 from railscope.agent.facts.causes import Cause, Tier
+from railscope.dashboards.alerts import to_grafana_template
 from railscope.dashboards.rules_files import make_alerts
 from railscope.exporters.otlp.names import otlp_name
-from tests.docs.reference import PAGES, PARTS, pages, parts_of, render, schemas, unit_of
+from tests.docs.reference import PAGES, PARTS, pages, parts_of, render, schemas, unit_of, words_of
 
 COMMAND = ".venv/bin/python -m tests.docs.reference"
 
@@ -106,3 +107,51 @@ def test_every_cause_has_a_line_and_every_kind_of_evidence_is_told() -> None:
     assert first_cells(text) >= set(Cause)
     told = re.findall(r"^\| ([a-z, ]+) \|", text.partition("\n## Evidence\n")[2], re.MULTILINE)
     assert {word for line in told for word in line.split(", ")} == {tier.name.lower() for tier in Tier}
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ if $labels.counter }}{{ $labels.counter }}{{ else }}a counter{{ end }} increased", "COUNTER increased"),
+        ("of {{ with $labels.pci }}{{ . }} of {{ end }}{{ $labels.instance }}", "of PCI of INSTANCE"),
+        ("{{ $labels.code }}{{ with $labels.pci }} of {{ . }}{{ end }}, {{ $value | humanizeDuration }} ago",
+         "CODE of PCI, VALUE ago"),
+        ("{{ with $labels.a }}{{ if $labels.b }}{{ . }}{{ else }}x{{ end }}{{ else }}z{{ end }} y", "A y"),
+        ("became {{ printf \"%.2g\" $value }} times as long", "became VALUE times as long"),
+        ("{{ printf \"up to %.0f%%\" $value }} of it", "up to VALUE% of it"),
+        ("is {{ $value | humanize }}B/s", "is VALUE B/s"),
+        ("GPU {{ $labels.gpu }}'s, {{ $labels.rail }}.", "GPU INDEX's, RAIL."),
+        ("one {{- with $labels.rail }}, rail {{ . -}} {{ end -}} .", "one, rail RAIL."),
+        ("Down.{{ with printf \"up\" | query }} By {{ range . }}{{ .Value }}{{ end }}.{{ end }}", "Down."),
+    ],
+)  # fmt: skip
+def test_a_template_becomes_words(template: str, words: str) -> None:
+    assert words_of(template) == words
+
+
+@pytest.mark.parametrize("template", ['{{ if eq $labels.a "x" }}y{{ end }}', "{{ . }}", "a{{ end }}", "{{ else }}"])
+def test_a_template_that_no_words_are_known_for_is_an_error(template: str) -> None:
+    with pytest.raises(ValueError, match="no words are known for"):
+        words_of(template)
+
+
+SAID = {
+    f"{one.name} {kind}": text
+    for one in make_alerts()
+    for kind, text in one.annotations("").items()
+    if kind in ("summary", "description")
+}
+
+
+@pytest.mark.parametrize("template", SAID.values(), ids=SAID)
+def test_what_an_alert_says_reads_well(template: str) -> None:
+    words = words_of(template)
+    assert not re.search(r"\b(\w+) \1\b", words), f"a word stands twice: {words}"
+    assert not re.search(r"[{}$]| [,.:;)]|\( *\)|[,:;][,.:;]|[,:;]$", words), f"something is missing: {words}"
+    assert not re.search(r"\b(?:a|are|at|by|for|of|on|the|with|without|became)(?:[,.:;)]|$)", words), words
+    together = re.sub(r"\b(?:NVLinks?|PCIe|GPUs)\b", "", words)
+    assert not re.search(r"[A-Z]{2}[a-z]|[a-z][A-Z]{2}", together), f"words run together: {words}"
+    always = re.sub(r"\{\{ else \}\}.*?\{\{ end \}\}", "", to_grafana_template(template))
+    assert len(re.findall(r"\$values\b", always)) == words.count("VALUE")
+    stand = re.findall(r"\{\{[^}]*?\$labels\.\w+[^}]*\}\}", re.sub(r"\{\{ if .*?\}\}", "", always))
+    assert len(stand) <= len(re.findall(r"\b[A-Z_]{2,}\b", words)), f"a label is missing: {words}"
