@@ -27,7 +27,7 @@ from railscope.dashboards.variables import CLUSTER, COMM, HOST, JOB, or_none, or
 _RAIL = "{{instance}} rail {{rail}} {{device}} {{netns}}"
 _COLUMNS_OF_RAIL = "instance rail device netns"
 _STEP = "1m"
-_SHOWN_HOSTS = 60
+_SHOWN_HOSTS = 50
 """Of the heat map of rails, those with the fullest ones."""
 
 

@@ -122,6 +122,7 @@ def lines_of(jobs: Sequence[Mapping[str, RunTime]], empty_ns: float, calibration
         operations = _operations_a_post(jobs) if kind == "proxy_post" else 0.0
         lines.append(_line(kind, runs, empty_ns, operations, calibration))
     lines.append(Omission(PART, "ib_send", "there is no RDMA device here"))
+    lines.append(Omission(PART, "transfers", "no job here maps UCX, NIXL, MPI or NVSHMEM"))
     return lines
 
 

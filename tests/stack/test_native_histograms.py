@@ -95,7 +95,11 @@ def test_panels_show_native_histograms_too(native: PrometheusStore) -> None:
     until(lambda: bool(native.query(f"histogram_count(rate({BANDWIDTH}[10s])) > 0")), "a rate of the native histogram")
     until(lambda: bool(native.query(str(recorded.PROCESSES_OF_JOB))), "which hosts a job runs on")
     panels = list(job_panels(SIZE, BANDWIDTH))
-    assert {panel.title for panel, _ in panels} == {"Message sizes", "Bus bandwidth of single operations"}
+    assert {panel.title for panel, _ in panels} == {
+        "Message sizes",
+        "Bus bandwidth of operations",
+        "Bus bandwidth, percentiles",
+    }
     assert len(panels) == 4
     for panel, expression in panels:
         if panel.kind == "heatmap":
