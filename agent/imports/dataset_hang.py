@@ -1,7 +1,7 @@
 """What a recorded dataset (`railscope record -o DIR`) tells of a job that hangs: the stalls that its agents called so.
 
-A stall counts that was on when its recording ended.  How far ranks came is not compared: a folder holds what was
-recorded of a while, and the agents compared ranks when they called it a stall.
+A stall counts that was on when its recording ended, also where its processes ended before.  How far ranks came is not
+compared: a folder holds what was recorded of a while, and the agents compared ranks when they called it a stall.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from railscope.agent.cluster.fleet.dumps import Dumps
 from railscope.agent.cluster.fleet.facts import Rank, Stall
 from railscope.agent.cluster.verdict.quantities import format_duration
 from railscope.agent.dataset.files import DatasetError, table_files
+from railscope.agent.dataset.recording_writer import is_well_founded
 from railscope.agent.dataset.writer import read_part
+from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.rank_identity import rank_identity_from_labels
 from railscope.agent.imports.facts import Problems, printable
 from railscope.agent.imports.recording_hang import ranks_without_recording
@@ -61,6 +63,11 @@ def read_hang_dataset(folder: Path, problems: Problems) -> Dumps:
         else:
             stalls[row["recording"], row["comm"], row["rank"]] = row
             notes += [f"{row['node']}: {line}" for line in (row["evidence"] or "").splitlines()]
+    founded = {row["comm"] for row in stalls.values() if is_well_founded(row["cause"])}
+    for which, row in stalls.items():
+        if row["comm"] in founded and row["cause"] == Cause.PROCESS_GONE:
+            # A job that hangs for a reason that a host saw is killed in the end.
+            stalls[which] = {**row, "cause": None, "blamed_rank": None}
     ranks = [
         _rank(row, stalls.get((row["recording"], row["comm"], row["rank"])))
         for row in _rows(folder, "communicators")
@@ -74,7 +81,7 @@ def read_hang_dataset(folder: Path, problems: Problems) -> Dumps:
         open=()
         if stalls
         else ("a recording that was made of no stall may be shorter than a stall takes to be called so",),
-        tells_completion=bool(stalls),
+        tells_completion=False,
         notes=tuple(printable(note) for note in dict.fromkeys(notes))[:_MOST_NOTES],
     )
 

@@ -266,6 +266,44 @@ def test_a_recorded_dataset_tells_the_stalls_that_were_on_when_it_ended(tmp_path
     assert f"gpu-01: a stall of {COMM} ended 58 s before the recording" in over.notes
 
 
+def test_a_dataset_of_a_job_that_was_killed_while_it_hung_is_never_called_complete(tmp_path: Path, capsys: Any) -> None:
+    made = recording()
+    since = made.realtime_ns(made.ended_ns) - 6_000_000_000
+    (one,) = made.communicators
+    ranks = tuple(
+        replace(one, instance=number, identity=replace(one.identity, rank=str(number), nranks="2"), alive=False)
+        for number in range(2)
+    )
+    gone = tuple(
+        replace(
+            made.stalls[0],
+            rank=str(number),
+            nranks="2",
+            cause="process_gone",
+            blamed_rank=str(number),
+            rail="",
+            device="",
+            since_realtime_ns=since,
+            seconds=4.0,
+            evidence=(f"process {number} has ended",),
+        )
+        for number in range(2)
+    )
+    write_dataset(replace(made, communicators=ranks, stalls=gone), tmp_path / "killed")
+    assert main(["diagnose", str(tmp_path / "killed")]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("STALLED for 4.0 s: AllReduce")
+    assert "complete" not in said
+    down = replace(made.stalls[0], rank="1", nranks="2", since_realtime_ns=since, seconds=4.0)
+    write_dataset(replace(made, communicators=ranks, stalls=(gone[0], down)), tmp_path / "founded")
+    assert [one.cause for one in diagnose_files([tmp_path / "founded"]).findings] == [Cause.RAIL_DOWN]
+    # Of another communicator the same folder does not tell whether it came to an end.
+    other = replace(one, instance=2, identity=replace(one.identity, comm="0badcafe0badcafe", rank="0", nranks="1"))
+    write_dataset(replace(made, communicators=(*ranks, other), stalls=gone), tmp_path / "two")
+    assert main(["diagnose", str(tmp_path / "two"), "--comm", "0badcafe"]) == 2
+    assert "No stall is seen in 1 recording" in capsys.readouterr().out
+
+
 def test_an_imported_dataset_holds_no_stalls(tmp_path: Path) -> None:
     folder = imported(tmp_path, written(tmp_path, "ras.json", ras({0: 7, 1: 7}))).imported.folder
     assert main(["diagnose", str(folder)]) == 2

@@ -27,6 +27,7 @@ _MOMENTARY: Final = (
     "ranks were asked once, and not all at one moment: of a job that goes on they may be a few operations apart; ask "
     "again and give both answers"
 )
+_NOT_COMPARED: Final = "these files do not tell of every operation whether it completed"
 _WHEN: Final = "dumps do not say when they were made: of a job that goes on they show operations under way, too"
 
 
@@ -35,7 +36,7 @@ def make_dump_verdict(dumps: Dumps, comm: str | None = None) -> Verdict:
     ranks = tuple(rank for rank in dumps.ranks if comm is None or rank.comm.startswith(comm))
     comms = {rank.comm for rank in ranks}
     fleet = Fleet(dumps.at, 0.0, None, (), ranks, communicators=len(comms))
-    findings = tuple(_finding(cause, fleet, dumps) for cause in find_root_causes(fleet))
+    findings = tuple(_finding(cause, fleet, dumps) for cause in find_root_causes(fleet, afterwards=True))
     told = " and ".join(dumps.told) or "these files"
     unseen = [*dumps.lacking, *dumps.open]
     if findings:
@@ -43,7 +44,7 @@ def make_dump_verdict(dumps: Dumps, comm: str | None = None) -> Verdict:
     elif not ranks:
         headline = f"Unknown whether anything is stalled: {told} tell of no communicator."
     elif unseen or not dumps.tells_completion:
-        headline = f"No stall is seen in {told}; {'; '.join(unseen)}."
+        headline = f"No stall is seen in {told}; {'; '.join(unseen or [_NOT_COMPARED])}."
     else:
         many = f"{len(comms)} communicators" if len(comms) > 1 else "the only communicator"
         headline = f"No stall: every operation on {many} is complete in {told}."

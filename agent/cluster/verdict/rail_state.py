@@ -29,7 +29,7 @@ def describe_rail_state(rail: Rail) -> str:
     if rail.mute and rail.unsent_bytes:
         words.append(f"{format_decimal_bytes(rail.unsent_bytes)} were never sent")
     words += [f"{counter} +{increase:,.0f}" for counter, _, increase in rail.events[:3]]
-    return f"{format_rail(rail)}: {', '.join(words) or 'nothing is known of it'}"
+    return f"{format_rail(rail)}: {', '.join(words) or 'nothing is known of it but what its host says'}"
 
 
 def rails_that_nobody_blames(fleet: Fleet, culprits: Iterable[Culprit]) -> list[Rail]:

@@ -54,14 +54,21 @@ class RootCause:
     """Each of several communicators waits for a process that is stuck in another one of them."""
 
 
-def find_root_causes(fleet: Fleet) -> tuple[RootCause, ...]:
+def find_root_causes(fleet: Fleet, *, afterwards: bool = False) -> tuple[RootCause, ...]:
     """Every stall of the fleet and every slow rank, root causes apart from what only waits; the clearest and widest
-    first."""
+    first.
+
+    `afterwards`: files of a job are read once it is over; a stall in them counts although no rank is left that waits.
+    """
     by_comm = by_communicator(fleet)
     rails_of: dict[str, list[Rail]] = defaultdict(list)
     for rail in fleet.rails:
         rails_of[rail.host].append(rail)
-    stalled = [_judged(comm, ranks, rails_of, fleet.at) for comm, ranks in sorted(by_comm.items()) if is_stalled(ranks)]
+    stalled = [
+        _judged(comm, ranks, rails_of, fleet.at)
+        for comm, ranks in sorted(by_comm.items())
+        if is_stalled(ranks) or (afterwards and has_ended(ranks))
+    ]
     stalled = _over_planes(stalled)
     held_up = [
         one
