@@ -29,6 +29,7 @@ static const char *const type_names[ncclNumTypes] = {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t writing = PTHREAD_MUTEX_INITIALIZER;
 static struct party *parties, **parties_end = &parties;
 static char errors[ERRORS_KEPT][256];
 static int error_count;
@@ -176,9 +177,12 @@ void report_write(const struct options *options, bool interrupted) {
     if (options->report == NULL)
         return;
     snprintf(path, sizeof path, "%s.%d", options->report, (int)getpid());
+    /* The thread that is asked to end the process may write at the moment at which another finds an error. */
+    pthread_mutex_lock(&writing);
     FILE *file = fopen(path, "w");
     if (file == NULL) {
         fprintf(stderr, "railscope-workload: cannot write %s\n", path);
+        pthread_mutex_unlock(&writing);
         return;
     }
     pthread_mutex_lock(&lock);
@@ -186,4 +190,5 @@ void report_write(const struct options *options, bool interrupted) {
     pthread_mutex_unlock(&lock);
     if (fclose(file) != 0 || rename(path, options->report) != 0)
         fprintf(stderr, "railscope-workload: cannot write %s\n", options->report);
+    pthread_mutex_unlock(&writing);
 }

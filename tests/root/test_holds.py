@@ -17,7 +17,8 @@ from railscope.agent.node.stalls.holds import Holds
 from railscope.probes.clock import SystemClock
 from railscope.probes.nccl.programs.stops import Stops
 from railscope.probes.processes.processes import PROCFS
-from railscope.probes.processes.state import CGROUPS
+from railscope.probes.processes.state import CGROUPS, is_frozen
+from tests.unit.stall_world import SimulatedClock
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.root
@@ -110,17 +111,29 @@ def control_group(process: subprocess.Popen[bytes]) -> Iterator[Path]:
 
 
 def test_a_frozen_group_wakes_the_reader_and_is_left_alone_until_it_is_rearmed() -> None:
+    """The kernel announces with a delay, so a late announcement of one change can come after the next."""
     with subprocess.Popen(["sleep", "600"]) as process, control_group(process) as group:
-        holds = Holds(None, PROCFS, SystemClock())
-        freeze = group / "cgroup.freeze"
+        clock = SimulatedClock()
+        holds = Holds(None, PROCFS, clock)
+        freeze, events = group / "cgroup.freeze", group / "cgroup.events"
         try:
             holds.watch(process.pid)
             freeze.write_text("1")
             assert wakes(holds)
-            eventually(lambda: process.pid in holds.read() or process.pid in holds.rearm())
+            found = holds.read()
+            eventually(lambda: is_frozen(events))
+            assert not holds.rearm(), "the group rests"
+            clock.sleep(1.0)
+            assert process.pid in found | holds.rearm()
             freeze.write_text("0")
+            assert wakes(holds)
+            holds.read()
+            eventually(lambda: not is_frozen(events))
             freeze.write_text("1")
-            eventually(lambda: process.pid in holds.rearm())
+            eventually(lambda: is_frozen(events))
+            assert not holds.read() | holds.rearm(), "the group rests"
+            clock.sleep(1.0)
+            assert process.pid in holds.rearm()
         finally:
             holds.close()
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,7 +17,6 @@ from railscope.probes.libraries.communication import MARKERS, NO_LIBRARY, Commun
 from railscope.probes.libraries.elf import Elf
 from railscope.probes.processes.processes import PROCFS
 from tests.unit.elf_writer import STB_LOCAL, WantedElf, WantedSymbol, write_elf
-from tests.unit.test_processes import mapped_executable
 
 
 def found_in(wanted: WantedElf) -> frozenset[CommunicationLibrary]:
@@ -36,15 +39,32 @@ def test_a_library_is_known_by_its_function_exported_or_linked_into_a_program(li
     assert found_in(WantedElf(exported=[WantedSymbol(marker)], machine=40)) == NO_LIBRARY
 
 
+@contextmanager
+def mapping_process(*paths: Path) -> Iterator[int]:
+    """A process that maps these files; that of the tests may map NCCL itself, for another test."""
+    code = """
+import mmap, sys
+files = [open(path, "rb") for path in sys.argv[1:]]
+kept = [mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC) for file in files]
+print(flush=True)
+input()
+"""
+    command = [sys.executable, "-c", code, *map(str, paths)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+        process.kill()
+
+
 def test_a_look_tells_every_library_of_a_process_whatever_its_files_are_called(tmp_path: Path) -> None:
     renamed, both = tmp_path / "libucp-6d3f.so.0.0.0", tmp_path / "engine.so"
     renamed.write_bytes(write_elf(WantedElf(exported=[WantedSymbol(MARKERS[CommunicationLibrary.UCX])])).data)
     two = (CommunicationLibrary.NCCL, CommunicationLibrary.MPI)
     both.write_bytes(write_elf(WantedElf(exported=[WantedSymbol(MARKERS[one]) for one in two])).data)
-    question, memory = Look(str(PROCFS), os.getpid()), Memory()
-    assert question.find(memory, ()).answer.libraries == NO_LIBRARY
-    with mapped_executable(renamed), mapped_executable(both):
-        sighting = question.find(memory, ()).answer
-    assert sighting.libraries == {CommunicationLibrary.UCX, *two}
-    assert [one.path for one in sighting.nccl] == [str(both)]
-    assert {one.path for one in sighting.others} == {str(renamed), str(both)}
+    for paths, libraries in (((), NO_LIBRARY), ((renamed, both), {CommunicationLibrary.UCX, *two})):
+        with mapping_process(*paths) as pid:
+            sighting = Look(str(PROCFS), pid).find(Memory(), ()).answer
+        assert sighting.libraries == libraries
+        assert [one.path for one in sighting.nccl] == [str(path) for path in paths if path == both]
+        assert {one.path for one in sighting.others} == {str(path) for path in paths}
