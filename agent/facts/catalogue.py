@@ -971,7 +971,8 @@ LIMIT_REACHED: Final = _counter(
     "events that are lost; libraries: NCCL libraries that are not observed; inspection: questions about the user's "
     "files and processes that were not answered in time; namespaces: network namespaces whose rails are not shown, as "
     "they have too many devices; interfaces: values of NCCL_SOCKET_IFNAME that add no rails; calls_under_way: calls "
-    "whose host time is not measured; series: series of the user's ranks left out of expositions, added up over "
+    "whose host time is not measured; unreadable_calls: processes of which it is not told that arguments of their "
+    "calls cannot be read; series: series of the user's ranks left out of expositions, added up over "
     "expositions; recordings: stalls without a flight recording. Absent until a limit is reached.",
 )
 RECORDINGS: Final = _counter(

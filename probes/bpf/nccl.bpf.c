@@ -77,14 +77,15 @@ struct {
 } overflow_totals SEC(".maps");
 
 /*
- * Calls whose arguments could not be read, by process: who asks must not doubt those of others.  The latest processes,
- * as one user may start any number.
+ * Calls whose arguments could not be read, by process: who asks must not doubt those of others.  Shared out, as one
+ * user may start any number of processes; those that have ended are taken out by the reader.
  */
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, UNREADABLE_PROCESSES);
 	__type(key, __u32);
-	__type(value, __u64);
+	__type(value, struct unreadable);
 } unreadable_calls SEC(".maps");
 
 /* Host time inside the call, by op. */
@@ -217,7 +218,8 @@ static __noinline int add_overflow(struct call *call)
 
 static __noinline int note_unreadable(struct thread *thread)
 {
-	__u64 *known, one = 1;
+	struct unreadable *known, first = {.calls = 1};
+	__u64 place;
 	__u32 tgid;
 
 	if (!thread)
@@ -225,10 +227,21 @@ static __noinline int note_unreadable(struct thread *thread)
 	count(STAT_ARGUMENTS_UNREADABLE);
 	tgid = thread->tgid;
 	known = bpf_map_lookup_elem(&unreadable_calls, &tgid);
+	if (known) {
+		__sync_fetch_and_add(&known->calls, 1);
+		return 0;
+	}
+	place = take_place(answerable(), tgid, SHARED_UNREADABLE_CALLS, UNREADABLE_PROCESSES);
+	if (!place)
+		return 0;
+	first.uid = (__u32)place;
+	first.tgid = tgid;
+	if (!bpf_map_update_elem(&unreadable_calls, &tgid, &first, BPF_NOEXIST))
+		return 0;
+	return_place(first.uid, tgid, SHARED_UNREADABLE_CALLS);
+	known = bpf_map_lookup_elem(&unreadable_calls, &tgid);
 	if (known)
-		__sync_fetch_and_add(known, 1);
-	else
-		bpf_map_update_elem(&unreadable_calls, &tgid, &one, BPF_ANY);
+		__sync_fetch_and_add(&known->calls, 1);
 	return 0;
 }
 

@@ -167,6 +167,13 @@ struct hashed_aggregate {
 	__u32 reserved;
 };
 
+/* Calls of a process whose arguments could not be read. */
+struct unreadable {
+	__u64 calls;
+	__u32 uid; /* in whose share the entry is */
+	__u32 tgid;
+};
+
 /* Tables that are shared out (shares.h). */
 #define SHARED_COMMUNICATORS 0
 #define SHARED_AGGREGATES 1
@@ -202,6 +209,7 @@ struct hashed_aggregate {
 #define SHARED_TRANSFER_TOTALS 28
 #define SHARED_TRANSFER_REQUESTS 29
 #define SHARED_TRANSFER_PEERS 30
+#define SHARED_UNREADABLE_CALLS 31
 #define SHARED_TABLES 32 /* a power of two */
 #define NOBODY 0xffffffffU /* no user's number */
 
@@ -374,6 +382,7 @@ ASSERT_SIZE(crowd, 16);
 ASSERT_SIZE(aggregate_key, 16);
 ASSERT_SIZE(aggregate, 16);
 ASSERT_SIZE(hashed_aggregate, 24);
+ASSERT_SIZE(unreadable, 16);
 ASSERT_SIZE(share_key, 8);
 ASSERT_SIZE(share, 520);
 ASSERT_SIZE(share_freed, 256);

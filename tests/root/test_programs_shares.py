@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from railscope.agent.node.inspection.tenants import Tenant, tenant_of
@@ -22,7 +23,11 @@ from railscope.probes.nccl.records.calls import (
     DEEPLY_NESTED,
     NOBODY,
     SHAPES,
+    SHARE,
+    SHARE_KEY,
     SHARED_TABLES,
+    UNREADABLE,
+    UNREADABLE_PROCESSES,
     Stat,
 )
 from railscope.probes.processes.namespaces import FIRST_NAMESPACE
@@ -317,3 +322,44 @@ def test_a_call_that_was_under_way_as_probes_came_off_is_no_time_of_the_next_one
         with attached(programs, slow):
             assert len(programs._calls_under_way.read()[0]) == 0
         caller.end()
+
+
+def test_calls_that_cannot_be_read_are_told_of_a_user_whatever_another_has_of_them(
+    tmp_path: Path, layouts: Layouts
+) -> None:
+    """The greedy user's hundreds of processes are entries that the test writes, with the share that they would hold."""
+    library = assemble(
+        tmp_path,
+        ncclReduce="endbr64; push %rbp; pop %rbp; xor %eax, %eax; ret",
+        from_stack="push %rbx; mov %rsp, %rbx; mov %rdi, %rsp; call ncclReduce@PLT; mov %rbx, %rsp; pop %rbx; ret",
+    )
+    gone = range(1 << 22, (1 << 22) + UNREADABLE_PROCESSES // 2)  # beyond the largest number of a process
+    held = np.zeros(1, SHARE)
+    held["taken"][0, SHARED_TABLES.index("unreadable_calls")] = len(gone)
+    with (
+        target(library, layouts) as found,
+        Caller(library, user=GREEDY) as greedy,
+        Caller(library, user=MODEST) as modest,
+        loaded(found) as programs,
+        attached(programs, found),
+    ):
+        for pid in gone:
+            entry = np.array((1, GREEDY, pid), UNREADABLE)
+            programs._unreadable.update(pid.to_bytes(4, "little"), entry.tobytes())
+        for owner in ((GREEDY, 0), (NOBODY, 0)):
+            programs.shares._taken.update(np.array(owner, SHARE_KEY).tobytes(), held.tobytes())
+        for caller in (greedy, modest):
+            programs.observe(caller.pid)
+            assert caller.call("from_stack", 2, caller.pages(8192) + 4096) == 0
+        assert len(programs.unreadable_calls()) == len(gone) + 1
+        assert programs.unreadable_calls()[modest.pid] == 2
+        assert programs.shares.refused() == {("unreadable_calls", GREEDY): 2}
+        # Whatever has ended makes room, whoever has known it.
+        programs.processes_gone(())
+        assert programs.unreadable_calls() == {modest.pid: 2}
+        programs.communicators.read()
+        assert greedy.call("from_stack", 1, greedy.pages(8192) + 4096) == 0
+        assert programs.unreadable_calls() == {modest.pid: 2, greedy.pid: 1}
+        modest.end()
+        programs.processes_gone({modest.pid})
+        assert programs.unreadable_calls() == {greedy.pid: 1}

@@ -47,6 +47,7 @@ def test_shared_constants_are_the_same() -> None:
     assert found["NO_OFFSET"] == records.NO_OFFSET
     assert 1 << found["AGGREGATE_SLOT_BITS"] == records.AGGREGATE_SLOTS
     assert 1 << found["COMMUNICATOR_SLOT_BITS"] == records.COMMUNICATOR_SLOTS
+    assert found["UNREADABLE_PROCESSES"] == records.UNREADABLE_PROCESSES
     assert (found["SHARED_TABLES"],) == records.SHARE["taken"].shape >= (len(records.SHARED_TABLES),)
     assert found["OP_UNKNOWN"] == Op.Unknown
     assert found["OP_COUNT"] == len(Op)

@@ -39,7 +39,7 @@ from railscope.probes.loading.maps import Map, MappedArray, Records
 from railscope.probes.nccl.functions.probe_points import ProbePoints
 from railscope.probes.nccl.layouts.layout import CommLayout
 from railscope.probes.nccl.programs.host_calls import HostCallTable
-from railscope.probes.nccl.programs.readings import delete_where
+from railscope.probes.nccl.programs.readings import delete_where, have_ended
 from railscope.probes.nccl.programs.shapes import ShapeTable
 from railscope.probes.nccl.programs.shared import SharedMap, SharedRing
 from railscope.probes.nccl.programs.shares import Shares
@@ -219,7 +219,9 @@ class NcclPrograms:
         self._calls_under_way = SharedMap(
             loaded.map_fds["calls_under_way"], "calls_under_way", records.SLOT, records.CALL_UNDER_WAY, self.shares
         )
-        self._unreadable = map_of("unreadable_calls", records.SLOT, records.STAT)
+        self._unreadable = SharedMap(
+            loaded.map_fds["unreadable_calls"], "unreadable_calls", records.SLOT, records.UNREADABLE, self.shares
+        )
         self._layouts = map_of("layouts", records.SLOT, records.COMM_LAYOUT)
         self._observed = map_of("observed_processes", records.SLOT, np.dtype("u1"))
         namespaces = map_of("observed_namespaces", records.SLOT, np.dtype("u1"))
@@ -319,11 +321,12 @@ class NcclPrograms:
         self._observed.update(struct.pack("<I", pid), b"\1")
 
     def processes_gone(self, pids: Collection[int]) -> None:
-        """Take out what the threads of ended processes left that were inside sampled calls.
+        """Take out what ended processes left, these or others: sampled calls under way, calls that are not readable.
 
         Raises:
-            KernelRefusal: the map cannot be read or changed.
+            KernelRefusal: a map cannot be read or changed.
         """
+        delete_where(self._unreadable, lambda keys, _: have_ended(keys, pids))
         if self.enqueue_time is EnqueueTime.PAIR:
             ended = np.array(sorted(pids), np.uint32)
             delete_where(self._calls_under_way, lambda _, calls: np.isin(calls["tgid"], ended))
@@ -338,9 +341,9 @@ class NcclPrograms:
         return {Stat(int(key)): int(total) for key, total in zip(keys, totals, strict=True)}
 
     def unreadable_calls(self) -> Mapping[int, int]:
-        """Calls of operations whose arguments could not be read, by pid: of the processes that made any of late."""
-        pids, calls = self._unreadable.read()
-        return dict(zip(pids.tolist(), calls.tolist(), strict=True))
+        """Calls of operations whose arguments could not be read, by pid: of the processes that made any."""
+        pids, entries = self._unreadable.read()
+        return dict(zip(pids.tolist(), entries["calls"].tolist(), strict=True))
 
     def overflow_totals(self) -> Records:
         """Calls and payload that found the aggregates full: shape (ops, data types), dtype AGGREGATE."""

@@ -172,6 +172,9 @@ HOST_CALL: Final[Dtype] = np.dtype(
 CALL_UNDER_WAY: Final[Dtype] = np.dtype(
     [("start_ns", "<u8"), ("op", "<u4"), ("uid", "<u4"), ("tgid", "<u4"), ("reserved", "<u4")]
 )
+UNREADABLE_PROCESSES: Final = 1024
+"""Of which unreadable calls are told."""
+UNREADABLE: Final[Dtype] = np.dtype([("calls", "<u8"), ("uid", "<u4"), ("tgid", "<u4")])
 SHARED_TABLES: Final = (
     *("communicators", "aggregates", "host_calls", "call_shapes"),
     *("connections", "operations", "parts", "histories", "sent_bytes", "launches"),
@@ -181,6 +184,7 @@ SHARED_TABLES: Final = (
     *("error_calls", "async_results", "failover_calls", "failed_over", "cuda_calls_under_way"),
     "calls_under_way",
     *("transfer_threads", "transfer_totals", "transfer_requests", "transfer_peers"),
+    "unreadable_calls",
 )
 """Tables and rings that are shared out among users, by their number in `nccl.h`."""
 _SHARE_PLACES: Final = 32
@@ -206,6 +210,7 @@ SIZES: Final = {
     "aggregate_key": (AGGREGATE_KEY, 16),
     "aggregate": (AGGREGATE, 16),
     "hashed_aggregate": (HASHED_AGGREGATE, 24),
+    "unreadable": (UNREADABLE, 16),
     "share_key": (SHARE_KEY, 8),
     "share": (SHARE, 520),
     "share_freed": (SHARE_FREED, 256),
