@@ -20,7 +20,7 @@ from railscope.agent.cli.main import main
 from railscope.agent.node.condition import watch as condition
 from railscope.agent.node.daemon import hardware
 from railscope.agent.node.nvlink import gpu as nvlink_gpu
-from railscope.agent.node.rails import rdma_ports
+from railscope.agent.node.rails import rdma_machine
 from railscope.probes.nvlink import links
 from tests.fabric.agent_process import AgentProcess
 from tests.nvml.stub import UNSIGNED_INT, UNSIGNED_LONG_LONG, build_stub, link_lines
@@ -142,7 +142,7 @@ def quicken() -> None:
     """Read each second what is read seldom."""
     hardware._NVLINK_PERIOD_SECONDS = 1.0  # type: ignore[misc]
     condition._PCIE_NS = nvlink_gpu._HEALTH_NS = links._LEARN_NS = _SECOND_NS  # type: ignore[misc]
-    rdma_ports._INVENTORY_PERIOD_NS = _SECOND_NS  # type: ignore[misc]
+    rdma_machine._PERIOD_NS = _SECOND_NS  # type: ignore[misc]
 
 
 if __name__ == "__main__":

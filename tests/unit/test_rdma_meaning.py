@@ -18,6 +18,9 @@ from tests.trees import rdma
 from tests.trees.rdma import MLX5_COUNTERS, MLX5_HW_COUNTERS, RdmaTree
 from tests.unit.netdev_messages import SteppedClock
 
+PATIENCE_SECONDS = 30.0
+"""For a reading of a tree, on a busy machine."""
+
 PAGE = """link_downed req_transport_retries_exceeded req_rnr_retries_exceeded excessive_buffer_overrun_errors
 local_link_integrity_errors""".split()
 WARN = """local_ack_timeout_err packet_seq_err out_of_sequence implied_nak_seq_err rnr_nak_retry_err roce_adp_retrans
@@ -127,6 +130,7 @@ class Watched:
             sysfs=tree.sysfs,
             netlink=False,
             bytes_period_seconds=bytes_period_seconds,
+            patience_seconds=PATIENCE_SECONDS,
         )
         self.watch.update()
 

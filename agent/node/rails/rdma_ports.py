@@ -1,26 +1,29 @@
 """The RDMA ports of this host: finds them, samples their counters and classifies them.
 
 Every counter of mlx5 is a firmware command, so everything is read once a second, and the bytes alone as often as
-asked for.  Where the kernel answers RDMA netlink, all hw_counters of a port come in one request.  A host without RDMA
-is an ordinary host: nothing is said, and devices that come later are found.
+asked for.  Where the kernel answers RDMA netlink, all hw_counters of a port come in one request.  Which ports there are
+is read aside (agent/node/rails/rdma_machine.py).  A host without RDMA is an ordinary host: nothing is said, and devices
+that come later are found.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from railscope.agent.facts.remarks import Remark
 from railscope.agent.facts.snapshot import CollectorResult, Histogram
 from railscope.agent.node.rails.counter_rules import TABLES_ONLY, OwnSeverities, Severity, rule_of
+from railscope.agent.node.rails.rdma_machine import PATIENCE_SECONDS, RdmaMachine, RdmaMachineReader
 from railscope.agent.node.sampling.sampler import Sampler
 from railscope.agent.node.sampling.state import DeviceTotals, SamplerState, join_troubles
 from railscope.probes.clock import Clock
+from railscope.probes.netdev.inventory import UNKNOWN
 from railscope.probes.rdma.counters import RdmaCounters
-from railscope.probes.rdma.inventory import RdmaInventory, RdmaPort, class_folder
+from railscope.probes.rdma.inventory import RdmaPort, class_folder
 from railscope.probes.rdma.netlink import RdmaNetlink
 from railscope.probes.rdma.port import choose_byte_counters
 from railscope.probes.rdma.widths import GAUGES
@@ -32,7 +35,6 @@ COUNTERS_KEY: Final = "rdma"
 BYTES_KEY: Final = "rdma bytes"
 _NETNS: Final = 0
 """RDMA devices are looked up by source, never by network namespace."""
-_INVENTORY_PERIOD_NS: Final = 5_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +100,12 @@ class RdmaWatch:
         excluded: Sequence[str] = (),
         netlink: bool = True,
         own_severities: OwnSeverities = TABLES_ONLY,
+        patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         """`bytes_period_seconds` reads the bytes alone as well, at this period; None: they come with the others.
 
         `excluded` are patterns of devices and counters that are not read; `netlink` is to be False for a recorded tree.
+        `patience_seconds`: see `RdmaMachineReader`.
         """
         self._clock = clock
         self._sampler = sampler
@@ -112,23 +116,24 @@ class RdmaWatch:
         self._use_netlink = netlink
         self._own_severities = own_severities
         self._watching = False
-        self._inventory = RdmaInventory(sysfs)
-        self._inventory_ns: int | None = None
-        self._ports: tuple[RdmaPort, ...] = ()
+        self._reader = RdmaMachineReader(clock, sysfs, patience_seconds)
         self._half_counted: set[str] = set()
         """Ports of which that was said."""
         self._remark = Remark(_log, "RDMA counters", "all ports are readable again")
+        self._hangs = Remark(_log, "RDMA devices", "they answer again")
 
     def update(self) -> None:
-        """Renew the inventory when it is due, begin to read when the first device comes, say what is in trouble."""
-        now_ns = self._clock.monotonic_ns()
-        if self._inventory_ns is None or now_ns - self._inventory_ns >= _INVENTORY_PERIOD_NS:
-            self._inventory_ns = now_ns
-            self._ports = self._inventory.read()
+        """Learn which ports there are, begin to read when the first device comes, say what is in trouble."""
+        if self._reader.update():
             if self._watching:
                 self._tell_half_counted(self._sampler.state())
-            elif self._ports:
+            elif self.ports:
                 self._begin()
+        self._hangs.say(
+            "a device does not answer: which ports there are and whether they are up stays as it was read last"
+            if self._reader.hangs_for_ns()
+            else ""
+        )
         if self._watching:
             state = self._sampler.state()
             results = [state.result(key) for key in (COUNTERS_KEY, BYTES_KEY)]
@@ -137,7 +142,7 @@ class RdmaWatch:
 
     def _tell_half_counted(self, state: SamplerState) -> None:
         """Say once of a port that it counts the bytes of one direction only: nothing else is wrong with it."""
-        for name in [port.name for port in self._ports if port.name not in self._half_counted]:
+        for name in [port.name for port in self.ports if port.name not in self._half_counted]:
             read = [totals for key in (BYTES_KEY, COUNTERS_KEY) if (totals := state.device_of_source(key, name))]
             sent, received = any(one.transmit_counted for one in read), any(one.receive_counted for one in read)
             if sent != received:
@@ -147,12 +152,20 @@ class RdmaWatch:
 
     @property
     def ports(self) -> tuple[RdmaPort, ...]:
-        """Every port of the last inventory."""
-        return self._ports
+        """Every port, as it was last read."""
+        return self._reader.machine.ports
+
+    @property
+    def machine(self) -> RdmaMachine:
+        """Those ports with their places; the same object while nothing changes."""
+        return self._reader.machine
 
     def facts(self) -> tuple[PortFacts, ...]:
-        """Every port and what it carried."""
+        """Every port and what it carried; whether it is up is unknown while a device does not answer."""
         state = self._sampler.state()
+        ports = self.ports
+        if self._reader.hangs_for_ns():
+            ports = tuple(replace(port, state=UNKNOWN, physical_state=UNKNOWN) for port in ports)
         return tuple(
             port_facts(
                 port,
@@ -160,13 +173,20 @@ class RdmaWatch:
                 state.device_of_source(BYTES_KEY, port.name),
                 self._own_severities,
             )
-            for port in self._ports
+            for port in ports
         )
 
     def collectors(self) -> tuple[CollectorResult, ...]:
-        """How reading goes; a single port that fails is a failure.  Empty on a host without RDMA."""
-        results = [self._sampler.state().result(key) for key in (COUNTERS_KEY, BYTES_KEY)]
-        return tuple(result.collector_result(every_device=True) for result in results if result is not None)
+        """How reading goes; a single port that fails is a failure, as is one that does not answer for its state.
+
+        Empty on a host without RDMA.
+        """
+        read = [self._sampler.state().result(key) for key in (COUNTERS_KEY, BYTES_KEY)]
+        results = [result.collector_result(every_device=True) for result in read if result is not None]
+        hanging_ns = self._reader.hangs_for_ns()
+        if hanging_ns:
+            results[:1] = [CollectorResult(COUNTERS_KEY, False, hanging_ns / 1e9)]
+        return tuple(results)
 
     def close(self) -> None:
         """Stop reading; the sampler continues."""

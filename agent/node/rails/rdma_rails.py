@@ -31,6 +31,7 @@ from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.agent.node.rails.counter_rules import TABLES_ONLY, OwnSeverities
 from railscope.agent.node.rails.gpu_affinity import MappedNic, map_rails, rdma_ports
 from railscope.agent.node.rails.job_settings import Believed, JobSettings, TopologyFiles, believe, sockets_only
+from railscope.agent.node.rails.rdma_machine import RdmaMachine
 from railscope.agent.node.rails.rdma_ports import PortFacts, RdmaWatch
 from railscope.agent.node.rails.selection import LINGER_PERIODS, RdmaPorts
 from railscope.agent.node.sampling.sampler import OnReading, Sampler
@@ -39,8 +40,6 @@ from railscope.agent.node.sampling.utilization import Utilization
 from railscope.agent.node.targets.processes import NOT_DESCRIBED, Description
 from railscope.probes.clock import Clock
 from railscope.probes.rdma.inventory import RdmaPort
-from railscope.probes.topology.data_direct import DataDirect
-from railscope.probes.topology.machine import Gpu, Nic, read_machine
 from railscope.probes.topology.nccl_xml import DATA_DIRECT
 
 _log = logging.getLogger("railscope.rdma")
@@ -67,7 +66,6 @@ class RdmaRails:
         """`on_reading` is shown what the sampler reads; None: nobody asks."""
         self._clock = clock
         self._linger_ns = LINGER_PERIODS * sample_interval_ns
-        self._sysfs = sysfs
         self._patterns = patterns
         # Apart from the network devices' sampler: the firmware of a card may let one read take long.
         self._sampler = Sampler(clock, on_reading)
@@ -87,9 +85,7 @@ class RdmaRails:
         self._leaving: dict[int, int] = {}
         """Until when the settings of ended processes count, ns."""
         self._mapped: dict[tuple[str, int | None], MappedNic] = {}
-        self._data_direct = DataDirect(sysfs)
-        self._machine: tuple[tuple[RdmaPort, ...], tuple[Gpu, ...], tuple[Nic, ...]] | None = None
-        self._mapped_from: tuple[tuple[RdmaPort, ...], Believed] | None = None
+        self._mapped_from: tuple[RdmaMachine, Believed] | None = None
         self._wire: dict[tuple[str, str], RailWire] = {}
         self._handed_over = NOT_OBSERVED
         self._ledgers = RailLedgers()
@@ -220,29 +216,31 @@ class RdmaRails:
         self._sampler.stop()
 
     def _decide(self) -> None:
-        ports = self._watch.ports
+        machine = self._watch.machine
         believed = believe([said for said in self._said.values() if said is not None])
-        mapped_from = ports, believed
+        mapped_from = machine, believed
         if self._mapped_from == mapped_from:
             return
         self._mapped_from = mapped_from
-        if not ports:
+        if not machine.ports:
             self._mapped = {}
+            return
+        if machine.trouble:
+            self._say_unmapped(machine.trouble)
             return
         known = [key for key, entry in self._mapped.items() if entry.rail is not None and not entry.requested]
         try:
-            gpus, nics = self._read_machine(ports)
             mapped = map_rails(
-                nics,
-                gpus,
+                machine.nics,
+                machine.gpus,
                 patterns=self._patterns,
                 hca_lists=believed.hca_lists,
                 numbered_by=believed.numbered_by,
-                topology=believed.topology(nics, gpus),
+                topology=believed.topology(machine.nics, machine.gpus),
                 known=known,
             )
-        except (OSError, ValueError) as error:
-            _log.warning("cannot determine which RDMA ports are rails: %s", error)
+        except ValueError as error:
+            self._say_unmapped(str(error))
             return
         before, self._mapped = self._mapped, {(entry.nic.device, entry.nic.port): entry for entry in mapped}
         for key, entry in self._mapped.items():
@@ -252,11 +250,8 @@ class RdmaRails:
             name = f"{entry.nic.device}:{entry.nic.port}"
             _log.info("%s is %s: %s", name, f"rail {entry.rail}" if entry.rail else "no rail", entry.reason)
 
-    def _read_machine(self, ports: tuple[RdmaPort, ...]) -> tuple[tuple[Gpu, ...], tuple[Nic, ...]]:
-        """GPUs and ports in their places; read again when ports change, and not for what jobs say."""
-        if self._machine is None or self._machine[0] != ports:
-            self._machine = ports, *read_machine(self._sysfs, ports, self._data_direct)
-        return self._machine[1:]
+    def _say_unmapped(self, why: str) -> None:
+        _log.warning("cannot determine which RDMA ports are rails: %s", why)
 
     def _rails(self) -> list[tuple[PortFacts, MappedNic]]:
         found = []
