@@ -5,11 +5,13 @@ number.  That holds for communicators that were seen from their first call on.  
 different calls, as they do with Send and Recv: a communicator that was used for these is left out from then on.
 
 Batches arrive as the ring gives them: what is incomplete waits for the other ranks, a bounded number of calls for each
-communicator, and is given up when it is overtaken.
+communicator, and is given up when it is overtaken.  Calls of all communicators are matched at once, in columns: where
+there are thousands, each makes a few.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -46,18 +48,16 @@ class _Calls(NamedTuple):
     op: npt.NDArray[np.uint8]
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """Calls that not all ranks have made, by number modulo the window."""
-
-    number: Integers = field(default_factory=lambda: np.full(WINDOW, -1, np.int64))
-    count: Integers = field(default_factory=lambda: np.zeros(WINDOW, np.int64))
-    """How many ranks have made it."""
-    last_ns: Integers = field(default_factory=lambda: np.zeros(WINDOW, np.int64))
-    before_ns: Integers = field(default_factory=lambda: np.zeros(WINDOW, np.int64))
-    """When the last and the one before it came."""
-    last: Integers = field(default_factory=lambda: np.zeros(WINDOW, np.int64))
-    """Who came last: an index into `_Group.members`."""
+_WAITING: Final = np.dtype(
+    [
+        ("number", np.int64),
+        ("count", np.int64),  # how many ranks have made it; 0: nothing waits here
+        ("last_ns", np.int64),
+        ("before_ns", np.int64),  # when the last and the one before it came
+        ("last", np.int64),  # who came last: a member
+    ]
+)
+"""A call that not all ranks have made."""
 
 
 @dataclass(slots=True)
@@ -65,23 +65,40 @@ class _Group:
     """The ranks of one communicator on this host."""
 
     number: int
+    """Below MOST_GROUPS; given to another one once this one is gone."""
+    instances: list[int] = field(default_factory=list)
+    """Those of ranks that ended included."""
     members: list[int] = field(default_factory=list)
-    """Instances, those of ranks that ended included."""
-    waiting: _Waiting = field(default_factory=_Waiting)
-    lasts: list[int] = field(default_factory=list)
-    lags_ns: list[int] = field(default_factory=list)
-    alone_ns: list[int] = field(default_factory=list)
-    """By member."""
-    waited_until_ns: int = 0
-    """Up to then it is counted who was waited for."""
+    """Where what is counted of each of these is."""
     matches: bool = True
     expected: int = 0
     """Ranks on this host, as NCCL says; 0: it does not."""
+    shown: tuple[RankArrivals, ...] | None = None
+    """None: to be made again."""
 
-    @property
-    def size(self) -> int:
-        """How many ranks make each call."""
-        return max(self.expected, len(self.members))
+
+class _Counts:
+    """What is counted of members, and of groups up to when; members have room as they come."""
+
+    def __init__(self) -> None:
+        self.totals = np.zeros((3, 64), np.int64)
+        """By member: calls that it made last, its lag in them, and how much of that the others waited for it alone."""
+        self._free: list[int] = []
+        self._next = 0
+
+    def add_member(self) -> int:
+        """A place for one more."""
+        if self._free:
+            return self._free.pop()
+        if self._next == self.totals.shape[1]:
+            self.totals = np.concatenate((self.totals, np.zeros_like(self.totals)), axis=1)
+        self._next += 1
+        return self._next - 1
+
+    def remove(self, members: list[int]) -> None:
+        """These places are free for others."""
+        self.totals[:, members] = 0
+        self._free += members
 
 
 class Stragglers:
@@ -90,9 +107,16 @@ class Stragglers:
     def __init__(self) -> None:
         self._groups: dict[str, _Group] = {}
         self._by_number: dict[int, _Group] = {}
-        self._next_number = 0
+        self._free_numbers = list(range(MOST_GROUPS - 1, -1, -1))
+        self._sizes = np.zeros(MOST_GROUPS, np.int64)
+        """By group: how many ranks make each call."""
+        self._waited_until_ns = np.zeros(MOST_GROUPS, np.int64)
+        """By group: up to then it is counted who was waited for."""
+        self._waiting: Records | None = None
+        """By group and number modulo the window; None: there was no group yet."""
+        self._counts = _Counts()
         self._places: dict[int, tuple[int, int]] = {}
-        """By instance: number of the group, and index of the member; `_NOT_WANTED`: no rank to compare it with."""
+        """By instance: number of the group, and its member; `_NOT_WANTED`: no rank to compare it with."""
         self._labels: dict[int, tuple[str, str]] = {}
         """By instance: communicator and rank."""
         self._table: tuple[npt.NDArray[np.uint32], Integers, Integers] | None = None
@@ -144,25 +168,25 @@ class Stragglers:
         keys, members, times_ns = keys[order], members[order], times_ns[order]
         starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
         ends = np.concatenate((starts[1:], [len(keys)])) - 1
-        several = ends > starts
-        before_ns = np.where(several, times_ns[np.maximum(ends - 1, 0)], 0)
-        found = keys[starts], ends - starts + 1, times_ns[ends], before_ns, members[ends]
-        edges = np.flatnonzero(np.diff(found[0] >> 32)) + 1
-        for part in zip(*(np.split(column, edges) for column in found), strict=True):
-            self._add(self._by_number[int(part[0][0]) >> 32], *part)
+        made = np.zeros(len(starts), _WAITING)
+        made["number"], made["count"] = keys[starts] & 0xFFFFFFFF, ends - starts + 1
+        made["last_ns"], made["last"] = times_ns[ends], members[ends]
+        made["before_ns"] = np.where(ends > starts, times_ns[np.maximum(ends - 1, 0)], 0)
+        self._add(keys[starts] >> 32, made)
 
     def arrivals(self) -> tuple[RankArrivals, ...]:
         """Of every rank that can be compared with another one on this host."""
         self._match()
-        return tuple(
-            RankArrivals(*self._labels[instance], last, lag_ns / 1e9, alone_ns / 1e9)
-            for group in self._groups.values()
-            if any(group.lasts)
-            for instance, last, lag_ns, alone_ns in zip(
-                group.members, group.lasts, group.lags_ns, group.alone_ns, strict=True
-            )
-            if instance in self._labels
-        )
+        changed = [group for group in self._groups.values() if group.shown is None]
+        if changed:
+            last, lag_ns, alone_ns = self._counts.totals.tolist()
+            for group in changed:
+                group.shown = tuple(
+                    RankArrivals(*self._labels[instance], last[member], lag_ns[member] / 1e9, alone_ns[member] / 1e9)
+                    for instance, member in zip(group.instances, group.members, strict=True)
+                    if instance in self._labels and any(last[one] for one in group.members)
+                )
+        return tuple(one for group in self._groups.values() for one in group.shown or ())
 
     def leave_out(self, instances: Iterable[int]) -> None:
         """Calls of these communicators were missed: their ranks' calls match no more."""
@@ -182,83 +206,87 @@ class Stragglers:
             return
         self._match()
         for instance in gone:
-            self._labels.pop(instance, None)
-            number, _ = self._places.pop(instance, _NOBODY)
+            self._places.pop(instance, None)
             self._table = None
-            group = self._by_number.get(number)
-            if group is not None and not any(member in self._labels for member in group.members):
-                del self._by_number[number]
-                self._groups = {name: one for name, one in self._groups.items() if one is not group}
+            label = self._labels.pop(instance, None)
+            group = None if label is None else self._groups.get(label[0])
+            if group is None or label is None:
+                continue
+            group.shown = None
+            if not any(one in self._labels for one in group.instances):
+                del self._groups[label[0]]
+                self._remove(group)
 
-    def _add(
-        self,
-        group: _Group,
-        keys: Integers,
-        counts: Integers,
-        last_ns: Integers,
-        before_ns: Integers,
-        last: Integers,
-    ) -> None:
-        """Add calls of one communicator, each once: how many ranks made it, and the last two of them."""
-        numbers = keys & 0xFFFFFFFF
-        whole = counts == group.size
+    def _remove(self, group: _Group) -> None:
+        number = group.number
+        del self._by_number[number]
+        self._free_numbers.append(number)
+        self._sizes[number] = self._waited_until_ns[number] = 0
+        self._counts.remove(group.members)
+        if self._waiting is not None:
+            self._waiting["count"][number * WINDOW : (number + 1) * WINDOW] = 0
+
+    def _add(self, groups: Integers, made: Records) -> None:
+        """Add calls, each once (dtype _WAITING), in the order of their groups and numbers."""
+        whole = made["count"] == self._sizes[groups]
         if whole.all():
-            self._count(group, last_ns, before_ns, last)
+            self._count(groups, made)
             return
-        waiting = group.waiting
-        self._count(group, last_ns[whole], before_ns[whole], last[whole])
-        rest = np.flatnonzero(~whole)[-WINDOW:]
-        numbers, counts, last_ns, before_ns, last = (
-            column[rest] for column in (numbers, counts, last_ns, before_ns, last)
-        )
-        at = numbers % WINDOW
+        late_groups, completed = self._wait(groups[~whole], made[~whole])
+        self._count(np.concatenate((groups[whole], late_groups)), np.concatenate((made[whole], completed)))
+
+    def _wait(self, groups: Integers, made: Records) -> tuple[Integers, Records]:
+        """Let calls wait for their other ranks; returns those that waited for these alone, with their groups."""
+        if self._waiting is None:
+            self._waiting = _empty_window()
+        at = groups * WINDOW + made["number"] % WINDOW
         # Of calls that fall on one place the newest stays.  The kernel's numbers begin again at 2^32.
         newest = np.zeros(len(at), np.bool_)
         newest[len(at) - 1 - np.unique(at[::-1], return_index=True)[1]] = True
-        distance = (numbers - waiting.number[at]).astype(np.int32)
-        newest &= (waiting.number[at] < 0) | (distance >= 0)
-        at, numbers, counts, last_ns, before_ns, last = (
-            column[newest] for column in (at, numbers, counts, last_ns, before_ns, last)
+        old = self._waiting[at]
+        newest &= (old["count"] == 0) | ((made["number"] - old["number"]).astype(np.int32) >= 0)
+        at, groups, made, old = at[newest], groups[newest], made[newest], old[newest]
+        same = (old["count"] > 0) & (old["number"] == made["number"])
+        old_last_ns, old_before_ns = np.where(same, old["last_ns"], 0), np.where(same, old["before_ns"], 0)
+        later = made["last_ns"] >= old_last_ns
+        made["before_ns"] = np.where(
+            later, np.maximum(made["before_ns"], old_last_ns), np.maximum(made["last_ns"], old_before_ns)
         )
-        same = waiting.number[at] == numbers
-        old_last_ns = np.where(same, waiting.last_ns[at], 0)
-        old_before_ns = np.where(same, waiting.before_ns[at], 0)
-        later = last_ns >= old_last_ns
-        counts = counts + np.where(same, waiting.count[at], 0)
-        last = np.where(later, last, waiting.last[at])
-        before_ns = np.where(later, np.maximum(before_ns, old_last_ns), np.maximum(last_ns, old_before_ns))
-        last_ns = np.maximum(last_ns, old_last_ns)
-        whole = counts == group.size
-        self._count(group, last_ns[whole], before_ns[whole], last[whole])
-        waiting.number[at] = np.where(whole, -1, numbers)
-        waiting.count[at], waiting.last_ns[at], waiting.before_ns[at], waiting.last[at] = (
-            counts,
-            last_ns,
-            before_ns,
-            last,
-        )
+        made["last"] = np.where(later, made["last"], old["last"])
+        made["last_ns"] = np.maximum(made["last_ns"], old_last_ns)
+        made["count"] += np.where(same, old["count"], 0)
+        whole = made["count"] == self._sizes[groups]
+        self._waiting[at] = made
+        self._waiting["count"][at[whole]] = 0
+        return groups[whole], made[whole]
 
-    def _count(self, group: _Group, last_ns: Integers, before_ns: Integers, last: Integers) -> None:
-        members = len(group.members)
-        if members < 2 or not len(last):
+    def _count(self, groups: Integers, made: Records) -> None:
+        """Count calls that all ranks have made (dtype _WAITING)."""
+        several = self._sizes[groups] > 1
+        groups, made = groups[several], made[several]
+        if not len(groups):
             return
         # Of calls that are made ahead many are late at once: that time counts once.
-        order = np.argsort(last_ns, kind="stable")
-        until_ns = np.concatenate(([group.waited_until_ns], np.maximum(last_ns[order][:-1], group.waited_until_ns)))
-        alone_ns = np.maximum(last_ns[order] - np.maximum(before_ns[order], until_ns), 0)
-        group.waited_until_ns = max(group.waited_until_ns, int(last_ns[order[-1]]))
-        lasts = np.bincount(last, minlength=members).tolist()
-        lags = np.bincount(last, weights=last_ns - before_ns, minlength=members).tolist()
-        alone = np.bincount(last[order], weights=alone_ns, minlength=members).tolist()
-        for member in range(members):
-            group.lasts[member] += lasts[member]
-            group.lags_ns[member] += int(lags[member])
-            group.alone_ns[member] += int(alone[member])
+        order = np.lexsort((made["last_ns"], groups))
+        groups, made = groups[order], made[order]
+        last, last_ns, before_ns = made["last"], made["last_ns"], made["before_ns"]
+        begins = np.concatenate(([True], groups[1:] != groups[:-1]))
+        until_ns = np.where(begins, 0, np.concatenate(([0], last_ns[:-1])))
+        until_ns = np.maximum(until_ns, self._waited_until_ns[groups])
+        alone_ns = np.maximum(last_ns - np.maximum(before_ns, until_ns), 0)
+        ends = np.concatenate((begins[1:], [True]))
+        counted = groups[ends]
+        self._waited_until_ns[counted] = np.maximum(self._waited_until_ns[counted], last_ns[ends])
+        totals = self._counts.totals
+        for total, weights in zip(totals, (None, last_ns - before_ns, alone_ns), strict=True):
+            total += np.bincount(last, weights, minlength=len(total)).astype(np.int64)
+        for number in counted.tolist():
+            self._by_number[number].shown = None
 
     def _places_of(
         self, instances: npt.NDArray[Any], communicator_of: Callable[[int], Communicator | None]
     ) -> tuple[Integers, Integers]:
-        """Number of the group and index of the member of each; group -1: not wanted."""
+        """Number of the group and member of each; group -1: not wanted."""
         known, groups, members = self._arrays()
         at = np.searchsorted(known, instances)
         strange = known[np.minimum(at, len(known) - 1)] != instances
@@ -284,34 +312,42 @@ class Stragglers:
         return self._table
 
     def _add_instance(self, instance: int, communicator: Communicator | None) -> None:
-        """Find the index of an instance; an unknown one is looked up again at the next call."""
+        """Find the group and member of an instance; an unknown one is looked up again at the next call."""
         if communicator is None or communicator.name == UNKNOWN:
             return
         self._table = None
         group = self._groups.get(communicator.name)
         if group is None:
             alone = communicator.nranks == 1 or communicator.local_ranks == 1
-            if alone or not communicator.whole or len(self._groups) >= MOST_GROUPS:
+            if alone or not communicator.whole or not self._free_numbers:
                 self._places[instance] = _NOBODY
                 return
-            group = self._groups[communicator.name] = self._by_number[self._next_number] = _Group(self._next_number)
-            self._next_number += 1
+            number = self._free_numbers.pop()
+            group = self._groups[communicator.name] = self._by_number[number] = _Group(number)
         if not communicator.whole:
             # Its calls are numbered from when it was first seen: they do not match those of the others.
             self._places[instance] = _NOBODY
             self._leave_out(group)
             return
         group.expected = communicator.local_ranks or 0
+        member = self._counts.add_member()
         self._labels[instance] = communicator.name, format_label(communicator.rank)
-        self._places[instance] = (group.number if group.matches else _NOT_WANTED), len(group.members)
-        group.members.append(instance)
-        group.lasts.append(0)
-        group.lags_ns.append(0)
-        group.alone_ns.append(0)
+        self._places[instance] = (group.number if group.matches else _NOT_WANTED), member
+        group.instances.append(instance)
+        group.members.append(member)
+        group.shown = None
+        self._sizes[group.number] = max(group.expected, len(group.members))
 
     def _leave_out(self, group: _Group) -> None:
         group.matches = False
-        for member in group.members:
-            if member in self._places:
-                self._places[member] = _NOBODY
+        for instance in group.instances:
+            if instance in self._places:
+                self._places[instance] = _NOBODY
         self._table = None
+
+
+def _empty_window() -> Records:
+    """Room for the calls of all groups that may wait; only what is written to takes memory."""
+    memory = mmap.mmap(-1, MOST_GROUPS * WINDOW * _WAITING.itemsize)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)  # each group's pages lie apart
+    return np.frombuffer(memory, _WAITING)
