@@ -73,6 +73,7 @@ bytecode: $(STAMPS)/run  ## compile the modules: a service's user may write no b
 demo: packages $(STAMPS)/run build bytecode  ## two hosts, two rails, jobs of the real NCCL on a stand-in for CUDA, the agent beside them, then a stall; DEMO="--keep" runs one demo with these options instead
 # The first that is pinned is the one that the demo's job calls; without it the demo says so and takes its own library.
 	@testbed/nccl/fetch-wheels $(BIN)/python 1 || echo "the demo goes on without NCCL, and shows less" >&2
+	@$(if $(findstring disaggregated,$(DEMO)),$(MAKE) --no-print-directory $(STAMPS)/transfers)
 	$(BIN)/railscope demo $(DEMO)
 	@[ -n '$(DEMO)' ] || $(BIN)/railscope demo --fault stall
 
@@ -106,8 +107,8 @@ check: $(STAMPS)/venv build lint  ## format, lint, types, the map, and the unit 
 test-faults: setup packages-test $(STAMPS)/nccl  ## break things on purpose: what is said of each fault, as a table and JSON
 	$(BIN)/python -m tests.faults $(FAULTS)
 
-# Real libraries other than NCCL, for tests of what they transfer.
-$(STAMPS)/transfers: tests/transfers/wheels.txt
+# Real libraries other than NCCL, for tests of what they transfer, and for the demo's disaggregated inference.
+$(STAMPS)/transfers: testbed/transfers/wheels.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: \
 		--upgrade --target $(VENV)/transfers --requirement $<
 	@mkdir -p $(STAMPS) && touch $@

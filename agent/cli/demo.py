@@ -6,7 +6,7 @@ it did is compared, call by call and byte by byte, with what the agent saw.  Wit
 the demo ends with what the agent says of it.
 
 The library is the real NCCL on a stand-in for CUDA (testbed/nccl) where a checkout has fetched it, else the testbed's
-own, of which calls are all there is to see.
+own, of which calls are all there is to see.  With the pattern `disaggregated` the real NIXL moves KV caches beside it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import random
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -47,12 +46,15 @@ from railscope.agent.cli.demo_counts import (
 )
 from railscope.agent.cli.demo_fault import (
     FaultKind,
+    OwnStalls,
     PlannedFault,
     next_step_lines,
     plan_fault,
     stalls_of,
+    stalls_untold,
     verdict_lines,
 )
+from railscope.agent.cli.demo_transfers import DISAGGREGATED, JOB_PATTERN, InferenceBeside, write_table
 from railscope.agent.config.options import Config, ListenAddress
 from railscope.agent.facts.snapshot import RailFacts, Snapshot
 from railscope.agent.facts.stall import Stall
@@ -67,6 +69,7 @@ from railscope.testbed.job import GptShape, Job, JobOptions
 from railscope.testbed.namespaces import NAMESPACES_DIRECTORY
 from railscope.testbed.nccl.build import BuildError, Double, build
 from railscope.testbed.nccl.library import NCCL_VERSION, LibraryMissing
+from railscope.testbed.transfers.library import find_nixl, nixl_version
 
 _log = logging.getLogger("railscope.demo")
 
@@ -137,7 +140,7 @@ def run_demo(settings: DemoSettings, out: TextIO, version: str) -> int:
         SystemExit: SIGTERM ended it.
     """
     try:
-        with _stalls_untold():
+        with stalls_untold():
             return _run(settings, out, version)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -146,18 +149,6 @@ def run_demo(settings: DemoSettings, out: TextIO, version: str) -> int:
         # A fabric makes this of SIGTERM.
         print("interrupted", file=sys.stderr)
         raise
-
-
-@contextmanager
-def _stalls_untold() -> Iterator[None]:
-    """Keep the daemon from logging stalls: the demo tells of them itself, while it does not kill the ranks."""
-    logger = logging.getLogger("railscope.stalls")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _run(settings: DemoSettings, out: TextIO, version: str) -> int:
@@ -171,6 +162,12 @@ def _run(settings: DemoSettings, out: TextIO, version: str) -> int:
     else:
         patterns = (settings.pattern,)
     library = find_library(settings.library)
+    if settings.pattern == DISAGGREGATED:
+        wheels = find_nixl()
+        words = (
+            f"{library.words}; beside it the real NIXL {nixl_version(wheels)} writes KV caches over TCP, with its UCX"
+        )
+        library = replace(library, words=words)
     stalls = OwnStalls()
     with (
         Fabric(hosts=settings.hosts, rails=2) as fabric,
@@ -228,9 +225,11 @@ def find_library(wanted: str) -> JobLibrary:
 def _config(hosts: Sequence[Host], settings: DemoSettings, *, watchful: bool) -> Config:
     """An agent that observes the processes of these hosts: other jobs of this machine are none of the demo's.
 
-    `watchful`: it reads what tells a sick rail, too.
+    `watchful`: it reads what tells a sick rail, too.  Connections tell whose the bytes of a rail are.
     """
     rails = {"netdev", "tcp", "qdisc"} if watchful else {"netdev"}
+    if settings.pattern == DISAGGREGATED:
+        rails.add("tcp")
     return Config(
         listen=ListenAddress("127.0.0.1", _PORT),
         namespaces=frozenset((NAMESPACES_DIRECTORY / host.namespace).stat().st_ino for host in hosts),
@@ -243,28 +242,6 @@ def _config(hosts: Sequence[Host], settings: DemoSettings, *, watchful: bool) ->
         state_directory=None,
         verdicts_socket=None,
     )
-
-
-class OwnStalls:
-    """Tells of stalls, and only of those of given processes.
-
-    The daemon's loop sees them begin, and the demo's thread asks, so that nothing is said once the demo has stopped.
-    """
-
-    def __init__(self) -> None:
-        self._begun: deque[Stall] = deque()
-
-    def record(self, stall: Stall) -> None:
-        """A stall has begun; on the daemon's loop."""
-        self._begun.append(stall)
-
-    def log_new(self, pids: Collection[int]) -> None:
-        """Log what began since the last time, of these processes."""
-        while self._begun:
-            stall = self._begun.popleft()
-            if stall.pid in pids:
-                why = f"{stall.diagnosis.cause.value}: {'; '.join(stall.diagnosis.evidence)}"
-                _log.warning("communicator %s rank %s stalls in %s: %s", stall.comm, stall.rank, stall.op, why)
 
 
 def gpt_shape(ranks: int) -> GptShape:
@@ -349,6 +326,7 @@ class _Demo:
         self._verified = True
         self._rails: dict[tuple[str, str, str], RailCount] = {}
         """By namespace, device and direction."""
+        self._beside = InferenceBeside(fabric, daemon.observer.snapshot)
         self._say(
             f"{settings.hosts} hosts × 2 rails from network namespaces, {settings.ranks_per_host} rank(s) a host; "
             f"{library.words}; the agent watches from outside"
@@ -360,7 +338,10 @@ class _Demo:
 
     def run_job(self, pattern: str, seconds: float) -> None:
         """One job, watched from before its first call to after its last."""
-        with Job(self._fabric.hosts, self._options(pattern, seconds), self._library.nccl) as job:
+        with (
+            self._beside.running(pattern == DISAGGREGATED),
+            Job(self._fabric.hosts, self._options(pattern, seconds), self._library.nccl) as job,
+        ):
             idle = self._begin(pattern, job)
             if self._settings.keep:
                 self._tell_address(job)
@@ -371,6 +352,8 @@ class _Demo:
                     raise
                 job.stop()
             reports = job.wait(_FINISH_SECONDS)
+            for line in self._beside.finish():
+                self._say(line)
         time.sleep(_SETTLE_SECONDS)
         snapshot = self._observer.snapshot()
         for report in reports:
@@ -390,7 +373,7 @@ class _Demo:
     def _options(self, pattern: str, seconds: float, *, batch: int | None = None) -> JobOptions:
         ranks = self._settings.hosts * self._settings.ranks_per_host
         return JobOptions(
-            pattern=pattern,
+            pattern=JOB_PATTERN if pattern == DISAGGREGATED else pattern,
             seconds=seconds,
             ranks_per_host=self._settings.ranks_per_host,
             hold=True,
@@ -402,6 +385,8 @@ class _Demo:
         """Let the job go once it is observed; returns its rails as they were before."""
         idle = self._await_attached(job.pids)
         self._say(f"\n{pattern}: {len(job.pids)} ranks, pids {' '.join(map(str, job.pids))}")
+        for line in self._beside.release():
+            self._say(line)
         job.release()
         if self._full_window is None:
             self._full_window = time.monotonic() + _WINDOW_NS / 1e9
@@ -416,9 +401,12 @@ class _Demo:
         while job.running() and time.monotonic() < end:
             time.sleep(0.05)
             if not self._settings.keep:
-                self._stalls.log_new(job.pids)
+                self._stalls.log_new((*job.pids, *self._beside.pids))
             if time.monotonic() >= next_view and not quiet:
-                before = self._show(self._observer.snapshot(), job.pids, before)
+                snapshot = self._observer.snapshot()
+                before = self._show(snapshot, job.pids, before)
+                for line in self._beside.live_lines(snapshot, self._namespaces):
+                    self._say(line)
                 next_view += _VIEW_SECONDS
 
     def _await_attached(self, pids: Sequence[int]) -> Mapping[tuple[str, str], RailFacts]:
@@ -426,9 +414,9 @@ class _Demo:
         deadline = time.monotonic() + _ATTACH_SECONDS
         enough = None
         while time.monotonic() < deadline:
-            if self._observer.observes(pids):
+            snapshot = self._observer.snapshot() if self._observer.observes((*pids, *self._beside.pids)) else None
+            if snapshot is not None and self._beside.is_seen(snapshot):
                 enough = enough or time.monotonic() + _BELOW_SECONDS
-                snapshot = self._observer.snapshot()
                 rails = self._rails_of(snapshot)
                 read = all(rail.transmit_bytes is not None for rail in rails.values())
                 seen = self._is_all_probed(snapshot) or time.monotonic() > enough
@@ -476,6 +464,8 @@ class _Demo:
         )
         if self._settings.fault is None:
             self._say(f"  kill -STOP {job.pids[-1]}               # stops a rank; kill -CONT lets it go on")
+            for name, pid in self._beside.decodes.items():
+                self._say(f"  kill -STOP {pid}               # stops {name}")
 
     def run_fault(self, pattern: str, kind: FaultKind) -> int:
         """Let a job run, break something, and show what the agent says; returns 0 when it named the fault.
@@ -483,15 +473,18 @@ class _Demo:
         With `keep` the reader finds it: the demo says what it was when Ctrl-C ends it.
         """
         settings = self._settings
-        with Job(
-            self._fabric.hosts, self._options(pattern, _ENDLESS_SECONDS, batch=_FAULT_BATCH), self._library.nccl
-        ) as job:
+        options = self._options(pattern, _ENDLESS_SECONDS, batch=_FAULT_BATCH)
+        with (
+            self._beside.running(pattern == DISAGGREGATED),
+            Job(self._fabric.hosts, options, self._library.nccl) as job,
+        ):
             self._begin(pattern, job)
             if settings.keep:
                 self._tell_address(job)
             self._watch(job, settings.seconds / 2)
             rank = random.randrange(len(job.pids)) if settings.keep else len(job.pids) - 1
-            planned = plan_fault(kind, self._fabric, job, rank)
+            stopped = self._beside.plan_stopped_decode() if kind is FaultKind.STALL else None
+            planned = stopped or plan_fault(kind, self._fabric, job, rank)
             with planned.fault:
                 broken = time.monotonic()
                 if settings.keep:
@@ -521,9 +514,10 @@ class _Demo:
             self._say("what to run next on a real host:")
             for line in next_step_lines(named):
                 self._say(line)
+            option = f" --pattern {pattern}" if settings.pattern != "all" else ""
             self._say(
                 "what to run next here: `railscope demo --fault "
-                f"{kind.value} --keep`, which waits while you find it with `railscope top`"
+                f"{kind.value}{option} --keep`, which waits while you find it with `railscope top`"
             )
         return 0 if found is not None else 1
 
@@ -538,18 +532,20 @@ class _Demo:
 
     def _await_verdict(self, planned: PlannedFault, job: Job, broken: float) -> tuple[float | None, tuple[Stall, ...]]:
         """Seconds until the fault was named, None: it was not; and all stalls of the job a little later."""
+        pids = (*job.pids, *self._beside.pids)
         while time.monotonic() < broken + _VERDICT_SECONDS:
             time.sleep(0.05)
-            stalls = stalls_of(self._observer.snapshot(), job.pids)
+            stalls = stalls_of(self._observer.snapshot(), pids)
             if any(planned.is_named_by(stall) for stall in stalls):
                 found = time.monotonic() - broken
-                ranks = len(job.pids)
+                # Who does not write to the process that is stopped goes on.
+                waiting = 1 if planned.peer else len(job.pids)
                 deadline = time.monotonic() + _OTHERS_SECONDS
-                while len({stall.pid for stall in stalls}) < ranks and time.monotonic() < deadline:
+                while len({stall.pid for stall in stalls}) < waiting and time.monotonic() < deadline:
                     time.sleep(0.1)
-                    stalls = stalls_of(self._observer.snapshot(), job.pids) or stalls
+                    stalls = stalls_of(self._observer.snapshot(), pids) or stalls
                 return found, stalls
-        return None, stalls_of(self._observer.snapshot(), job.pids)
+        return None, stalls_of(self._observer.snapshot(), pids)
 
     # ---- the end ----
 
@@ -557,8 +553,9 @@ class _Demo:
         """Print the comparison; returns the exit status."""
         rails = [self._rails[key] for key in sorted(self._rails, key=lambda key: key[:2])]
         equal = len(self._did) == len(self._seen) and all(map(counts_are_equal, self._did, self._seen))
+        equal &= self._beside.wrote == self._beside.seen
         compared = sum(count["calls"] for rank in self._did for count in rank.ops.values())
-        ok = equal and self._verified and compared > 0
+        ok = equal and self._verified and self._beside.verified and compared > 0
         if self._settings.as_json:
             result = {
                 "library": "workload" if self._library.nccl is None else f"nccl {NCCL_VERSION}",
@@ -566,6 +563,8 @@ class _Demo:
                 "observed": [asdict(rank) for rank in self._seen],
                 "completions": [asdict(one) for one in self._completions],
                 "rails": [asdict(rail) for rail in rails],
+                "transfers": [asdict(one) for one in self._beside.wrote],
+                "observed_transfers": [asdict(one) for one in self._beside.seen],
                 "verified": self._verified,
                 "ok": ok,
             }
@@ -583,6 +582,8 @@ class _Demo:
 
     def _say_tables(self, rails: Sequence[RailCount]) -> None:
         for line in ("", *count_table(self._did, self._seen)):
+            self._say(line)
+        for line in write_table(self._beside.wrote, self._beside.seen):
             self._say(line)
         if self._completions:
             self._say("\noperations that the agent saw complete: time from NCCL's hand-over to its network threads to")

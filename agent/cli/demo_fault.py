@@ -6,7 +6,10 @@ to.  The words are those of /stalls and of the table of causes (agent/facts/caus
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -19,7 +22,43 @@ from railscope.testbed.faults import Fault, LinkDown, SlowRail, Stopped
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.job import Job
 
+_log = logging.getLogger("railscope.demo")
+
 _SLOW_MBIT: Final = 50
+
+
+@contextmanager
+def stalls_untold() -> Iterator[None]:
+    """Keep the daemon from logging stalls: the demo tells of them itself, while it does not kill the ranks."""
+    logger = logging.getLogger("railscope.stalls")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+class OwnStalls:
+    """Tells of stalls, and only of those of given processes.
+
+    The daemon's loop sees them begin, and the demo's thread asks, so that nothing is said once the demo has stopped.
+    """
+
+    def __init__(self) -> None:
+        self._begun: deque[Stall] = deque()
+
+    def record(self, stall: Stall) -> None:
+        """A stall has begun; on the daemon's loop."""
+        self._begun.append(stall)
+
+    def log_new(self, pids: Collection[int]) -> None:
+        """Log what began since the last time, of these processes."""
+        while self._begun:
+            stall = self._begun.popleft()
+            if stall.pid in pids:
+                why = f"{stall.diagnosis.cause.value}: {'; '.join(stall.diagnosis.evidence)}"
+                _log.warning("communicator %s rank %s stalls in %s: %s", stall.comm, stall.rank, stall.op, why)
 
 
 class FaultKind(StrEnum):
@@ -49,6 +88,8 @@ class PlannedFault:
     """What the agent has to call it."""
     pid: int | None = None
     """The process that has to be blamed."""
+    peer: str = ""
+    """Of a transfer: the other end that has to be named; empty: it is the job that is broken."""
     device: str = ""
     netns: str = ""
     """The rail that has to be blamed."""
@@ -58,6 +99,8 @@ class PlannedFault:
         found = stall.diagnosis
         if found.cause != self.cause:
             return False
+        if self.peer:
+            return (stall.peer, found.blamed_pid) == (self.peer, self.pid)
         if self.pid is not None:
             return stall.pid == self.pid
         return (found.device, found.netns) == (self.device, self.netns)
@@ -93,9 +136,14 @@ def verdict_lines(stalls: Sequence[Stall], now_ns: int) -> Iterator[str]:
         found = stall.diagnosis
         size = "" if stall.payload_bytes is None else f" of {format_amount(stall.payload_bytes, 'B')}"
         length = format_length(stall.length_ns(now_ns) / 1e9)
-        who = f"communicator {stall.comm}, rank {stall.rank} (pid {stall.pid})"
+        if stall.library:
+            who, size = f"process {stall.pid}", f"{size} to {stall.peer or 'an unknown peer'}"
+        else:
+            who = f"communicator {stall.comm}, rank {stall.rank} (pid {stall.pid})"
         yield f"  {who}: stalled in {stall.op}{size} for {length}"
         blamed = "" if found.blamed_rank is None else f", blames rank {found.blamed_rank}"
+        if found.blamed_pid is not None:
+            blamed = f", blames process {found.blamed_pid}"
         if found.device:
             blamed = f", blames {rail_name(found.rail, found.device, found.netns)}"
         yield f"    cause {found.cause.value}{blamed}: {facts_of(found.cause).meaning}"
@@ -109,7 +157,7 @@ def next_step_lines(stall: Stall) -> Iterator[str]:
     netns = stall.diagnosis.netns
     values = {
         "rank": stall.rank,
-        "pid": str(stall.pid),
+        "pid": str(stall.diagnosis.blamed_pid or stall.pid),
         "gpu": "GPU",
         "device": stall.diagnosis.device,
         "inside": f"ip netns exec {netns} " if netns else "",

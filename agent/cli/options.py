@@ -125,14 +125,16 @@ def _add_demo_options(parser: CommandParser) -> None:
     parser.add_argument(
         "--pattern",
         default="all",
-        choices=("all", "ddp", "tensor-parallel", "moe", "inference", "mixed", "gpt"),
-        help="traffic pattern of the job (default: all but gpt, one after the other); gpt: pipeline of "
-        "tensor-parallel stages with replicas, as far as the ranks suffice; with --fault or --keep: ddp",
+        choices=("all", "ddp", "tensor-parallel", "moe", "inference", "mixed", "gpt", "disaggregated"),
+        help="traffic pattern of the job (default: all but the last two, one after the other); gpt: pipeline of "
+        "tensor-parallel stages with replicas, as far as the ranks suffice; disaggregated: inference, and beside it "
+        "prefill processes that write KV caches to decode processes with the real NIXL; with --fault or --keep: ddp",
     )
     parser.add_argument(
         "--fault",
         choices=("stall", "rail-down", "slow-rail"),
-        help="break something in the middle, and end with what the agent says of it; stall: a rank is stopped",
+        help="break something in the middle, and end with what the agent says of it; stall: a rank is stopped, with "
+        "disaggregated a decode process",
     )
     parser.add_argument(
         "--keep",

@@ -158,6 +158,8 @@ class Diagnosis:
     at_once: bool = False
     """Broken beyond doubt, and others wait because of it: where the kernel told when it began, no limit applies."""
     blamed_rank: int | None = None
+    blamed_pid: int | None = None
+    """Process at a transfer's other end that is to blame, where it is on this host; else None."""
     rail: str = ""
     device: str = ""
     netns: str = ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,17 +33,24 @@ class TransferTotal:
 
 @dataclass(frozen=True, slots=True)
 class PeerTransfers:
-    """What a process did with one peer."""
+    """What a process did with one peer, or with all whose names are not known."""
 
     library: str
     op: str
+    direction: str
+    """As of `TransferTotal`."""
     pid: int
     peer: str
+    """As the library calls it; empty: those without a name, and those beyond the busiest."""
     operations: int
     payload_bytes: int | None
     completed: int
+    """Without failures."""
+    failed: int
     seconds: float
     """Sum of the durations of those that completed without failure."""
+    durations: Histogram | None
+    """Of those, in seconds; None: none has completed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +72,17 @@ class NodeTransfers:
 
     totals: tuple[TransferTotal, ...] = ()
     under_way: tuple[TransferUnderWay, ...] = ()
-    peers: tuple[PeerTransfers, ...] = ()
-    """Of peers that have a name, the busiest first."""
+    by_peer: tuple[PeerTransfers, ...] = ()
+    """Of processes that run, by peer, the busiest first."""
+    most_peers: int = 0
+    """Of each process that become series, the busiest of those that have a name."""
     probed: tuple[tuple[str, str, bool], ...] = ()
     """(file, library in it, whether probes are on it)."""
+
+    def shown_peers(self) -> Iterator[PeerTransfers]:
+        """Those of `by_peer` that become series."""
+        of_process: Counter[int] = Counter()
+        for one in self.by_peer:
+            if one.peer and of_process[one.pid] < self.most_peers:
+                of_process[one.pid] += 1
+                yield one

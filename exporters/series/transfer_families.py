@@ -34,7 +34,7 @@ def transfer_families(transfers: NodeTransfers) -> Iterator[Draft]:
         catalogue.TRANSFER_INFLIGHT_SECONDS,
         (((*labels, one.peer), one.oldest_seconds) for labels, one in under_way),
     )
-    peers = [((one.library, one.op, str(one.pid), one.peer), one) for one in transfers.peers]
+    peers = [((one.library, one.op, str(one.pid), one.peer), one) for one in transfers.shown_peers()]
     yield Draft(catalogue.TRANSFER_PEER_OPERATIONS, ((labels, one.operations) for labels, one in peers))
     yield Draft(
         catalogue.TRANSFER_PEER_PAYLOAD_BYTES,

@@ -132,6 +132,8 @@ def describe_stall(
         told["library"] = stall.library
         if stall.peer:
             told["peer"] = stall.peer
+        if diagnosis.blamed_pid is not None:
+            told["blamed_pid"] = diagnosis.blamed_pid
     return told
 
 

@@ -56,6 +56,7 @@ class StallDocument(TypedDict):
     evidence: Annotated[list[str], "sentences, the weightiest first"]
     library: NotRequired[Annotated[str, "library whose transfer it is; absent: NCCL"]]
     peer: NotRequired[Annotated[str, "other end of a transfer: the library's name for it, or its address, if known"]]
+    blamed_pid: NotRequired[Annotated[int, "process at the other end that is to blame, where it is on this host"]]
     blamed_stack: NotRequired[Annotated[StackDocument, "on /stalls only, with --stall.stacks"]]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -13,10 +14,14 @@ from typing import Any
 import pytest
 
 from railscope.testbed.nccl.build import Double
+from railscope.testbed.transfers.library import WHEELS
 from tests.fabric.agent_process import RAILSCOPE
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.nccl]
 
+with_nixl = pytest.mark.skipif(
+    not (WHEELS / "nixl_cu12").exists(), reason="NIXL is not there for this Python: run make .venv/.stamps/transfers"
+)
 DEMO = (str(RAILSCOPE), "demo", "--library", "nccl")
 
 
@@ -59,6 +64,39 @@ def test_a_stopped_rank_is_the_verdict_that_the_demo_ends_with(double: Double) -
     assert "cause process_stopped, blames rank 1" in said
     assert "evidence: " in said
     assert "kill -CONT" in said
+
+
+@with_nixl
+def test_a_disaggregated_inference_beside_the_job_is_counted_write_by_write_and_recorded(
+    double: Double, tmp_path: Path
+) -> None:
+    assert double.workload.is_file()
+    result = run("--seconds", "6", "--pattern", "disaggregated", "--record", str(tmp_path / "dataset"))
+    assert result["ok"]
+    assert result["transfers"] == result["observed_transfers"]
+    (pair,) = result["transfers"]
+    assert (pair["prefill"], pair["decode"], pair["payload_bytes"]) == (
+        "prefill-0", "decode-0", pair["operations"] << 20
+    )  # fmt: skip
+    assert pair["operations"] > 0
+    assert result["jobs"] == result["observed"]
+
+
+@with_nixl
+def test_a_stopped_decode_process_is_the_verdict_that_the_demo_ends_with(double: Double) -> None:
+    assert double.workload.is_file()
+    arguments = ("--pattern", "disaggregated", "--seconds", "8", "--fault", "stall")
+    ran = subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=170)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    before, _, said = ran.stdout.partition("to which KV caches are written, is stopped: kill -STOP")
+    decode = said.split()[0]
+    assert "the real NIXL 1." in before
+    assert re.search(r"nixl prefill-0 \(pid \d+\) → decode-0: [\d,]+ writes/s", before), before
+    owners = re.findall(r"host0 rail\d: sent by (.*)", before)
+    assert any("nixl" in line and "nccl" in line for line in owners), before
+    assert re.search(r"process \d+: stalled in nixl Write of 1.05 MB to decode-0 for", said), said
+    assert f"cause process_stopped, blames process {decode}" in said
+    assert f"kill -CONT {decode}" in said
 
 
 def test_a_demo_that_is_kept_answers_like_an_agent_until_it_is_interrupted(double: Double) -> None:

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from railscope.testbed.hosts import Host
+from railscope.testbed.transfers.library import PERFTEST as PROGRAM
+from railscope.testbed.transfers.library import WHEELS
 
-WHEELS: Final = Path(__file__).resolve().parents[2] / ".venv/transfers"
-"""What wheels.txt pins, unpacked by `make .venv/.stamps/transfers`."""
-PROGRAM: Final = WHEELS / "libucx/bin/ucx_perftest"
 _PORT: Final = 13_337
 
 

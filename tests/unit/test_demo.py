@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from railscope.agent.cli import demo
-from railscope.agent.cli.demo import OwnStalls, find_library
+from railscope.agent.cli.demo import find_library
 from railscope.agent.cli.demo_counts import (
     LiveTotals,
     OpCompletion,
@@ -19,7 +19,7 @@ from railscope.agent.cli.demo_counts import (
     rail_line,
     rail_table,
 )
-from railscope.agent.cli.demo_fault import next_step_lines, verdict_lines
+from railscope.agent.cli.demo_fault import OwnStalls, next_step_lines, verdict_lines
 from railscope.agent.facts.snapshot import CommunicatorFacts, RankTimes
 from railscope.testbed.hosts import TestbedError
 from railscope.testbed.nccl.build import BuildError, build

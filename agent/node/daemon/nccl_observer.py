@@ -320,6 +320,13 @@ class NcclObserver:
         return self._libraries.change_fd
 
     @property
+    def probed_pids(self) -> Set[int]:
+        """Processes that map a library with probes on it: NCCL, or another one that transfers."""
+        others = self._transfers.probed if self._transfers is not None else ()
+        of_nccl = [library.mappers for library in self.libraries if library.links is not None]
+        return {one.pid for mappers in (*of_nccl, *(file.mappers for file in others)) for one in mappers}
+
+    @property
     def libraries(self) -> tuple[Library, ...]:
         """Those that were found, probed or not."""
         return self._libraries.libraries

@@ -331,9 +331,7 @@ class Observer:
     def observes(self, pids: Iterable[int]) -> bool:
         """Whether each of these processes maps a library that is probed."""
         with self._lock:
-            libraries = self._nccl.libraries if self._nccl is not None else ()
-            probed = {m.pid for library in libraries if library.links is not None for m in library.mappers}
-            return probed.issuperset(pids)
+            return self._nccl is not None and self._nccl.probed_pids.issuperset(pids)
 
     def close(self) -> None:
         """Detach everywhere and stop sampling."""

@@ -205,7 +205,8 @@ class StuckTransfers:
         held = own or end.held
         if held is not None:
             whose = "" if own is not None else " (the other end of that connection)"
-            return replace(held, evidence=(held.evidence[0] + whose, *held.evidence[1:], *evidence))
+            sentences = (held.evidence[0] + whose, *held.evidence[1:], *evidence)
+            return replace(held, evidence=sentences, blamed_pid=None if own is not None else end.pid)
         if end.pid is not None:
             evidence.append(f"process {end.pid} of this host holds the other end, and is not stopped")
         return Diagnosis(Cause.UNKNOWN, tuple(evidence), culprit=False)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from railscope.agent.facts.transfers import NodeTransfers, PeerTransfers, TransferUnderWay
 from railscope.agent.node.inspection.inspection import Inspection
@@ -28,7 +29,7 @@ from railscope.agent.node.inspection.pages import load_pages
 from railscope.agent.node.inspection.questions import NotYet, Refused
 from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.transfers.files import AreComplete, OpenTransferLibrary, TransferFile
-from railscope.agent.node.transfers.totals import Sums
+from railscope.agent.node.transfers.totals import Sums, histogram_of
 from railscope.probes.clock import Clock
 from railscope.probes.libraries.communication import CommunicationLibrary
 from railscope.probes.libraries.files import file_stamp, same_library
@@ -286,7 +287,7 @@ class TransferWatch:
         return self._peer(one.pid, one.function, one.peer)
 
     def facts(self, *, most_peers: int = MOST_PEERS) -> NodeTransfers:
-        """What processes did, and have under way.
+        """What processes did, and have under way; `most_peers` of each process become series.
 
         Raises:
             KernelRefusal: a table cannot be read.
@@ -318,7 +319,7 @@ class TransferWatch:
             )
             for (pid, function), several in sorted(grouped.items())
         )
-        return NodeTransfers(sums.totals(), under_way, self._peers(tables, most_peers), probed)
+        return NodeTransfers(sums.totals(), under_way, self._by_peer(tables), most_peers, probed)
 
     def close(self) -> None:
         """Detach everywhere and free the programs."""
@@ -381,33 +382,27 @@ class TransferWatch:
             return ()
         return (one for one, over in zip(requests, complete, strict=True) if over)
 
-    def _peers(self, tables: TransferTables, most: int) -> tuple[PeerTransfers, ...]:
-        if not most:
-            return ()
-        found: list[PeerTransfers] = []
+    def _by_peer(self, tables: TransferTables) -> tuple[PeerTransfers, ...]:
+        """By process, function and peer; what has no name, and what is beyond the busiest, is one sum each."""
+        rows: dict[tuple[int, int, str], list[int]] = {}
         of_process: Counter[int] = Counter()
-        for at in np.argsort(tables.totals["bytes"], kind="stable")[::-1].tolist():
-            pid, function = int(tables.keys["tgid"][at]), int(tables.keys["function"][at])
-            if function >= len(OPERATIONS) or of_process[pid] >= most:
-                continue
-            name = self._peer(pid, function, int(tables.keys["peer"][at]))
+        keys, totals = tables.keys, tables.totals
+        named = _have_names(keys)
+        for at in np.flatnonzero(named)[np.argsort(totals["bytes"][named], kind="stable")[::-1]].tolist():
+            pid, function = int(keys["tgid"][at]), int(keys["function"][at])
+            name = self._peer(pid, function, int(keys["peer"][at])) if of_process[pid] < MOST_PEERS else ""
             if not name:
+                named[at] = False
                 continue
             of_process[pid] += 1
-            operation, total = OPERATIONS[function], tables.totals[at]
-            found.append(
-                PeerTransfers(
-                    operation.library.value,
-                    operation.op,
-                    pid,
-                    name,
-                    int(total["operations"]),
-                    int(total["bytes"]) if operation.sized else None,
-                    int(total["completed"] - total["failed"]),
-                    int(total["sum_ns"]) / 1e9,
-                )
-            )
-        return tuple(found)
+            rows.setdefault((pid, function, name), []).append(at)
+        rest = np.flatnonzero(~named & (keys["function"] < len(OPERATIONS)))
+        places, which, counts = np.unique(keys[rest][["tgid", "function"]], return_inverse=True, return_counts=True)
+        groups = np.split(rest[np.argsort(which, kind="stable")], np.cumsum(counts)[:-1])
+        for (pid, function), group in zip(places.tolist(), groups, strict=bool(len(places))):
+            rows[pid, function, ""] = group.tolist()
+        found = [_peer_transfers(pid, function, peer, totals[some]) for (pid, function, peer), some in rows.items()]
+        return tuple(sorted(found, key=lambda one: (-(one.payload_bytes or 0), -one.operations)))
 
     def _peer(self, pid: int, function: int, peer: int) -> str:
         library = OPERATIONS[function].library
@@ -517,6 +512,35 @@ class TransferWatch:
 
 _WITH_RANKS: Final = frozenset({"Send", "Recv", "SendRecv", "Put", "Get"})
 """Operations of MPI and NVSHMEM that name a peer."""
+_WITH_NAMES: Final = np.array([one.library is not CommunicationLibrary.UCX for one in OPERATIONS])
+"""By number: UCX has endpoints, which have no name."""
+
+
+def _have_names(keys: Records) -> npt.NDArray[np.bool_]:
+    """Rows of dtype TRANSFER_KEY whose peer may have a name."""
+    functions = np.minimum(keys["function"], len(OPERATIONS) - 1)
+    found: npt.NDArray[np.bool_] = _WITH_NAMES[functions] & (keys["function"] < len(OPERATIONS))
+    return found
+
+
+def _peer_transfers(pid: int, function: int, peer: str, rows: Records) -> PeerTransfers:
+    """The sum of some rows of one process and function."""
+    operation = OPERATIONS[function]
+    totals = {name: sum(rows[name].tolist()) for name in ("operations", "bytes", "completed", "failed", "sum_ns")}
+    done = totals["completed"] - totals["failed"]
+    return PeerTransfers(
+        library=operation.library.value,
+        op=operation.op,
+        direction=operation.direction.value,
+        pid=pid,
+        peer=peer,
+        operations=totals["operations"],
+        payload_bytes=totals["bytes"] if operation.sized else None,
+        completed=done,
+        failed=totals["failed"],
+        seconds=totals["sum_ns"] / 1e9,
+        durations=histogram_of(rows["buckets"].sum(axis=0).tolist(), totals["sum_ns"]) if done else None,
+    )
 
 
 def _under_way(tables: TransferTables) -> tuple[UnderWay, ...]:
