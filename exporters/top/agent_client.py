@@ -26,6 +26,7 @@ _GZIP_WINDOW: Final = 31
 _METRICS_PATH: Final = "/metrics"
 _STALLS_PATH: Final = "/stalls"
 _COMMUNICATORS_PATH: Final = "/communicators"
+_TRANSFERS_PATH: Final = "/transfers"
 
 
 class ClientError(Exception):
@@ -109,7 +110,10 @@ class AgentClient:
             )
         try:
             return parse_scrape(
-                metrics.decode(errors="replace"), self._page(_STALLS_PATH), self._page(_COMMUNICATORS_PATH)
+                metrics.decode(errors="replace"),
+                self._page(_STALLS_PATH),
+                self._page(_COMMUNICATORS_PATH),
+                self._page(_TRANSFERS_PATH),
             )
         except ScrapeError as error:
             raise ClientError(f"{self.display_name} is not a railscope agent, or of another version: {error}") from None

@@ -9,6 +9,7 @@ from typing import Any, Final, Generic, TypeVar
 from railscope.exporters.top.node_view import OpView, RailView, RankView
 from railscope.exporters.top.nvlink_view import GpuView
 from railscope.exporters.top.state import Order, Pane
+from railscope.exporters.top.transfers import TransferView
 from railscope.exporters.top.words import NOT_KNOWN, format_amount, format_length, format_percent
 
 Row = TypeVar("Row")
@@ -177,8 +178,6 @@ RANK_COLUMNS: Final[tuple[Column[RankView], ...]] = (
     ),
     Column("STATE", 7, _state, _urgency, amount=False, from_width=126),
 )
-INITIAL_ORDERS: Final = {Pane.RANKS: Order([column.title for column in RANK_COLUMNS].index("STATE"))}
-"""The initial order: of a thousand ranks those that are in trouble, or busy, come first."""
 RAIL_COLUMNS: Final[tuple[Column[RailView], ...]] = (
     Column(
         "RAIL", 5, lambda one: one.rail, lambda one: (numeric_sort_key(one.rail), one.netns, one.device), amount=False
@@ -226,6 +225,43 @@ GPU_COLUMNS: Final[tuple[Column[GpuView], ...]] = (
         left=True,
     ),
 )
+
+
+def _transfer_state(one: TransferView) -> str:
+    if one.stalled:
+        return f"stalled: {one.stalled}"
+    if one.new_failures:
+        return f"+{format_amount(one.new_failures)} failed"
+    return "waiting" if one.in_flight else ""
+
+
+TRANSFER_COLUMNS: Final[tuple[Column[TransferView], ...]] = (
+    Column("LIBRARY", 8, lambda one: one.library, lambda one: one.library, amount=False),
+    Column("OP", 12, lambda one: one.op, lambda one: one.op, amount=False),
+    Column("PID", 8, lambda one: one.pid, lambda one: numeric_sort_key(one.pid), amount=False),
+    Column("PEER", 16, lambda one: one.peer or NOT_KNOWN, lambda one: one.peer or None, amount=False),
+    Column("OPS/s", 7, lambda one: format_amount(one.operations_per_second), lambda one: one.operations_per_second),
+    Column(
+        "PAYLOAD/s",
+        9,
+        lambda one: format_amount(one.payload_bytes_per_second, "B"),
+        lambda one: one.payload_bytes_per_second,
+    ),
+    Column("TIME", 6, lambda one: format_length(one.mean_seconds), lambda one: one.mean_seconds),
+    Column("OPEN", 5, lambda one: format_amount(one.in_flight), lambda one: one.in_flight, from_width=88),
+    Column(
+        "AGE",
+        6,
+        lambda one: "" if one.waiting_seconds is None else format_length(one.waiting_seconds),
+        lambda one: one.waiting_seconds,
+    ),
+    Column("STATE", 0, _transfer_state, lambda one: one.stalled or None, left=True),
+)
+INITIAL_ORDERS: Final = {
+    Pane.RANKS: Order([column.title for column in RANK_COLUMNS].index("STATE")),
+    Pane.TRANSFERS: Order([column.title for column in TRANSFER_COLUMNS].index("PAYLOAD/s")),
+}
+"""The initial order: of a thousand ranks those that are in trouble, or busy, come first."""
 OP_COLUMNS: Final[tuple[Column[OpView], ...]] = (
     Column("OPERATION", 16, lambda one: one.op, lambda one: one.op, amount=False),
     Column("CALLS/s", 8, lambda one: format_amount(one.calls_per_second), lambda one: one.calls_per_second),

@@ -26,6 +26,7 @@ from railscope.exporters.top.scraped import (
     ScrapedRank,
     ScrapedStall,
 )
+from railscope.exporters.top.transfers import TransferView, make_transfer_views
 
 _NO_PROCESS: Final = ScrapedProcess()
 _LEAST_PART: Final = 0.0005
@@ -139,6 +140,8 @@ class NodeView:
     """The longest first."""
     last_ended: ScrapedStall | None
     failing_collectors: tuple[str, ...]
+    transfers: tuple[TransferView, ...] = ()
+    """Of libraries other than NCCL."""
 
 
 def make_node_view(before: NodeScrape | None, now: NodeScrape, first: NodeScrape | None = None) -> NodeView:
@@ -162,6 +165,12 @@ def make_node_view(before: NodeScrape | None, now: NodeScrape, first: NodeScrape
         stalls=tuple(sorted(now.stalls, key=lambda stall: -stall.seconds)),
         last_ended=now.ended_stalls[-1] if now.ended_stalls else None,
         failing_collectors=now.failing_collectors,
+        transfers=make_transfer_views(
+            compared.transfers if compared is not None else None,
+            now.transfers,
+            span,
+            {(stall.pid, stall.op): stall.cause for stall in now.stalls if stall.library},
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""The live view as lines for pipes: one for the node, each stall, each rank, rail, GPU with NVLinks and operation.
+"""The live view as lines for pipes: the node, each stall, rank, rail, GPU with NVLinks, transfer and operation.
 
 A line is `key=value` pairs (logfmt), the moment first and then the kind of line, so that grep and awk find what they
 look for.  Units are in the names; what cannot be known is left out.
@@ -16,6 +16,7 @@ from railscope.agent.facts.bound import find_bound
 from railscope.exporters.top.node_view import JobView, NodeView, OpView, RailView, RankView
 from railscope.exporters.top.nvlink_view import GpuView
 from railscope.exporters.top.scraped import ScrapedStall
+from railscope.exporters.top.transfers import TransferView
 from railscope.probes.printable import LONGEST_SHOWN, printable
 
 Value = str | float | int | None
@@ -55,6 +56,8 @@ def render_lines(view: NodeView) -> Iterator[str]:
         yield line("rail", **_of_rail(rail))
     for gpu in view.gpus:
         yield line("gpu", **_of_gpu(gpu))
+    for transfer in view.transfers:
+        yield line("transfer", **_of_transfer(transfer))
     for op in view.ops:
         yield line("op", **_of_op(op))
 
@@ -87,6 +90,9 @@ def _of_stall(stall: ScrapedStall) -> dict[str, Value]:
         "program": stall.process.program,
         "seconds": stall.seconds,
         "blamed_rank": stall.blamed_rank,
+        "library": stall.library,
+        "peer": stall.peer,
+        "blamed_pid": stall.blamed_pid,
         "rail": stall.rail,
         "device": stall.device,
         "netns": stall.netns,
@@ -148,6 +154,22 @@ def _of_gpu(gpu: GpuView) -> dict[str, Value]:
         "nvlink_receive_bytes_per_second": gpu.receive_bytes_per_second,
         "new_errors": ",".join(f"{name}:{more}" for name, more in gpu.new_errors),
         "unhealthy": ",".join(gpu.unhealthy),
+    }
+
+
+def _of_transfer(one: TransferView) -> dict[str, Value]:
+    return {
+        "library": one.library,
+        "op": one.op,
+        "pid": one.pid,
+        "peer": one.peer,
+        "operations_per_second": one.operations_per_second,
+        "payload_bytes_per_second": one.payload_bytes_per_second,
+        "mean_seconds": one.mean_seconds,
+        "new_failures": one.new_failures or None,
+        "in_flight": one.in_flight,
+        "waiting_seconds": one.waiting_seconds,
+        "stalled": one.stalled,
     }
 
 

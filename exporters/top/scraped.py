@@ -15,6 +15,7 @@ from railscope.agent.facts import catalogue
 from railscope.agent.facts.rank_identity import RankIdentity, RankKey, rank_identity_from_labels
 from railscope.agent.facts.snapshot import ALL_LINKS
 from railscope.exporters.top.exposition import ScrapedSample, parse_samples
+from railscope.exporters.top.transfers import ScrapedTransfer, TransferKey, parse_transfers
 
 RailKey = tuple[str, str, str]
 """rail, device, network namespace (empty: the agent's own)."""
@@ -164,6 +165,12 @@ class ScrapedStall:
     device: str
     netns: str
     evidence: tuple[str, ...]
+    library: str = ""
+    """Whose transfer it is; empty: NCCL's."""
+    peer: str = ""
+    """Of a transfer: its other end; empty: not known."""
+    blamed_pid: str = ""
+    """Of a transfer: the process at its other end that is to blame; empty: none of the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +206,8 @@ class NodeScrape:
     ended_stalls: tuple[ScrapedStall, ...]
     """Oldest first."""
     failing_collectors: tuple[str, ...]
+    transfers: Mapping[TransferKey, ScrapedTransfer] = field(default_factory=dict)
+    """Empty where the agent does not tell."""
 
 
 _STEPS: Final = f"{catalogue.JOB_STEP_SECONDS.name}_count"
@@ -225,8 +234,10 @@ _NAMES: Final = frozenset(
 ) | {_STEPS, _STEP_SECONDS}
 
 
-def parse_scrape(exposition: str, stalls: bytes | None, communicators: bytes | None = None) -> NodeScrape:
-    """The facts in an agent's metrics, and in its pages of stalls and of communicators where it has them.
+def parse_scrape(
+    exposition: str, stalls: bytes | None, communicators: bytes | None = None, transfers: bytes | None = None
+) -> NodeScrape:
+    """The facts in an agent's metrics, and in its pages of stalls, communicators and transfers where it has them.
 
     Raises:
         ScrapeError: these are not an agent's pages.
@@ -243,6 +254,10 @@ def parse_scrape(exposition: str, stalls: bytes | None, communicators: bytes | N
     processes = samples.named(catalogue.PROCESSES_OBSERVED.name)
     current, ended = _stalls(stalls, at_seconds) if stalls is not None else ((), ())
     told = _communicators(communicators) if communicators is not None else _NOT_TOLD
+    try:
+        transferred = parse_transfers(transfers) if transfers is not None else {}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ScrapeError("/transfers cannot be parsed: does the agent have this version?") from None
     return NodeScrape(
         at_seconds=at_seconds,
         version=build[0].labels.get("version", "unknown"),
@@ -269,6 +284,7 @@ def parse_scrape(exposition: str, stalls: bytes | None, communicators: bytes | N
             for labels, value in samples.named(catalogue.COLLECTOR_SUCCESS.name)
             if not value
         ),
+        transfers=transferred,
     )
 
 
@@ -474,6 +490,9 @@ def _stall(given: Mapping[str, Any], at_seconds: float) -> ScrapedStall:
         device=str(given["device"]),
         netns=str(given.get("netns", "")),
         evidence=tuple(str(sentence) for sentence in given["evidence"]),
+        library=str(given.get("library", "")),
+        peer=str(given.get("peer", "")),
+        blamed_pid=str(given.get("blamed_pid", "")),
     )
 
 

@@ -23,6 +23,7 @@ from railscope.exporters.top.columns import (
     OP_COLUMNS,
     RAIL_COLUMNS,
     RANK_COLUMNS,
+    TRANSFER_COLUMNS,
     Column,
     filter_and_sort,
     shown_columns,
@@ -31,6 +32,7 @@ from railscope.exporters.top.node_view import NodeView, RailView, RankView
 from railscope.exporters.top.nvlink_view import GpuView
 from railscope.exporters.top.scraped import ScrapedStall
 from railscope.exporters.top.state import Pane, ViewState
+from railscope.exporters.top.transfers import TransferView
 from railscope.exporters.top.words import format_length, render_bar
 from railscope.probes.printable import printable
 
@@ -41,6 +43,7 @@ _TITLES: Final[Mapping[Pane, Sequence[str]]] = {
     Pane.RANKS: [column.title for column in RANK_COLUMNS],
     Pane.RAILS: [column.title for column in RAIL_COLUMNS],
     Pane.GPUS: [column.title for column in GPU_COLUMNS],
+    Pane.TRANSFERS: [column.title for column in TRANSFER_COLUMNS],
     Pane.OPS: [column.title for column in OP_COLUMNS],
 }
 COLUMN_COUNTS: Final = {pane: len(titles) for pane, titles in _TITLES.items()}
@@ -48,7 +51,7 @@ COLUMN_COUNTS: Final = {pane: len(titles) for pane, titles in _TITLES.items()}
 
 _MOST_JOBS: Final = 2
 """Whose steps are told above the panes."""
-_LEAST_LINES: Final = {Pane.STALLS: 6, Pane.RANKS: 4, Pane.RAILS: 4, Pane.GPUS: 3, Pane.OPS: 4}
+_LEAST_LINES: Final = {Pane.STALLS: 6, Pane.RANKS: 4, Pane.RAILS: 4, Pane.GPUS: 3, Pane.TRANSFERS: 3, Pane.OPS: 4}
 """What a pane keeps where there is not room for all, if it has as much to show."""
 _NEARLY_FULL: Final = 0.9
 _MUCH_TIME: Final = 2.0
@@ -72,6 +75,7 @@ _HELP: Final = """\
  CPU     processors that the rank's process kept busy, 100%: one
  STATE   stalled ranks first, then by CALLS/s, idle, ended (kept for a while)
  NVLINKS links up of those that the GPU has; rates are of all its links together
+ PEER    other end of a transfer, as its library calls it; transfers: UCX, NIXL, MPI
  MEAN SIZE  payload of a call; ALGBW BUSBW: of operations that completed
 
  – is: cannot be known.                  any key goes back"""
@@ -234,13 +238,12 @@ def _contents(view: NodeView, state: ViewState, width: int, ascii_only: bool) ->
             past=sum(map(has_ended, made)),
         )
 
-    def links() -> _Content:
+    def if_any(pane: Pane, shown: _Content, rows: Sequence[object], nothing: str) -> _Content:
         # Most hosts with GPUs have NVLinks, and hosts without either need no line that says so.
-        shown = table(Pane.GPUS, view.gpus, GPU_COLUMNS, _gpu_style)
-        if view.gpus:
-            return shown
-        nothing = " no NVLink" if state.focus is Pane.GPUS else ""
-        return _Content(None, 0, shown.line, placeholder=nothing)
+        return shown if rows else _Content(None, 0, shown.line, placeholder=nothing if state.focus is pane else "")
+
+    links = table(Pane.GPUS, view.gpus, GPU_COLUMNS, _gpu_style)
+    transfers = table(Pane.TRANSFERS, view.transfers, TRANSFER_COLUMNS, _transfer_style)
 
     stalls = _stall_lines(view, width)
     return {
@@ -252,7 +255,8 @@ def _contents(view: NodeView, state: ViewState, width: int, ascii_only: bool) ->
         ),
         Pane.RANKS: table(Pane.RANKS, view.ranks, RANK_COLUMNS, _rank_style, lambda rank: rank.ended),
         Pane.RAILS: table(Pane.RAILS, view.rails, RAIL_COLUMNS, _rail_style),
-        Pane.GPUS: links(),
+        Pane.GPUS: if_any(Pane.GPUS, links, view.gpus, " no NVLink"),
+        Pane.TRANSFERS: if_any(Pane.TRANSFERS, transfers, view.transfers, " no transfers of other libraries than NCCL"),
         Pane.OPS: table(Pane.OPS, view.ops, OP_COLUMNS, lambda _: ""),
     }
 
@@ -342,6 +346,14 @@ def _rail_style(rail: RailView) -> str:
     return "red" if rail.new_errors else "yellow" if rail.past_errors else ""
 
 
+def _transfer_style(one: TransferView) -> str:
+    if one.stalled:
+        return _BAD
+    if one.new_failures:
+        return "red"
+    return "yellow" if (one.waiting_seconds or 0.0) >= _MUCH_TIME else ""
+
+
 def _gpu_style(gpu: GpuView) -> str:
     if gpu.unhealthy:
         return _BAD
@@ -368,6 +380,12 @@ def _stall_lines(view: NodeView, width: int) -> list[Text]:
 
 
 def _stall_words(stall: ScrapedStall) -> str:
+    if stall.library:
+        peer = f" to {stall.peer}" if stall.peer else ""
+        return (
+            f"{stall.cause}: {stall.op}{peer} of process {stall.pid} for {format_length(stall.seconds)}"
+            f"{describe_blamed(stall)}{_describe_process(stall)}"
+        )
     weak = ", weak evidence" if stall.strength == "weak" and stall.cause not in OF_A_PROCESS else ""
     return (
         f"{stall.cause}{weak}: {stall.op} of rank {stall.rank}/{stall.nranks} of {stall.comm} for "
@@ -388,6 +406,8 @@ def describe_blamed(stall: ScrapedStall) -> str:
     blamed = []
     if stall.blamed_rank:
         blamed.append(f"rank {stall.blamed_rank}")
+    if stall.blamed_pid:
+        blamed.append(f"process {stall.blamed_pid}")
     if stall.rail:
         blamed.append(rail_name(stall.rail, stall.device, stall.netns))
     return f"; blamed: {', '.join(blamed)}" if blamed else ""

@@ -20,6 +20,7 @@ class Pane(StrEnum):
     RANKS = "ranks"
     RAILS = "rails"
     GPUS = "GPUs"
+    TRANSFERS = "transfers"
     OPS = "operations"
 
 

@@ -10,7 +10,8 @@ shows a snapshot is rendered (`page`, `render`), once for all who ask for the sa
 `/communicators` shows which operations each rank's end of a communicator gave to NCCL: the series of a communicator
 carry no op, because ranks times ops would be too many.  `/stalls` shows stalls in words, with their evidence: those
 that go on, and those that ended lately.  `/queue-pairs` shows the queue pairs of RDMA devices, of which series tell how
-many a process has.  The first two tell whose the processes are and what they take: of a command line they
+many a process has.  `/transfers` shows by process and peer what libraries other than NCCL transfer, of which series
+show the node's sums.  The first two tell whose the processes are and what they take: of a command line they
 tell the program alone (probes/processes/owner.py), because scraping an agent need not reveal what jobs are given
 as arguments.
 """
@@ -262,6 +263,39 @@ def render_queue_pairs(snapshot: Snapshot, processes: Iterable[RankProcess] = ()
     return json.dumps(printable_document(document), indent=1).encode() + b"\n"
 
 
+def render_transfers(snapshot: Snapshot, processes: Iterable[RankProcess] = ()) -> bytes:
+    """The page /transfers: what each process did with each peer since railscope first saw it, and has under way.
+
+    `peer` is as the library calls it, null for all those that have no name together; `payload_bytes` is null where
+    arguments do not tell.  Durations are from the call to when its program learned that it is complete.
+    """
+    del processes
+    known = snapshot.transfers
+    under_way = {(one.library, one.op, one.pid, one.peer): one for one in known.under_way}
+    document = {
+        "simulated": snapshot.simulated,
+        "transfers": [
+            {
+                "library": one.library,
+                "op": one.op,
+                "direction": one.direction,
+                "pid": one.pid,
+                "peer": one.peer or None,
+                "operations": one.operations,
+                "payload_bytes": one.payload_bytes,
+                "completed": one.completed,
+                "failed": one.failed,
+                "seconds": one.seconds,
+                "in_flight": waiting.count if waiting is not None else 0,
+                "oldest_seconds": waiting.oldest_seconds if waiting is not None else 0.0,
+            }
+            for one in known.by_peer
+            for waiting in (under_way.get((one.library, one.op, one.pid, one.peer)),)
+        ],
+    }
+    return json.dumps(printable_document(document), indent=1).encode() + b"\n"
+
+
 Processes = Callable[[Collection[ProcessIdentity] | None], Iterable[RankProcess]]
 """Facts of the processes that are asked for; None: of all that map NCCL.  They take their time."""
 Check = Callable[[], tuple[bool, str]]
@@ -272,6 +306,7 @@ READY_PATH: Final = "/readyz"
 STALLS_PATH: Final = "/stalls"
 COMMUNICATORS_PATH: Final = "/communicators"
 QUEUE_PAIRS_PATH: Final = "/queue-pairs"
+TRANSFERS_PATH: Final = "/transfers"
 LANDING_PATH: Final = "/"
 
 _PLAIN: Final = "text/plain; charset=utf-8"
@@ -356,7 +391,7 @@ class Pages:
         if path == self._telemetry_path:
             chosen = next((one for one in PROFILES if f"profile={one}" in query.split("&")), None)
             return Page(path, metrics_format(accept), accepts_gzip(accept_encoding), chosen or self._profile())
-        return Page(path) if path in (STALLS_PATH, COMMUNICATORS_PATH, QUEUE_PAIRS_PATH) else None
+        return Page(path) if path in (STALLS_PATH, COMMUNICATORS_PATH, QUEUE_PAIRS_PATH, TRANSFERS_PATH) else None
 
     def answer(self, path: str) -> Answer:
         """What is at a path that has no rendered page; takes no lock.  What a check raises goes through."""
@@ -379,6 +414,8 @@ class Pages:
             return self._json(render_stalls, snapshot, stalled)
         if page.path == QUEUE_PAIRS_PATH:
             return self._json(render_queue_pairs, self._snapshot_alone(), ())
+        if page.path == TRANSFERS_PATH:
+            return self._json(render_transfers, self._snapshot_alone(), ())
         return self._json(render_communicators, self._snapshot_alone(), None)
 
     def _snapshot_alone(self) -> Snapshot:
@@ -469,6 +506,7 @@ class Pages:
                 ),
                 (STALLS_PATH, "stalled collectives with their causes, as JSON"),
                 (COMMUNICATORS_PATH, "which operations each rank's communicator called, as JSON"),
+                (TRANSFERS_PATH, "what libraries other than NCCL transfer, by process and peer, as JSON"),
                 (QUEUE_PAIRS_PATH, "RDMA queue pairs with their processes and other ends, as JSON"),
                 (HEALTH_PATH, "whether the agent works (liveness)"),
                 (READY_PATH, "whether the agent has its first readings (readiness)"),

@@ -10,15 +10,16 @@ import pytest
 
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.nccl.build import Double
+from railscope.testbed.transfers.library import PERFTEST
 from tests.fabric.agent_process import AgentProcess
 from tests.fabric.ledgers import PortCounters, ledgers, settled
 from tests.fabric.talkers import SEND, SERVE, Talker
 from tests.nccl.job import Job
-from tests.transfers.perftest import PROGRAM, Perftest
+from tests.transfers.perftest import Perftest
 
 pytestmark = [
     *(pytest.mark.root, pytest.mark.fabric, pytest.mark.nccl),
-    pytest.mark.skipif(not PROGRAM.exists(), reason="UCX is not there: run make .venv/.stamps/transfers"),
+    pytest.mark.skipif(not PERFTEST.exists(), reason="UCX is not there: run make .venv/.stamps/transfers"),
 ]
 
 SIZE_BYTES = 4 << 20

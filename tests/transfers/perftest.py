@@ -11,8 +11,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from railscope.testbed.hosts import Host
-from railscope.testbed.transfers.library import PERFTEST as PROGRAM
-from railscope.testbed.transfers.library import WHEELS
+from railscope.testbed.transfers.library import PERFTEST, WHEELS
 
 _PORT: Final = 13_337
 
@@ -29,7 +28,7 @@ class Perftest:
             "UCX_NET_DEVICES": server.rails[rail],
             "UCX_WARN_UNUSED_ENV_VARS": "n",
         }
-        command = f"exec {PROGRAM} -p {_PORT}"
+        command = f"exec {PERFTEST} -p {_PORT}"
         self._server = subprocess.Popen(
             server.command("sh", "-c", command), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )

@@ -15,7 +15,7 @@ from railscope.exporters.series.selection import Selection
 from railscope.exporters.series.text import Format, Renderer
 from railscope.exporters.top.node_view import NodeView, make_node_view
 from railscope.exporters.top.scraped import NodeScrape, parse_scrape
-from railscope.exporters.web.pages import render_communicators, render_stalls
+from railscope.exporters.web.pages import render_communicators, render_stalls, render_transfers
 from tests.unit.exporters_snapshots import full_snapshot
 
 STEP_SECONDS = 2
@@ -32,6 +32,7 @@ def scraped(
     snapshot: Snapshot,
     *,
     with_communicators: bool = True,
+    with_transfers: bool = False,
     processes: Sequence[RankProcess] = (),
     selection: Selection | None = None,
 ) -> NodeScrape:
@@ -40,7 +41,8 @@ def scraped(
     `selection`: of an agent that was asked before; None: of one that has just begun.
     """
     page = render_communicators(snapshot, processes) if with_communicators else None
-    return parse_scrape(exposition(snapshot, selection), render_stalls(snapshot, processes), page)
+    transfers = render_transfers(snapshot) if with_transfers else None
+    return parse_scrape(exposition(snapshot, selection), render_stalls(snapshot, processes), page, transfers)
 
 
 def later(snapshot: Snapshot, steps: int = 1) -> Snapshot:

@@ -331,7 +331,7 @@ class Observer:
     def observes(self, pids: Iterable[int]) -> bool:
         """Whether each of these processes maps a library that is probed."""
         with self._lock:
-            return self._nccl is not None and self._nccl.probed_pids.issuperset(pids)
+            return self._nccl is not None and set(pids) <= self._nccl.probed_pids
 
     def close(self) -> None:
         """Detach everywhere and stop sampling."""
