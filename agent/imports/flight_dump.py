@@ -58,9 +58,40 @@ EQUAL_SPLITS: Final = (
 
 Where = Callable[[], int]
 """The line of an entry; 0 in a pickle, which has none."""
-_ENTRIES: Final = msgspec.json.Decoder(list[dict[str, Any]]).decode
 _HEADERS: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 """Passes entries over."""
+
+
+class Entry(msgspec.Struct, gc=False):
+    """What is needed of an entry, as it stands there; its stack, which is most of it, is passed over."""
+
+    record_id: Any = None
+    pg_id: Any = None
+    process_group: Any = None
+    collective_seq_id: Any = None
+    p2p_seq_id: Any = None
+    profiling_name: Any = None
+    thread_id: Any = None
+    time_created_ns: Any = None
+    time_discovered_started_ns: Any = None
+    time_discovered_completed_ns: Any = msgspec.UNSET
+    duration_ms: Any = None
+    input_sizes: Any = None
+    input_dtypes: Any = None
+    output_sizes: Any = None
+    output_dtypes: Any = None
+    state: Any = None
+    retired: Any = None
+    is_p2p: Any = None
+
+    @property
+    def tells_state(self) -> bool:
+        """Whether it says if the operation was complete."""
+        return self.state is not None or self.time_discovered_completed_ns is not msgspec.UNSET
+
+
+_NAMES: Final = frozenset(Entry.__struct_fields__)
+_ENTRIES: Final = msgspec.json.Decoder(list[Entry]).decode
 
 
 def has_format(head: bytes) -> bool:
@@ -96,25 +127,28 @@ class FlightDump:
         self.status: dict[str, Mapping[str, Any]] = {}
         """`pg_status`, by `pg_id` as text."""
 
-    def entries(self) -> Iterator[tuple[int, Where, Mapping[str, Any]]]:
+    def entries(self) -> Iterator[tuple[int, Where, Entry]]:
         """Every entry with its number, from 1, and where it is; all headers are known at the first one."""
         with self._source.open(counted=False) as stream:
             pickled = stream.peek(1)[:1] == _PICKLE
         if not pickled:
             # `pg_config` may stand behind the entries.
             for _ in self._json(report=False):
-                pass
+                if self._groups:
+                    break
         for number, (where, entry) in enumerate(self._pickle() if pickled else self._json(report=True), 1):
-            if isinstance(entry, dict):
+            if isinstance(entry, Entry):
                 yield number, where, entry
+            elif isinstance(entry, dict):
+                yield number, where, Entry(**{name: value for name, value in entry.items() if name in _NAMES})
             else:
                 self._skip(where(), "a malformed entry", number)
 
-    def group(self, entry: Mapping[str, Any]) -> Group:
+    def group(self, entry: Entry) -> Group:
         """The process group that an entry names."""
-        named = entry.get("process_group")
+        named = entry.process_group
         said = [text(part) for part in named] if isinstance(named, list | tuple) else [text(named)]
-        name = (said[0] if said else "") or str(whole_number(entry.get("pg_id")))
+        name = (said[0] if said else "") or str(whole_number(entry.pg_id))
         description, ranks = self._groups.get(name, ("", ()))
         if not description and len(said) > 1:
             description = said[1]
@@ -189,49 +223,45 @@ def _line_of(element: Element) -> int:
     return element.line
 
 
-def is_complete(entry: Mapping[str, Any]) -> bool:
+def is_complete(entry: Entry) -> bool:
     """Whether an entry's operation was complete when the dump was made."""
-    return (
-        entry.get("state") == "completed"
-        or entry.get("retired") is True
-        or bool(whole_number(entry.get("time_discovered_completed_ns")))
-    )
+    return entry.state == "completed" or entry.retired is True or bool(whole_number(entry.time_discovered_completed_ns))
 
 
-def stands_for_others(entry: Mapping[str, Any]) -> bool:
+def stands_for_others(entry: Entry) -> bool:
     """Whether an entry is the end of a coalesced group: what it moves stands in entries before it."""
-    name = text(entry.get("profiling_name")).lower()
-    return name.endswith("coalesced") and not entry.get("input_sizes") and not entry.get("output_sizes")
+    name = text(entry.profiling_name).lower()
+    return name.endswith("coalesced") and not entry.input_sizes and not entry.output_sizes
 
 
-def coalesced_key(entry: Mapping[str, Any]) -> tuple[bool, int | None]:
+def coalesced_key(entry: Entry) -> tuple[bool, int | None]:
     """What an entry has in common with others that were called together: a number, and of which kind it is."""
-    to_one = entry.get("is_p2p") is True
-    return to_one, whole_number(entry.get("p2p_seq_id" if to_one else "collective_seq_id"))
+    to_one = entry.is_p2p is True
+    return to_one, whole_number(entry.p2p_seq_id if to_one else entry.collective_seq_id)
 
 
-def keys_of_others(entry: Mapping[str, Any]) -> tuple[tuple[bool, int | None], ...]:
+def keys_of_others(entry: Entry) -> tuple[tuple[bool, int | None], ...]:
     """By which keys to look for what an entry stands for: those of older releases do not say that it is point to
     point, and have the number of either kind."""
-    numbers = [whole_number(entry.get(name)) for name in ("p2p_seq_id", "collective_seq_id")]
+    numbers = [whole_number(one) for one in (entry.p2p_seq_id, entry.collective_seq_id)]
     return tuple(dict.fromkeys((coalesced_key(entry), *((True, number) for number in numbers))))
 
 
-def named_peer(entry: Mapping[str, Any]) -> int | None:
+def named_peer(entry: Entry) -> int | None:
     """The other rank of a Send or Recv, in its group; None: it has none."""
-    peers = _PEERS.search(text(entry.get("profiling_name")))
+    peers = _PEERS.search(text(entry.profiling_name))
     return int(peers[2]) if peers is not None else None
 
 
-def transfers(op: Op, entry: Mapping[str, Any], group: Group, note: Callable[[str], None]) -> list[Transfer]:
+def transfers(op: Op, entry: Entry, group: Group, note: Callable[[str], None]) -> list[Transfer]:
     """The calls of NCCL that an entry stands for; `note` is told what had to be assumed.
 
     Raises:
         UnknownName: its sizes do not tell.
     """
     peer = named_peer(entry)
-    inputs, outputs = _elements(entry.get("input_sizes")), _elements(entry.get("output_sizes"))
-    if "coalesced" in text(entry.get("profiling_name")).lower() and len(inputs) == len(outputs):
+    inputs, outputs = _elements(entry.input_sizes), _elements(entry.output_sizes)
+    if "coalesced" in text(entry.profiling_name).lower() and len(inputs) == len(outputs):
         # One call of NCCL a tensor, in a group.
         return [
             one
@@ -264,25 +294,25 @@ def _elements(sizes: object) -> tuple[int, ...]:
     return tuple(result)
 
 
-def data_type_name(entry: Mapping[str, Any]) -> str:
+def data_type_name(entry: Entry) -> str:
     """PyTorch's name of an entry's data type; empty: it has none."""
-    kinds = entry.get("input_dtypes") or entry.get("output_dtypes")
+    kinds = entry.input_dtypes or entry.output_dtypes
     return text(kinds[0] if isinstance(kinds, list | tuple) and kinds else kinds)
 
 
-def created_ns(entry: Mapping[str, Any]) -> int | None:
+def created_ns(entry: Entry) -> int | None:
     """When an entry's call was made, time of day; None: it does not say."""
-    value = whole_number(entry.get("time_created_ns"))
+    value = whole_number(entry.time_created_ns)
     return value if value is not None and 0 <= value < MOST_NS else None
 
 
-def entry_times(entry: Mapping[str, Any]) -> tuple[int, int] | None:
+def entry_times(entry: Entry) -> tuple[int, int] | None:
     """When an entry's operation began and ended, time of day in ns; None: not known."""
-    end_ns = whole_number(entry.get("time_discovered_completed_ns"))
+    end_ns = whole_number(entry.time_discovered_completed_ns)
     if not end_ns or not 0 < end_ns < MOST_NS:
         return None
-    length_ms = entry.get("duration_ms")
+    length_ms = entry.duration_ms
     if isinstance(length_ms, int | float) and 0 <= length_ms < 1e12:
         return end_ns - round(length_ms * 1e6), end_ns
-    begin_ns = whole_number(entry.get("time_discovered_started_ns"))
+    begin_ns = whole_number(entry.time_discovered_started_ns)
     return (begin_ns, end_ns) if begin_ns and 0 < begin_ns < end_ns else None

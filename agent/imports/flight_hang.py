@@ -28,7 +28,7 @@ from railscope.agent.facts.rank_identity import rank_identity_from_labels
 from railscope.agent.facts.stall import LastCollectives, find_disagreement
 from railscope.agent.imports import flight_dump
 from railscope.agent.imports.facts import Problems
-from railscope.agent.imports.flight_dump import FlightDump
+from railscope.agent.imports.flight_dump import Entry, FlightDump
 from railscope.agent.imports.json_stream import text, whole_number
 from railscope.agent.imports.sources import Source
 from railscope.agent.imports.torch_names import Group, UnknownName, parse_data_type, parse_operation, payload_bytes
@@ -155,11 +155,11 @@ class _OneRank:
         first = True
         for _, _, entry in self._dump.entries():
             if first:
-                self.overwritten = (whole_number(entry.get("record_id")) or 0) > 0
+                self.overwritten = (whole_number(entry.record_id) or 0) > 0
                 first = False
             group = self._dump.group(entry)
             end = self.ends.setdefault(group.comm, _End(group))
-            by_id[str(entry.get("pg_id"))] = group.comm
+            by_id[str(entry.pg_id)] = group.comm
             self._record(end, entry)
         if self._counts is not None and self.overwritten:
             for end in self.ends.values():
@@ -170,10 +170,10 @@ class _OneRank:
                 end.enqueued = _number(status, "last_enqueued_collective")
                 end.completed = _number(status, "last_completed_collective")
 
-    def _record(self, end: _End, entry: Mapping[str, Any]) -> None:
-        self.tells_state &= "state" in entry or "time_discovered_completed_ns" in entry
+    def _record(self, end: _End, entry: Entry) -> None:
+        self.tells_state &= entry.tells_state
         done = flight_dump.is_complete(entry)
-        moments = (entry.get("time_created_ns"), entry.get("time_discovered_completed_ns"))
+        moments = (entry.time_created_ns, entry.time_discovered_completed_ns)
         self.latest_ns = max(self.latest_ns, *(whole_number(one) or 0 for one in moments))
         if flight_dump.stands_for_others(entry):
             self._record_whole(end, entry, done)
@@ -197,7 +197,7 @@ class _OneRank:
             called.created_ns = flight_dump.created_ns(entry)
 
     @staticmethod
-    def _record_whole(end: _End, entry: Mapping[str, Any], done: bool) -> None:
+    def _record_whole(end: _End, entry: Entry, done: bool) -> None:
         for to_one, number in flight_dump.keys_of_others(entry):
             of_kind = end.to_one if to_one else end.collectives
             if number in of_kind:
@@ -214,12 +214,12 @@ def _is_numbered_through(dump: FlightDump) -> bool:
     groups = set()
     before = -1
     for _, _, entry in dump.entries():
-        number = whole_number(entry.get("collective_seq_id"))
-        if number is None or number <= before or number != whole_number(entry.get("record_id")):
+        number = whole_number(entry.collective_seq_id)
+        if number is None or number <= before or number != whole_number(entry.record_id):
             return False
         before = number
-        groups.add(str(entry.get("process_group")))
-        if not entry.get("is_p2p") and flight_dump.named_peer(entry) is not None:
+        groups.add(str(entry.process_group))
+        if not entry.is_p2p and flight_dump.named_peer(entry) is not None:
             groups.add("")
     return len(groups) > 1
 
@@ -235,9 +235,9 @@ def _number(status: Mapping[str, Any], name: str) -> int | None:
     return value if value is not None and value >= 0 else None
 
 
-def _shape(entry: Mapping[str, Any], group: Group) -> _Shape | None:
+def _shape(entry: Entry, group: Group) -> _Shape | None:
     """What an entry is, as far as all ranks must call it alike; None: nothing that is communication."""
-    name = text(entry.get("profiling_name"))
+    name = text(entry.profiling_name)
     try:
         op = parse_operation(name)
     except UnknownName:
@@ -261,12 +261,11 @@ def _no_note(_text: str) -> None:
     return
 
 
-def _is_unequal(entry: Mapping[str, Any]) -> bool:
+def _is_unequal(entry: Entry) -> bool:
     """Whether an operation gathers or scatters tensors of different sizes."""
-    if "coalesced" in text(entry.get("profiling_name")).lower():
+    if "coalesced" in text(entry.profiling_name).lower():
         return False
-    for name in ("input_sizes", "output_sizes"):
-        sizes = entry.get(name)
+    for sizes in (entry.input_sizes, entry.output_sizes):
         if isinstance(sizes, list | tuple) and len({repr(one) for one in sizes[:_MOST_NUMBERS]}) > 1:
             return True
     return False

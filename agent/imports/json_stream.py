@@ -18,6 +18,7 @@ the place was none, this part of the window is read element by element.
 from __future__ import annotations
 
 import codecs
+import io
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -25,8 +26,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
-
-from railscope.agent.imports.sources import SourceStream
 
 _READ_BYTES: Final = 1 << 20
 _LARGEST_ELEMENT: Final = 1 << 25
@@ -85,7 +84,7 @@ class JsonStream:
     key each; an array at the outermost level has its elements without a key.
     """
 
-    def __init__(self, stream: SourceStream, streamed: Collection[str], report: Report) -> None:
+    def __init__(self, stream: io.BufferedIOBase, streamed: Collection[str], report: Report) -> None:
         """`streamed`: keys of the outermost object whose arrays are read element by element."""
         self._stream = stream
         self._streamed = streamed

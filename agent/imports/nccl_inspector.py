@@ -28,31 +28,45 @@ Source: plugins/profiler/inspector of NCCL 2.30, ext-profiler/inspector of 2.28 
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 
-from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES
+from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES, WORDS
 from railscope.agent.imports.facts import MOST_RANKS, ImportedCall, ImportedEnd, ImportedOperation, Problems
 from railscope.agent.imports.json_stream import Batch, JsonStream, small_number, text, whole_number
 from railscope.agent.imports.line_times import LineTimes
-from railscope.agent.imports.sources import Source, SourceStream, numbered_lines
+from railscope.agent.imports.nccl_inspector_lines import (
+    MOST_US,
+    OPS,
+    Operations,
+    ScannedLines,
+    Whole,
+    begins_with_a_line,
+    scan_lines,
+)
+from railscope.agent.imports.parallel import Workers
+from railscope.agent.imports.sources import Source, SourceStream, line_blocks, numbered_lines
 from railscope.agent.imports.target import ImportTarget
 from railscope.probes.nccl.abi import Op
 
 FORMAT: Final = "nccl-inspector"
 _KINDS: Final = ("coll", "p2p")
-_OPS: Final = {op.name.lower(): op for op in Op if op is not Op.Unknown}
-_MOST: Final = 1 << 62
 _WRAPPED: Final = 1 << 64
 _TELLING: Final = ("id", "rank", "n_ranks")
 _MOST_KEYS: Final = 1 << 12
 _LONGEST_KEPT: Final = 1 << 9
 _LINES: Final = msgspec.json.Decoder(dict[str, Any]).decode_lines
-_PEEK_BYTES: Final = 1 << 12
+_ONE: Final = msgspec.json.Decoder(dict[str, Any]).decode
+_ANY: Final = msgspec.json.Decoder().decode
+_PEEK_BYTES: Final = 1 << 16
+_BLOCK_BYTES: Final = 1 << 21
 _TIME_METRIC: Final = "nccl_collective_exec_time_microseconds{"
 _LABEL: Final = re.compile(r'(\w{1,40})="((?:[^"\\]|\\.){0,300})"')
 _SAMPLE: Final = re.compile(r"\} (\d{1,15}(?:\.\d{1,9})?(?:e\+?\d{1,2})?)$")
@@ -68,6 +82,9 @@ _ALGORITHMS: Final = {
     "PAT": "PAT",
 }
 _PROTOCOLS: Final = {"LL": "LL", "LL128": "LL128", "SIMPLE": "Simple"}
+_TIMES_OF_WRITING: Final = (
+    "timestamps are those of writing, somewhat after the operations: NCCL_INSPECTOR_DUMP_VERBOSE=1 adds exact ones"
+)
 
 
 def has_format(head: bytes) -> bool:
@@ -81,11 +98,11 @@ def is_textfile(head: bytes) -> bool:
     return b"nccl_bus_bandwidth_gbs{" in head or b"nccl_p2p_bus_bandwidth_gbs{" in head
 
 
-def import_files(sources: Sequence[Source], target: ImportTarget, problems: Problems) -> None:
+def import_files(sources: Sequence[Source], target: ImportTarget, problems: Problems, workers: Workers) -> None:
     """Put the operations that NCCL's inspector plugin saw into the dataset, as operations and as calls."""
     reader = _Reader(target, problems)
     for source in sources:
-        reader.read(source)
+        reader.read(source, workers)
     reader.finish()
     problems.add_note("NCCL Inspector omits operations below NCCL_INSPECTOR_DUMP_MIN_SIZE_BYTES (8 KiB unless set)")
 
@@ -135,24 +152,128 @@ class _Reader:
         self._below = 0
         """How many such lines there were."""
 
-    def read(self, source: Source) -> None:
+    def read(self, source: Source, workers: Workers) -> None:
+        """Read a file; its blocks are read by processes where there are some."""
+
         def skip(line: int, reason: str) -> None:
             self._problems.count_skipped(source.name, line, reason)
 
-        self._said_once = {}
+        self._said_once, self._below = {}, 0
         with source.open() as stream:
-            if is_textfile(stream.peek(_PEEK_BYTES)):
+            head = stream.peek(_PEEK_BYTES)
+            if is_textfile(head):
                 self._textfile(stream, skip)
                 return
-            for one in JsonStream(stream, (), skip).batches({"": _LINES}):
-                values = one.values if isinstance(one, Batch) else (one.value,)
-                for number, value in enumerate(values):
-                    try:
-                        self._operation(value)
-                    except _NotKnown as error:
-                        skip(one.place(number) if isinstance(one, Batch) else one.line, str(error))
+            if begins_with_a_line(head):
+                first = 0
+                for block in workers.map(scan_lines, line_blocks(stream, _BLOCK_BYTES)):
+                    self._block(first, block, skip)
+                    first += block.lines
+            else:
+                self._closely(0, stream, skip)
             if stream.damage:
                 skip(0, stream.damage)
+
+    def _block(self, first: int, block: ScannedLines, skip: Callable[[int, str], None]) -> None:
+        """Read the lines of a block, before which there are `first` others."""
+        if block.operations is not None and self._operations(block.operations):
+            return
+        for number, line in enumerate(block.content.split(b"\n"), first + 1):
+            try:
+                self._operation(_ANY(line))
+            except _NotKnown as error:
+                skip(number, str(error))
+            except (msgspec.DecodeError, RecursionError):
+                self._closely(number - 1, io.BytesIO(line), skip)
+
+    def _closely(self, first: int, stream: io.BufferedIOBase, skip: Callable[[int, str], None]) -> None:
+        """Read what is JSON in any form, an object at a time, before which there are `first` lines."""
+
+        def skip_behind(line: int, reason: str) -> None:
+            skip(first + line, reason)
+
+        for one in JsonStream(stream, (), skip_behind).batches({"": _LINES}):
+            values = one.values if isinstance(one, Batch) else (one.value,)
+            for number, value in enumerate(values):
+                try:
+                    self._operation(value)
+                except _NotKnown as error:
+                    skip_behind(one.place(number) if isinstance(one, Batch) else one.line, str(error))
+
+    def _operations(self, found: Operations) -> bool:
+        """Add the operations of a block; False: something in it needs a closer look, and nothing is added."""
+        inherited = found.writer < 0
+        said_us = 0
+        try:
+            headers: list[Mapping[str, Any]] = [_ONE(one.header) for one in found.writers]
+            keys = [
+                self._key_of(header, {"hostname": one.host, "pid": one.pid})
+                for header, one in zip(headers, found.writers, strict=True)
+            ]
+            if inherited.any():
+                # Behind the others, where -1 finds it.
+                headers.append(_mapping(self._said_once, "header"))
+                metadata = _mapping(self._said_once, "metadata")
+                keys.append(self._key_of(headers[-1], metadata))
+                said_us = _required(metadata, "dump_timestamp_us")
+        except (_NotKnown, msgspec.DecodeError):
+            return False
+        if keys and (found.peer >= np.array([one.nranks for one in keys])[found.writer]).any():
+            return False
+        if found.untimed:
+            self._problems.add_note(_TIMES_OF_WRITING)
+        # They were all written then: a nanosecond each keeps their order.
+        written_ns = np.where(inherited, said_us, found.written_us) * 1000 + found.below + self._below * inherited
+        self._add_columns(found, keys, [_name_of(one) for one in headers], written_ns)
+        if found.headers:
+            writer, written_us, _ = found.headers[-1]
+            self._said_once = {
+                "header": _ONE(writer.header),
+                "metadata": {"dump_timestamp_us": written_us, "hostname": writer.host, "pid": writer.pid},
+            }
+            self._below = 0
+        self._below += found.below_last
+        for _, _, stats in found.headers:
+            self._dropped(stats)
+        return True
+
+    def _add_columns(self, found: Operations, keys: list[_Key], names: list[str], written_ns: Whole) -> None:
+        end_ns = np.where(found.ended_us > 0, found.ended_us * 1000, written_ns)
+        begin_ns = end_ns - found.length_ns
+        called_ns = np.where(found.begun_us > 0, found.begun_us * 1000, begin_ns)
+        called = np.unique(found.writer)
+        instances = np.zeros(len(keys), np.int64)
+        hosts: dict[str, int] = {}
+        host_of = np.full(len(keys), -1)
+        for writer in called.tolist():
+            instances[writer] = self._instance(keys[writer], names[writer])
+            host_of[writer] = hosts.setdefault(keys[writer].host, len(hosts))
+        kinds = found.kinds
+        for host, number in hosts.items():
+            own = np.flatnonzero(host_of[found.writer] == number)
+            numbers = pa.array(found.kind[own])
+            both = {
+                "instance": instances[found.writer[own]],
+                "payload_bytes": found.size_bytes[own],
+                "op": pa.array([OPS[one.op.lower()].name for one in kinds], WORDS).take(numbers),
+                "sequence": _known(found.sequence[own]),
+                "peer": _known(found.peer[own]).cast(pa.int32()),
+            }
+            self._target.add_columns(host, ImportedCall, {**both, "time_ns": called_ns[own]})
+            said = {
+                "source": [_source(one.source) for one in kinds],
+                "algorithm": [_algorithm(one.algorithm) for one in kinds],
+                "protocol": [_protocol(one.protocol) for one in kinds],
+            }
+            words = {name: pa.array(values, WORDS).take(numbers) for name, values in said.items()}
+            times = {"begin_ns": begin_ns[own], "end_ns": end_ns[own]}
+            self._target.add_columns(host, ImportedOperation, {**both, **words, **times})
+
+    def _instance(self, key: _Key, name: str) -> int:
+        found = self._instances.get(key)
+        if found is None:
+            found = self._instances[key] = self._target.new_instance(key.host), name
+        return found[0]
 
     def _textfile(self, stream: SourceStream, skip: Callable[[int, str], None]) -> None:
         for number, line in numbered_lines(stream):
@@ -174,7 +295,7 @@ class _Reader:
                 "a mean over a range of sizes, which tells no operation: without NCCL_INSPECTOR_PROM_DUMP=1 the plugin "
                 "writes each one"
             )
-        op, size = _OPS.get(labels.get("collective", "").lower()), _SIZE.match(labels.get("message_size", ""))
+        op, size = OPS.get(labels.get("collective", "").lower()), _SIZE.match(labels.get("message_size", ""))
         if op is None or size is None or value is None:
             raise _NotKnown("a sample without its operation, size and time")
         moment = LineTimes(0)
@@ -213,7 +334,7 @@ class _Reader:
             self._dropped(line.get("dump_stats"))
             return
         said: Mapping[str, Any] = line[f"{kind}_perf"]
-        op = _OPS.get(text(said.get(kind)).lower())
+        op = OPS.get(text(said.get(kind)).lower())
         if op is None:
             raise _NotKnown(f"an unknown operation: {said.get(kind)!r}")
         header, metadata = (
@@ -231,10 +352,9 @@ class _Reader:
             self._below += 1
             written_ns += self._below
         called_ns, end_ns = self._times(kind, said, written_ns, length_ns)
-        name = text(header.get("comm_name"))
         self._add(
             key,
-            "" if name == "unknown" else name,
+            _name_of(header),
             _Done(
                 op=op,
                 payload_bytes=payload_bytes,
@@ -242,11 +362,11 @@ class _Reader:
                 begin_ns=end_ns - length_ns,
                 end_ns=end_ns,
                 sequence=whole_number(said.get(f"{kind}_sn")),
-                source="kernel" if text(said.get(f"{kind}_timing_source")).startswith("kernel") else "cuda",
+                source=_source(text(said.get(f"{kind}_timing_source"))),
                 peer=peer,
                 data_type="Uint8" if wrapped else None,
-                algorithm=_ALGORITHMS.get(text(said.get(f"{kind}_algo")).upper().replace("_", "")),
-                protocol=_PROTOCOLS.get(text(said.get(f"{kind}_proto")).upper()),
+                algorithm=_algorithm(text(said.get(f"{kind}_algo"))),
+                protocol=_protocol(text(said.get(f"{kind}_proto"))),
             ),
         )
 
@@ -279,10 +399,7 @@ class _Reader:
         return payload_bytes, False
 
     def _add(self, key: _Key, name: str, done: _Done) -> None:
-        found = self._instances.get(key)
-        if found is None:
-            found = self._instances[key] = self._target.new_instance(key.host), name
-        instance, _ = found
+        instance = self._instance(key, name)
         self._target.add(
             key.host,
             ImportedCall(
@@ -316,10 +433,7 @@ class _Reader:
         """When it was called, and when it was complete."""
         events = said.get("event_trace_ts")
         if not isinstance(events, dict):
-            self._problems.add_note(
-                "timestamps are those of writing, somewhat after the operations: NCCL_INSPECTOR_DUMP_VERBOSE=1 adds "
-                "exact ones"
-            )
+            self._problems.add_note(_TIMES_OF_WRITING)
             return written_ns - length_ns, written_ns
         kernels = events.get("kernel_events")
         stops = [
@@ -328,9 +442,9 @@ class _Reader:
             if isinstance(one, dict) and (stop := whole_number(one.get("kernel_stop_ts")))
         ]
         end_us = max(stops, default=0)
-        end_ns = end_us * 1000 if 0 < end_us < _MOST // 1000 else written_ns
+        end_ns = end_us * 1000 if 0 < end_us < MOST_US else written_ns
         started_us = whole_number(events.get(f"{kind}_start_ts"))
-        begun = started_us is not None and 0 < started_us < _MOST // 1000
+        begun = started_us is not None and 0 < started_us < MOST_US
         return (started_us * 1000 if begun and started_us is not None else end_ns - length_ns), end_ns
 
     def finish(self) -> None:
@@ -360,10 +474,33 @@ def _key(header: Mapping[str, Any], metadata: Mapping[str, Any]) -> _Key:
     return key
 
 
+def _name_of(header: Mapping[str, Any]) -> str:
+    """The name that a communicator was given; empty: none."""
+    name = text(header.get("comm_name"))
+    return "" if name == "unknown" else name
+
+
+def _source(said: str) -> str:
+    return "kernel" if said.startswith("kernel") else "cuda"
+
+
+def _algorithm(said: str) -> str | None:
+    return _ALGORITHMS.get(said.upper().replace("_", ""))
+
+
+def _protocol(said: str) -> str | None:
+    return _PROTOCOLS.get(said.upper())
+
+
+def _known(numbers: Whole) -> pa.Array:
+    """Numbers of which those below 0 are not told."""
+    return pa.array(numbers, mask=numbers < 0)
+
+
 def _length_ns(said: Mapping[str, Any], name: str) -> int:
     """A length in microseconds, which may have a fraction, in ns."""
     value = said.get(name)
-    if isinstance(value, float) and 0 <= value < _MOST // 1000:
+    if isinstance(value, float) and 0 <= value < MOST_US:
         return round(value * 1000)
     return _required(said, name) * 1000
 
@@ -375,7 +512,7 @@ def _mapping(line: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value
 
 
-def _required(values: Mapping[str, Any], name: str, most: int = _MOST // 1000) -> int:
+def _required(values: Mapping[str, Any], name: str, most: int = MOST_US) -> int:
     value = whole_number(values.get(name))
     if value is None or not 0 <= value < most:
         raise _NotKnown(f"a line without its {name}")

@@ -252,7 +252,7 @@ def _import(name: str, sources: Sequence[Source], target: ImportTarget, problems
     elif name == nccl_log.FORMAT:
         nccl_log.import_files(sources, target, problems, said.workers)
     elif name == nccl_inspector.FORMAT:
-        nccl_inspector.import_files(sources, target, problems)
+        nccl_inspector.import_files(sources, target, problems, said.workers)
     elif name == gpu_database.NSYS:
         gpu_database.import_nsys(sources, target, problems, node, said.names)
     elif name == gpu_database.ROCPD:

@@ -9,14 +9,14 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.imports import json_stream, parallel
+from railscope.agent.imports import json_stream, nccl_inspector, parallel, torch_flight_recorder
 from railscope.agent.imports.facts import ImportFailure, Problems
 from railscope.agent.imports.json_stream import Batch, Element, JsonStream
 from railscope.agent.imports.nccl_log_scan import OTHER, scan_block
@@ -92,7 +92,7 @@ def test_progress_does_not_wait_for_a_process_that_was_killed_while_it_counted()
     assert not asking.is_alive()
 
 
-@pytest.mark.parametrize("kind", ["nccl-log-timed", "kineto", "torch-flight-recorder"])
+@pytest.mark.parametrize("kind", ["nccl-log-timed", "kineto", "torch-flight-recorder", "nccl-inspector"])
 def test_several_processes_find_what_one_finds(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     files = make_files(tmp_path, kind, 400_000)
     alone = imported(tmp_path / "alone", files, 1, monkeypatch)
@@ -100,6 +100,144 @@ def test_several_processes_find_what_one_finds(tmp_path: Path, kind: str, monkey
     assert (together.nodes, together.problems.notes) == (alone.nodes, alone.problems.notes)
     assert content(Result(together)) == content(Result(alone))
     assert sum(len(rows) for rows in content(Result(alone)).values()) > 200
+
+
+INSPECTOR_HEADER: Final = {"id": "0xabc", "comm_name": "tp", "rank": 1, "n_ranks": 4, "nnodes": 1}
+INSPECTOR_METADATA: Final = {"dump_timestamp_us": 1_790_000_000_000_000, "hostname": "n1", "pid": 50}
+INSPECTOR_DONE: Final = {
+    "coll": "AllReduce",
+    "coll_sn": 7,
+    "coll_msg_size_bytes": 65536,
+    "coll_exec_time_us": 100,
+    "coll_timing_source": "kernel_gpu",
+}
+_small = st.integers(0, 9)
+
+
+@st.composite
+def inspector_lines(draw: st.DrawFn) -> str:
+    """A line, perhaps one that cannot be."""
+    done: dict[str, Any] = dict(INSPECTOR_DONE)
+    done |= draw(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "coll": st.sampled_from(["AllGather", "Scatter", "Nothing"]),
+                "coll_sn": _small | st.none(),
+                "coll_msg_size_bytes": _small | st.sampled_from([2**64 - 65536, 1 << 51, "8", -1]),
+                "coll_exec_time_us": _small | st.sampled_from([0.25, 61.125, -1, "3", 1 << 60]),
+                "coll_timing_source": st.sampled_from(["kernel_cpu", "collective_cpu"]),
+                "coll_algo": st.sampled_from(["RING", "nvls_tree", 3]),
+                "coll_proto": st.sampled_from(["LL128", "x"]),
+                "event_trace_ts": st.fixed_dictionaries(
+                    {},
+                    optional={
+                        "coll_start_ts": st.sampled_from([0, 1_790_000_000_000_003]),
+                        "kernel_events": st.lists(
+                            st.fixed_dictionaries({"kernel_stop_ts": st.sampled_from([0, 1_790_000_000_000_090])}),
+                            max_size=2,
+                        ),
+                    },
+                ),
+            },
+        )
+    )
+    kind = draw(st.sampled_from(["coll", "coll", "coll", "p2p", ""]))
+    if kind == "p2p":
+        done = {name.replace("coll", "p2p"): value for name, value in done.items()}
+        done |= {"p2p": "Send", "p2p_peer": draw(st.integers(0, 5))}
+    line: dict[str, Any] = {f"{kind}_perf": done} if kind else {"dump_stats": {"dropped": draw(_small)}}
+    if not kind or draw(st.booleans()):
+        changed = draw(st.fixed_dictionaries({}, optional={"rank": st.integers(0, 5), "id": st.just("x")}))
+        line["header"] = INSPECTOR_HEADER | changed
+        line["metadata"] = INSPECTOR_METADATA | {"hostname": draw(st.sampled_from(["n1", "n2"]))}
+        if draw(st.integers(0, 9)) == 0:
+            del line[draw(st.sampled_from(["header", "metadata"]))]
+    return json.dumps(line)
+
+
+@settings(max_examples=10, phases=[Phase.generate])
+@given(st.lists(inspector_lines() | st.sampled_from(["", "[]", '{"x": 1}']), min_size=3, max_size=40))
+def test_blocks_of_inspectors_lines_hold_what_the_file_holds(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str]
+) -> None:
+    """Read many at a time, in blocks of any size, lines come to what they come to one by one."""
+    good = json.dumps({"header": INSPECTOR_HEADER, "metadata": INSPECTOR_METADATA, "coll_perf": INSPECTOR_DONE})
+    file = written(tmp_path_factory.mktemp("lines"), "log", "\n".join([good, *lines, good, ""]))
+    found = []
+    for size_bytes in (0, 1 << 11):
+        with pytest.MonkeyPatch.context() as patch:
+            if size_bytes:
+                patch.setattr(nccl_inspector, "_BLOCK_BYTES", size_bytes)
+            else:
+                patch.setattr(nccl_inspector, "begins_with_a_line", lambda _head: False)
+            one = import_paths([file], tmp_path_factory.mktemp("dataset"), None, None)
+        found.append((content(Result(one)), one.problems.count, one.problems.first, one.problems.notes))
+    assert found[1] == found[0]
+
+
+def test_a_line_of_the_inspector_that_is_no_json_costs_itself_alone(tmp_path: Path) -> None:
+    good = json.dumps({"header": INSPECTOR_HEADER, "metadata": INSPECTOR_METADATA, "coll_perf": INSPECTOR_DONE})
+    lines = [good, "no JSON", good, good[:50], f"{good}{good}", good]
+    result = Result(import_paths([written(tmp_path, "log", "\n".join(lines))], tmp_path / "out", None, None))
+    assert len(result.rows("calls")) == 5
+    assert [line for line, _ in result.skipped] == [2, 4]
+
+
+FLIGHT_ENTRY: Final = {
+    "pg_id": 0,
+    "process_group": ["0", "default_pg"],
+    "collective_seq_id": 1,
+    "p2p_seq_id": 0,
+    "profiling_name": "nccl:all_reduce",
+    "time_created_ns": 1_790_000_000_000_000_000,
+    "input_sizes": [[8]],
+    "input_dtypes": ["Float"],
+    "output_sizes": [[8]],
+    "output_dtypes": ["Float"],
+    "state": "completed",
+    "time_discovered_completed_ns": 1_790_000_000_000_090_000,
+    "duration_ms": 0.0625,
+    "is_p2p": False,
+}
+flight_entries = st.fixed_dictionaries(
+    {},
+    optional={
+        "collective_seq_id": _small | st.none(),
+        "p2p_seq_id": _small,
+        "profiling_name": st.sampled_from(["nccl:send 0->1", "nccl:coalesced", "nccl:all_to_all", "nccl:wait", "x"]),
+        "time_created_ns": st.sampled_from([None, 0, -1, 1.5, 1 << 70, "1790000000000000000"]),
+        "input_sizes": st.sampled_from([[], [[8], [8]], [[6]], [], "x"]),
+        "input_dtypes": st.sampled_from([[], ["Half"], ["What"]]),
+        "output_sizes": st.sampled_from([[], [[8], [8]], [[16]], None]),
+        "state": st.sampled_from(["scheduled", None]),
+        "time_discovered_completed_ns": st.sampled_from([None, 0, 1_790_000_000_000_100_000, True]),
+        "duration_ms": st.sampled_from([None, 1, -1.0, 1e13]),
+        "is_p2p": st.booleans(),
+        "thread_id": st.sampled_from([7, "x", None]),
+        "process_group": st.sampled_from([["1", "tp"], "1", None]),
+    },
+).map(lambda changed: FLIGHT_ENTRY | changed)
+
+
+@settings(max_examples=10, phases=[Phase.generate])
+@given(st.lists(flight_entries | st.just(FLIGHT_ENTRY) | st.sampled_from([[], {}]), max_size=12), st.booleans())
+def test_what_dumps_say_again_and_again_is_what_each_entry_says(
+    tmp_path_factory: pytest.TempPathFactory, entries: list[Any], last: bool
+) -> None:
+    """Entries that are taken by their kind come to what they come to one by one."""
+    groups = {name: {"name": name, "desc": "tp", "ranks": "[0, 1]"} for name in "01"}
+    dump: dict[str, Any] = {"entries": [FLIGHT_ENTRY, *entries, FLIGHT_ENTRY]}
+    dump = {**dump, "pg_config": groups} if last else {"pg_config": groups, **dump}
+    file = written(tmp_path_factory.mktemp("dump"), "nccl_trace_rank_0", json.dumps(dump))
+    found = []
+    for plain in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            if not plain:
+                patch.setattr(torch_flight_recorder._Import, "_is_plain", lambda *_: False)
+            one = import_paths([file], tmp_path_factory.mktemp("dataset"), None, None)
+        found.append((content(Result(one)), one.problems.count, one.problems.first, one.problems.notes))
+    assert found[0] == found[1]
 
 
 def test_what_a_share_leaves_out_is_counted_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
