@@ -207,6 +207,12 @@ def test_rules_and_dashboards_are_what_the_project_ships() -> None:
         ({"extraCapabilities": ["CAP_SYSLOG"]}, "extraCapabilities"),
         ({"config": {"web": {"listen_address": ":1"}}}, "config"),
         ({"config": {"weB": {}}}, "weB"),
+        ({"config": {"series": {"profil": "lean"}}}, "profil"),
+        ({"config": {"rails": {"devices": "mlx5_*"}}}, "devices"),
+        ({"config": {"probes": {"scan_interval": 3}}}, "scan_interval"),
+        # What YAML makes of an unquoted `off`.
+        ({"config": {"probes": {"enqueue_time": False}}}, "enqueue_time"),
+        ({"config": {"node": {"name": "gpu-1"}}}, "name"),
         ({"hostPaths": {"state": "run"}}, "hostPaths"),
         ({"podMonitor": {"profile": "thin"}}, "profile"),
     ],
