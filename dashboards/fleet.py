@@ -103,8 +103,8 @@ def _now() -> list[AnyPanel]:
         table(
             "Stalled now",
             "Each stalled rank with the cause that its host gives.  Ranks that only wait report rank_behind.  "
-            "strength weak: the stall is inferred, no probe saw the operation itself.  A click on a communicator "
-            "opens its Stall dashboard.",
+            "strength weak: the stall is inferred, no probe saw the operation itself, or the other end of the rail may "
+            "be to blame.  A click on a communicator opens its Stall dashboard.",
             "comm rank cause strength blamed_rank rail device netns instance",
             f"topk(500, {ranks_of_job(catalogue.COMM_STALL_INFO.where(HOST))})",
             links={"comm": page.TO_COMMUNICATOR, "instance": page.TO_HOST},

@@ -75,7 +75,7 @@ def _summary() -> list[AnyPanel]:
         ),
         stat(
             "Longest stall",
-            "Stall time of the rank that was stalled longest.",
+            "Time for which the stalls of one rank stood, of the rank with most.",
             "s",
             f"max({catalogue.COMM_STALL_SECONDS.where(COMM)})",
         ),

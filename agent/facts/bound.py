@@ -24,7 +24,7 @@ _WORTH: Final = 0.005
 _STATES: Final = {
     "start": "before the first step",
     "restart": "until it began again",
-    "stalled": "stalled",
+    "stalled": "lost to stalls",
     "checkpoint": "writing checkpoints",
     "other": "other, such as evaluations and pauses",
 }

@@ -244,7 +244,7 @@ COMM_STALL_INFO: Final = _gauge(
     "comm rank cause strength blamed_rank rail device netns gpu gpu_uuid pci_bus_id",
     "1 while stalled. blamed_rank, rail and device name what the cause blames; gpu, gpu_uuid and pci_bus_id are those "
     "of the rank that stalls, as in comm_info. strength weak: the stall is inferred, no probe saw the operation "
-    "itself.",
+    "itself, or the other end of the rail may be to blame.",
 )
 CALL_INSIDE_SECONDS: Final = _gauge(
     "call_inside_seconds",
@@ -283,7 +283,8 @@ PROCESS_WITHOUT_COMM: Final = _gauge(
 COMM_STALL_SECONDS: Final = _counter(
     "comm_stall_seconds",
     "comm rank cause",
-    "Total duration in seconds of this rank's stalls, the current one included.",
+    "Total time in seconds for which this rank's stalls stood, the current one included, also where operations "
+    "completed slowly meanwhile. What stalls took of a job's time is less: job_time_seconds tells it.",
 )
 COMM_WRITING: Final = _gauge(
     "comm_writing",
@@ -450,9 +451,9 @@ JOB_TIME_SECONDS: Final = _gauge(
     "job_time_seconds",
     "comm rank state",
     "Time in seconds since the job began on this host, by what it went into; the sum is all of it. state steps; "
-    "start and restart: before the first step; stalled and checkpoint: as seen of its ranks on this host; other: an "
-    "evaluation, a pause. Of jobs whose steps are known. A job that begins again under the name that its batch system "
-    "or launcher gives it goes on where it ended.",
+    "start and restart: before the first step; stalled and checkpoint: what these took of it, as seen of its ranks on "
+    "this host, without the steps that were made meanwhile; other: an evaluation, a pause. Of jobs whose steps are "
+    "known. A job that begins again under the name that its batch system or launcher gives it goes on where it ended.",
 )
 COMM_EVENTS: Final = _counter(
     "comm_events",

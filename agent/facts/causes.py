@@ -12,12 +12,12 @@ the others wait in shows where the sequences of all ranks are compared, in `rail
 rules, and is better evidence than a GPU that does not progress.
 
 Placeholders of clauses: `{who}` the blamed ranks with their hosts, `{is}` is or are, `{s}` a verb's ending after one
-rank, `{rail}` the blamed rail with its host, `{unnamed}` that the host does not name it, `{plane}` the number of the
-rails that are down on `{hosts}` hosts, `{differ}` in which collective ranks differ, `{missing}` ranks that nobody sees,
-`{last_seen}` where they were, `{within}` the ranks inside a call with their hosts.  Placeholders of steps: of a rank
-`{rank}` as the job's log numbers it, `{pid}`, `{gpu}`; of a rail `{device}`, `{inside}` what enters its network
-namespace; of a host `{host}`; of a stall that is over `{window}` journalctl's options for its time, `{period}` from
-when to when.
+rank, `{rail}` the blamed rail with its host or with both of its ends, `{unnamed}` that the host does not name it,
+`{plane}` the number of the rails that are down on `{hosts}` hosts, `{differ}` in which collective ranks differ,
+`{missing}` ranks that nobody sees, `{last_seen}` where they were, `{within}` the ranks inside a call with their hosts.
+Placeholders of steps: of a rank `{rank}` as the job's log numbers it, `{pid}`, `{gpu}`; of a rail `{device}`,
+`{inside}` what enters its network namespace; of a host `{host}`; of a stall that is over `{window}` journalctl's
+options for its time, `{period}` from when to when.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class CauseFacts:
     """The page of dashboards/runbooks that says most of it; CollectiveStalled has a section on every cause."""
     words_by: Mapping[str, str] = field(default_factory=dict)
     """Other clauses, by the basis of the verdict (`host`, `idle`, …); `back`: the blamed rail is up again; `one_of`:
-    one of several missing ranks is to blame."""
+    one of several missing ranks is to blame; `between`: which end of a rail is to blame is not known."""
 
 
 def _anywhere(why: str) -> StepFacts:
@@ -294,6 +294,7 @@ CAUSES: Final[Mapping[Cause, CauseFacts]] = {
         about=About.RAIL,
         meaning="Packets on a rail are dropped on the way or at its other end.",
         words="packets on {rail} are dropped on the way or at its other end{unnamed}",
+        words_by={"between": "packets on {rail} are dropped"},
         now=(
             _anywhere("whether the link at the other end of this rail is up: from here both look alike"),
             StepFacts("{inside}nft list ruleset", "a rule that drops the job's packets; also at the other end"),
@@ -602,3 +603,15 @@ def tier_of(cause: str, *, by_sequence: bool = False) -> Tier:
     if by_sequence and cause in (Cause.RANK_BEHIND, Cause.RANKS_DISAGREE):
         return Tier.SEQUENCE
     return facts_of(cause).tier
+
+
+def is_well_founded(cause: str) -> bool:
+    """Whether a host sees this cause itself, of a process that lives, of calls or of a rail.
+
+    Where such a stall's processes end later, their end is a consequence: who kills a job that hangs ends them.  Where
+    the host saw only that its rank waits, the end of a process may be the cause.
+
+    Args:
+        cause: a value of `Cause`.
+    """
+    return cause != Cause.PROCESS_GONE and facts_of(cause).tier <= Tier.RAIL

@@ -16,7 +16,8 @@ VERDICT_VERSION: Final = 1
 Confidence = Literal["low", "medium", "high"]
 CONFIDENCES: Final[tuple[Confidence, ...]] = ("low", "medium", "high")
 Strength = Literal["strong", "weak"]
-"""`weak`: nothing saw the operation itself; that one is in flight follows from other signs."""
+"""`weak`: nothing saw the operation itself, and that one is in flight follows from other signs; or the other end of the
+blamed rail may be the one to blame."""
 
 
 def rail_name(rail: str, device: str, netns: str) -> str:
@@ -163,6 +164,9 @@ class Diagnosis:
     rail: str = ""
     device: str = ""
     netns: str = ""
+    either_end: bool = False
+    """The signs of this host do not tell which end of the rail is to blame: its other end has, or may have, the
+    same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +187,8 @@ class Stall:
     flagged_ns: int
     realtime_offset_ns: int
     """The time of day less CLOCK_MONOTONIC, read once when it was found: its reported times never change."""
-    strength: Strength
+    flight_strength: Strength
+    """How the operation is known to be in flight."""
     diagnosis: Diagnosis
     owner: ProcessOwner | None = None
     """Whose its process is; None: not known when it was found."""
@@ -194,6 +199,13 @@ class Stall:
     peer: str = ""
     """Of a transfer of another library: its other end, as the library calls it, or by address; empty: not known."""
     ended_ns: int | None = None
+    earlier: Diagnosis | None = None
+    """What it was put down to before a process of it ended, if that was well founded."""
+
+    @property
+    def strength(self) -> Strength:
+        """Of the evidence as a whole, as metrics, pages and recordings tell it."""
+        return "weak" if self.diagnosis.either_end else self.flight_strength
 
     @property
     def confidence(self) -> Confidence:
@@ -202,7 +214,8 @@ class Stall:
         `high`: the operation itself is seen to be in flight, and this host's evidence names the blamed rank or rail;
         `medium`: one of both holds; `low`: neither.
         """
-        return CONFIDENCES[(self.strength == "strong") + self.diagnosis.culprit]
+        named = self.diagnosis.culprit and not self.diagnosis.either_end
+        return CONFIDENCES[(self.flight_strength == "strong") + named]
 
     @property
     def is_call(self) -> bool:

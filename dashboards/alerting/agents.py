@@ -28,7 +28,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
             {recorded.AGENT_SEEN}
             """
         ),
-        about="A target of Prometheus that answered before and does not.",
+        about="A target that answered Prometheus before and does not answer now.",
         holds_for="1m",
         because="An agent that is upgraded is back within seconds.",
         summary="railscope on {{ $labels.instance }} is silent",
@@ -47,12 +47,12 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
             up
             """
         ),
-        about="Prometheus does not ask this host any more, though it had a job within the hour before.  Hosts without "
-        "a job may be taken out of service in silence; one with a job is missed until it is asked again, or is old "
-        "news.",
+        about="Prometheus does not scrape this host any more, though it had a job within the hour before.  A host "
+        "without a job may be taken out of service without an alert.  The alert on a host with a job ends when it is "
+        "scraped again, or when the job is old news.",
         holds_for="1m",
         because="Targets are gone for a moment while an inventory is written anew.",
-        summary="railscope on {{ $labels.instance }} is asked no more, and a job ran there",
+        summary="railscope on {{ $labels.instance }} is scraped no more, and a job ran there",
         description="{{ $labels.instance }} is no target of Prometheus any more; {{ $value | humanizeDuration }} ago a "
         "job ran there.  Stalls of its ranks show only in the other hosts' findings.",
         page="AgentSilent",
@@ -93,7 +93,7 @@ def _impaired(least: Thresholds) -> Iterator[Alert]:
         f"increase({catalogue.EVENTS_LOST}[5m]) > 0",
         about="Counts and bytes stay exact; durations, stalls and recordings have gaps.",
         holds_for="10m",
-        because="One burst may overrun a buffer; lasting loss wants a larger one.",
+        because="A burst may overrun a buffer once; a loss that lasts needs a larger one.",
         summary="railscope on {{ $labels.instance }} loses events ({{ $labels.reason }})",
         description="railscope lost {{ $value | humanize }} events within five minutes; counts and bytes are still "
         "exact.",
@@ -141,9 +141,9 @@ def _impaired(least: Thresholds) -> Iterator[Alert]:
         "RailscopeDark",
         Severity.WARNING,
         f"increase({catalogue.AGENT_DARK_SECONDS}[1h]) > {least.dark_seconds:g}",
-        about="One restart is dark for some seconds, and an upgrade for a minute.  Only with --state.directory.",
+        about="A restart is dark for some seconds, and an upgrade for a minute.  Only with --state.directory.",
         holds_for="0s",
-        because="None: what the last hour adds up to is no moment.",
+        because="None: the expression covers an hour.",
         summary="railscope on {{ $labels.instance }} was not running for a part of the last hour",
         description="No agent counted for {{ $value | humanizeDuration }}: the calls of that time are in no total.",
         page="AgentImpaired",

@@ -19,7 +19,7 @@ from railscope.dashboards.alerting.thresholds import Thresholds
 
 _OF_RAIL: Final = "rail {{ $labels.rail }} ({{ $labels.device }}) of {{ $labels.instance }}"
 _GPU: Final = "GPU {{ $labels.gpu }} of {{ $labels.instance }}"
-_SAID_FOR: Final = "None: it has happened, and is told of for an hour."
+_SAID_FOR: Final = "None: the event has happened, and the alert stands for an hour."
 _LINK_LOST: Final = 'counter=~"carrier_changes|link_downed|link_down_events(_phy)?"'
 _PAUSED: Final = 'counter=~"rx_.*(pause|pfc|xoff).*|.*_rx_(pause_phy|transitions)|port_xmit_wait"'
 _UNCORRECTABLE: Final = 'result="uncorrectable"'
@@ -63,13 +63,12 @@ def _links(least: Thresholds) -> Iterator[Alert]:
             )
             """
         ),
-        about="A port whose link is being recovered is active for all who only ask whether it is up.  One that is down "
-        "has another alert.",
+        about="A port whose link is being recovered still counts as up.  A port that is down has another alert.",
         holds_for="1m",
         because="A link trains for some seconds.",
         summary=f"The link of {_OF_RAIL} is in {{{{ $labels.state }}}}",
         description="The port counts as up and its physical link is in {{ $labels.state }}: packets are lost while it "
-        "is recovered. Cable, module or switch port.",
+        "is recovered. Look at the cable, the module and the switch port.",
         page="LinkUnsteady",
     )
     yield Alert(
@@ -77,7 +76,7 @@ def _links(least: Thresholds) -> Iterator[Alert]:
         "RailscopeRailFlaps",
         Severity.WARNING,
         f"increase({catalogue.RAIL_COUNTER.where(_LINK_LOST)}[1h]) >= {least.rail_flaps_per_hour:g}",
-        about="A link that comes and goes.  The kernel counts two changes of the carrier for each time.",
+        about="The kernel counts two changes of the carrier each time that a link goes and comes back.",
         holds_for="0s",
         because="None: the hour of the range is enough.",
         summary=f"The link of {_OF_RAIL} flaps",
@@ -126,7 +125,7 @@ def _links(least: Thresholds) -> Iterator[Alert]:
         about="The limits are those that the vendor wrote into the module; a warning's limit is passed weeks before an "
         "alarm's.",
         holds_for="10m",
-        because="A fan that starts late, or a cable that somebody touches.",
+        because="A fan has started by then, and a cable that somebody touched is at rest.",
         summary=f"The module of {_OF_RAIL} reports {{{{ $labels.alarm }}}}",
         description="{{ $labels.alarm }}{{ with $labels.lane }} on lane {{ . }}{{ end }}: the module of "
         "{{ $labels.device }} is outside its own limits. Light that fades, or a module that is too hot, takes the link "
@@ -138,12 +137,12 @@ def _links(least: Thresholds) -> Iterator[Alert]:
         "RailscopeRailUncorrectable",
         Severity.WARNING,
         f"rate({catalogue.RAIL_FEC_BLOCKS.where(_UNCORRECTABLE)}[5m]) > 0",
-        about="Each is a packet that was lost on the wire.",
+        about="Each such block was lost on the wire.",
         holds_for="10m",
         because="A link that has just been trained counts some, and is out of the range by then.",
         summary=f"Error correction of {_OF_RAIL} fails",
         description="{{ $value | humanize }} blocks a second of {{ $labels.device }} arrive too damaged to be mended: "
-        "packets are lost. Cable or module.",
+        "packets are lost. Look at the cable and the module.",
         page="ModuleAndErrorCorrection",
     )
     yield Alert(
@@ -157,12 +156,13 @@ def _links(least: Thresholds) -> Iterator[Alert]:
             {catalogue.PCIE_LINK_RATIO.where('of="speed",device!~"gpu.*"')} < 1
             """
         ),
-        about="Against what both ends of the link can.  A GPU lowers its speed while it is idle.",
+        about="Compared with what both ends of the link support.  A GPU lowers the speed of its link while it is "
+        "idle, so that of GPUs only the width counts.",
         holds_for="10m",
         because="Devices that were reset train their link anew.",
         summary="The PCIe link of {{ $labels.device }} of {{ $labels.instance }} is degraded",
         description="{{ $labels.device }} ({{ $labels.pci }}) runs at {{ $value | humanizePercentage }} of the "
-        "{{ $labels.of }} that both ends of its PCIe link can: whatever it moves to memory is slower by as much.",
+        "{{ $labels.of }} that both ends of its PCIe link support: whatever it moves to memory is slower by as much.",
         page="PcieLink",
     )
     yield Alert(
@@ -179,8 +179,8 @@ def _links(least: Thresholds) -> Iterator[Alert]:
             )
             """
         ),
-        about="Errors that PCIe mends by sending again cost time, and are the sign of a bad slot, riser or cable.  "
-        "Single ones happen.",
+        about="PCIe mends such errors by sending again, which costs time; they are the sign of a bad slot, riser or "
+        "cable.  Single ones are normal.",
         holds_for="15m",
         because="Only a rate that lasts matters.",
         summary="The PCIe link of {{ $labels.device }} of {{ $labels.instance }} has errors",
@@ -211,10 +211,10 @@ def _nvlinks(least: Thresholds) -> Iterator[Alert]:
         about="A link that has to be recovered again and again fails within days.  One burst, as of a reset, is in the "
         "last two hours or before them, and not in both; a sound link recovers a few times a month.",
         holds_for="0s",
-        because="None: two hours and those before them are long enough.",
+        because="None: the expression covers two hours and those before them.",
         summary=f"NVLinks of {_GPU} recover again and again",
-        description='{{ printf "%.0f" $value }} recoveries within two hours, and as before: the link will fail.'
-        f"{_RECOVERING_LINKS}",
+        description='{{ printf "%.0f" $value }} recoveries within two hours, and several before: the link is about to '
+        f"fail.{_RECOVERING_LINKS}",
         page="NVLinkErrors",
     )
 
@@ -247,7 +247,7 @@ def _gpus() -> Iterator[Alert]:
         "RailscopeGpuWantsRecovery",
         Severity.CRITICAL,
         f"{catalogue.GPU_RECOVERY_ACTION} == 1",
-        about="The driver itself says that the GPU does not work on without this.",
+        about="The driver itself says that the GPU does not go on working without it.",
         holds_for="1m",
         because="A GPU that is being reset is back by then.",
         summary=f"The driver asks for {{{{ $labels.action }}}} of {_GPU}",
@@ -259,7 +259,7 @@ def _gpus() -> Iterator[Alert]:
         "RailscopeGpuSlowed",
         Severity.WARNING,
         f"{catalogue.GPU_SLOWED.where(_SLOWED_BY)} == 1",
-        about="Heat and power, not the power cap that a job reaches by itself.",
+        about="Heat and lack of power; not the power cap, which a busy job reaches by itself.",
         holds_for="10m",
         because="Short slowdowns come with bursts of load.",
         summary=f"{_GPU} is slowed down ({{{{ $labels.reason }}}})",
@@ -275,13 +275,13 @@ def _log() -> Iterator[Alert]:
         "RailscopeXid",
         Severity.CRITICAL,
         f"(time() - {last.where(_BROKEN_GPU)}) < 3600",
-        about="Of NVIDIA's XIDs, and of what NVML tells besides, what means a broken GPU, NVLink or NVSwitch; not what "
-        "a program causes.",
+        about="XIDs, and other events of NVML, that mean a broken GPU, NVLink or NVSwitch; not those that a program "
+        "causes.",
         holds_for="0s",
         because=_SAID_FOR,
         summary=f"{_EVENT} of {{{{ $labels.pci }}}} of {{{{ $labels.instance }}}}",
         description="NVIDIA's driver told of {{ $labels.kind }} {{ $labels.code }} of {{ $labels.pci }}, "
-        "{{ $value | humanizeDuration }} ago: hardware failed there, and jobs on it with it.",
+        "{{ $value | humanizeDuration }} ago: hardware failed there, and so did the jobs on it.",
         page="HardwareEvents",
     )
     yield Alert(
@@ -295,8 +295,8 @@ def _log() -> Iterator[Alert]:
             (time() - {last.where(_ILL_GPU)}) < 3600
             """
         ),
-        about="What the kernel's log says of PCIe, network cards and the machine, and what NVIDIA's driver tells that "
-        "need not be the end.",
+        about="What the kernel's log says of PCIe, network cards and the machine, and what NVIDIA's driver reports "
+        "that a job may survive.",
         holds_for="0s",
         because=_SAID_FOR,
         summary=f"{_EVENT} of {{{{ with $labels.pci }}}}{{{{ . }}}} of {{{{ end }}}}{{{{ $labels.instance }}}}",

@@ -128,13 +128,14 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         "RailscopeCollectiveStalled",
         Severity.CRITICAL,
         _told_of(least),
-        about="One alert a communicator for as long as it stalls: the cause is told in the annotations and is no "
-        "label, because an alert whose labels change resolves and fires anew, and a host may find a better founded "
-        "cause at any time.  None of communicators that another one holds up, nor where RailscopeRailPlaneDown tells "
-        "the cause.",
+        about="One alert for each communicator, for as long as it stalls.  The cause stands in the annotations and is "
+        "no label: an alert whose labels change resolves and fires anew, and a host may find a better founded cause "
+        "at any time.  There is none for communicators that another one holds up, and none where "
+        "RailscopeRailPlaneDown tells the cause.",
         holds_for="15s",
-        because="The host has waited already (2 s with a culprit, 30 s without), unless the kernel told it what "
-        "happened; one more scrape lets all hosts speak, and what is held for a moment goes on.",
+        because="The host has already waited, 2 s where it knows a culprit and 30 s where it does not, unless the "
+        "kernel told it what happened.  One more scrape brings what all hosts say, and what was held up for a moment "
+        "has gone on by then.",
         more_labels={"exported_job": _JOB},
         summary=f"Communicator {{{{ $labels.comm }}}} is stalled{_CAUSE}{_CULPRIT}",
         description=f"{_EVIDENCE}For the verdict on all hosts run: "
@@ -152,13 +153,14 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
             {recorded.STALL_EVIDENCE.where(f'cause!~"{_MILD}"')}
             """
         ),
-        about="Weak: a process waits for its GPU, and no NCCL call tells what for.  Only with --collector.cuda.",
+        about="Weak evidence: a process waits for its GPU, and no NCCL call tells what for.  Only with "
+        "--collector.cuda.",
         holds_for="1m",
-        because="Ranks that all run long kernels are told of at most until the first of them ends.",
+        because="Where all ranks run long kernels, the first of them has often ended by then, and that ends the alert.",
         more_labels={"exported_job": _JOB},
         summary=f"Processes of communicator {{{{ $labels.comm }}}} wait for their GPUs{_CAUSE}{_CULPRIT}",
-        description=f"{_EVIDENCE}It may be no fault, where kernels run so long. For the verdict on all hosts run: "
-        "railscope diagnose --prometheus URL --comm {{ $labels.comm }}",
+        description=f"{_EVIDENCE}It is no fault where kernels are known to run so long. For the verdict on all hosts "
+        "run: railscope diagnose --prometheus URL --comm {{ $labels.comm }}",
         page="CollectiveStalled",
     )
     yield Alert(
@@ -185,7 +187,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         about="Hosts see their own ranks only; the recording rule compares all of them.  A rank whose process waits in "
         "another communicator is held up itself.",
         holds_for="30s",
-        because="Two scrapes of 15 s: both sides of the comparison are then from after the stall began.",
+        because="Two scrapes of 15 s: by then both sides of the comparison were read after the stall began.",
         more_labels={"exported_job": _JOB},
         summary="Rank {{ $labels.rank }} on {{ $labels.instance }} keeps communicator {{ $labels.comm }} waiting",
         description="Rank {{ $labels.rank }} on {{ $labels.instance }} is {{ $value }} operation(s) behind the most "
@@ -215,9 +217,9 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
             max_over_time({catalogue.COMM_WRITING}[5m]) == 1
             """
         ),
-        about="Nothing hangs, and all go at the pace of one rank.  Point to point, which has no sequence, ranks wait "
-        "for each other by design.  Where completions are not seen, hosts tell of their own ranks, by calls.  Who "
-        "writes to storage makes a checkpoint.",
+        about="Nothing hangs, and all go at the pace of one rank.  Ranks of point-to-point communicators, which have "
+        "no sequence, wait for each other by design.  Where completions are not seen, each host compares the calls of "
+        "its own ranks.  A rank that writes to storage is left out: it makes a checkpoint.",
         holds_for="10m",
         because="A checkpoint, an evaluation or the start of a job makes ranks wait for minutes.",
         more_labels={"exported_job": _JOB},
@@ -243,8 +245,8 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
             )
             """
         ),
-        about="The first error of a kind makes the series, which then has no increase; one that is there because the "
-        "agent has just come is no event.",
+        about="The first error of a kind makes the series, which then has no increase, so a new series counts as an "
+        "error, too; not one that is new because the agent is.",
         holds_for="0s",
         because="None: the error is the event, and five minutes keep it visible.",
         summary="NCCL reports {{ $labels.error }} on {{ $labels.instance }}",
@@ -263,8 +265,9 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
             {least.bus_bandwidth_ratio:g} * {recorded.BUS_BANDWIDTH_HELD}
             """
         ),
-        about="Against what the same communicators held for half an hour, by operation and size, for as long as they "
-        "live.  Time that ranks wait for each other counts: a straggler lowers it as a slow link does.",
+        about="Compared with what the same communicators held for half an hour, by operation and size, for as long as "
+        "they live.  Time in which ranks wait for each other counts: a straggler lowers the bandwidth as a slow link "
+        "does.",
         holds_for="15m",
         because="A checkpoint or an evaluation makes ranks wait for some minutes.",
         summary="{{ $labels.op }} of {{ $labels.size }} bytes has become slow on {{ $labels.instance }}",
@@ -285,15 +288,15 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
             / on (cluster, comm) {recorded.STEP_SECONDS_HELD} > {least.step_time_ratio:g}
             """
         ),
-        about="Against the shortest mean that the same job held for half an hour; longer for three quarters of 20 "
-        "minutes: a step time that wanders, a file system that is busy for some minutes and a neighbour that comes "
-        "and goes are no change.  Evaluations and checkpoints make no step longer that counts.",
+        about="Compared with the shortest mean that the same job held for half an hour.  Steps have to be longer for "
+        "three quarters of 20 minutes, so a step time that wanders, a file system that is busy for some minutes and a "
+        "neighbour that comes and goes raise no alert.  Evaluations and checkpoints do not count as longer steps.",
         holds_for="5m",
-        because="What is at the edge comes and goes.",
+        because="Near the threshold a step time goes above it and below it again.",
         more_labels={"exported_job": _JOB},
         summary=f'Steps became {{{{ printf "%.2g" $value }}}} times as long{_SINCE}{_WHAT_GREW}',
         description=f'Steps of the job with communicator {{{{ $labels.comm }}}} take {{{{ printf "%.2g" $value }}}} '
-        f"times as long as the job's own steps of before.{_AWAITED} For what bounds the job run: "
+        f"times as long as before.{_AWAITED} To see what bounds the job run: "
         "railscope diagnose --prometheus URL --job JOB",
         page="StepsLonger",
     )
@@ -302,13 +305,13 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         "RailscopeRanksDisagree",
         Severity.CRITICAL,
         f"max_over_time({recorded.RANKS_DISAGREE}[1h]) > 0",
-        about="Ranks of a communicator told different signatures of the same block of collectives. The event is the "
-        "fault, and what was computed with it stays wrong: it is told for an hour.",
+        about="Ranks of a communicator have different signatures for the same block of collectives.  The event is the "
+        "fault, and what was computed with it stays wrong, so the alert stands for an hour.",
         holds_for="0s",
         because="Two signatures of one block are no accident of measurement.",
         more_labels={"exported_job": _JOB},
         summary="Ranks of communicator {{ $labels.comm }} do not make the same collectives",
-        description="Operation, data type, bytes, root or order of collectives differ between ranks. NCCL may hang "
-        "in it, or go on with wrong data. Where two of the ranks are on one host, the log of its agent names them.",
+        description="Operation, data type, bytes, root or order of collectives differ between ranks. NCCL may hang, or "
+        "go on with wrong data. Where two of the ranks are on one host, the log of its agent names them.",
         page="RanksDisagree",
     )

@@ -57,8 +57,8 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
             rate({catalogue.GPU_NVLINK_ERRORS.where(_BROKEN)}[15m]) > 0
             """
         ),
-        about="Packets that were damaged are sent again, and a few of them happen; a link that could not be trained "
-        "anew is broken.  Of links that were, RailscopeNVLinkRecovers tells.",
+        about="Damaged packets are sent again, and a few are normal; a link that could not be trained anew is "
+        "broken.  RailscopeNVLinkRecovers tells of links that were trained anew.",
         holds_for="5m",
         because="Links that have just been trained count some errors.",
         summary="NVLinks of GPU {{ $labels.gpu }} of {{ $labels.instance }} count errors ({{ $labels.kind }})",

@@ -62,8 +62,8 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         "RailscopeRailPlaneDown",
         Severity.CRITICAL,
         plane_down(least),
-        about="The same rail of many hosts, jobs among them: the switch below them, not their links.  It stands for "
-        "the alerts on each of these rails.",
+        about="The same rail is down on many hosts, some of them with jobs: the cause is the switch below them, not "
+        "their links.  The alert takes the place of those on each of these rails.",
         holds_for="15s",
         because="One more scrape brings the news from all hosts.",
         summary="Rail {{ $labels.rail }} is down on {{ $value }} hosts",
@@ -76,7 +76,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         "RailscopeRailDownUnderLoad",
         Severity.CRITICAL,
         f"{down_under_load(least)}\nunless on (cluster, rail)\n{recorded.RAILS_DOWN} >= {least.plane_hosts:g}",
-        about="Down, on a host with a job, and it has carried traffic: an unused port is down for years.",
+        about="The rail has carried traffic and is down on a host with a job; an unused port may be down for years.",
         holds_for="30s",
         because="A link that trains anew is back within seconds, and counted in "
         f"{catalogue.RAIL_COUNTER}; where a switch takes down many, all hosts are heard by then.",
@@ -90,15 +90,16 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         "RailscopeRailSlowerThanSiblings",
         Severity.WARNING,
         _slower_than_siblings(least),
-        about="Bytes do not tell: in a ring all rails drop together with the slowest.  What tells is a queue or round "
-        "trips that the siblings do not have, or that less is carried while bytes are under way, while the rail is not "
-        "full.  Where bytes are sent again it is said to lose packets, and too little is under way on it to compare "
-        "others with.",
+        about="Bytes do not tell: in a ring the bytes of all rails drop together with those of the slowest.  What "
+        "tells is a queue, or round trips, that the siblings do not have, or that less is carried while bytes are "
+        "under way, though the rail is not full.  A rail that sends bytes again is said to lose packets; too little "
+        "is under way on it to compare others with it.",
         holds_for="1m",
         because="Bursts of checkpoints and data loading fill one rail's queue for some seconds.",
         summary=f"{_RAIL} is slower than its siblings",
         description="Data waits on {{ $labels.device }} and not on the other rails of {{ $labels.instance }}, though "
-        "the link is not full.  Every ring through this rail runs at its speed.",
+        "the link is not full.  Every ring through this rail runs at its speed.  If this fires for the same rail of "
+        "two hosts, one of them is slow, or the switch between them.",
         page="RailSlowerThanSiblings",
     )
     yield Alert(
@@ -112,7 +113,7 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
             {recorded.SPEED_GREATEST}
             """
         ),
-        about="The speed that was negotiated, against the greatest that the rail had.",
+        about="Compares the speed that was negotiated with the greatest that the rail had.",
         holds_for="1m",
         because="Links report lower speeds for a moment while they train.",
         summary=f"{_RAIL} has a lower link speed than before",
@@ -132,8 +133,8 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
             {ratio.where('of="speed"')} < 1
             """
         ),
-        about="Against the host's other rails of the same product: a link that came up slow or narrow before the agent "
-        "did has no better past.",
+        about="Compared with the host's other rails of the same product: a link that came up slow or narrow before "
+        "the agent did has no better past.",
         holds_for="5m",
         because="Links of a host that boots come up one after the other.",
         summary=f"{_RAIL} has a slower link than its siblings",
@@ -182,13 +183,14 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
             )
             """
         ),
-        about="Counters with severity page: a link that went down, retries exceeded, a fatal error of the card.  "
-        "The increase is the event, and the five minutes of the range keep it visible.  What a switch did "
-        "to a whole plane is told by RailscopeRailPlaneDown.  A counter that appears has no 0 before it; the sum has.  "
-        "Where a host booted within the range its counters began anew, which is no event: it was silent, and its agent "
-        "is another one.",
+        about="Counters with severity page: a link that went down, retries exceeded, a fatal error of the card.  The "
+        "increase is the event, and the five minutes of the range keep it visible.  RailscopeRailPlaneDown tells what "
+        "a switch did to a whole plane.  A counter that appears with its first event has no 0 before it; the sum of "
+        "them has.  Where a host booted within the range its counters began anew, which is no event: it was silent, "
+        "and its agent is another one.",
         holds_for="30s",
-        because="By then a rail or a plane that is down is told, and stands for its counters.",
+        because="By then the alert on a rail or a plane that is down has fired, and takes the place of those on its "
+        "counters.",
         summary=f"{_COUNTER} of {_RAIL[0].lower()}{_RAIL[1:]} increased",
         description=_COUNTER + " of rail {{ $labels.rail }} ({{ $labels.device }}) increased by "
         '{{ printf "%.0f" $value }} within five minutes; any increase matters.',
@@ -199,10 +201,10 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         "RailscopeCommFailedOver",
         Severity.WARNING,
         f"sum by ({HOST}, rail, device, port, carried_by) ({catalogue.COMM_DEGRADED})",
-        about="Connections that NCCL moved off a port by itself, for as long as they keep off it: the job goes on with "
-        "less bandwidth, and nothing else may tell of it.",
+        about="NCCL moved connections off a port by itself; the alert stands for as long as they stay off it.  The "
+        "job goes on with less bandwidth, and nothing else may tell of it.",
         holds_for="0s",
-        because="None: NCCL moves when a work request has failed after all its retries, which is no blip.",
+        because="None: NCCL moves connections only after a work request has failed with all of its retries.",
         summary="NCCL goes on without {{ $labels.device }} of {{ $labels.instance }}{{ with $labels.rail }}, rail "
         "{{ . }}{{ end }}",
         description="Port {{ $labels.port }} of {{ $labels.device }} on {{ $labels.instance }} failed, and NCCL moved "
@@ -225,8 +227,8 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
             )
             """
         ),
-        about="Counters with severity warn: packets that were lost, came twice or damaged.  A few of them happen.  "
-        "Profile lean shows their sum alone.",
+        about="Counters with severity warn: packets that were lost, came twice or were damaged.  A few are normal.  "
+        "Profile lean has their sum alone.",
         holds_for="15m",
         because="Only a rate that lasts matters: a burst is over by then.",
         summary=f"{_COUNTER} of {_RAIL[0].lower()}{_RAIL[1:]} keeps rising",
@@ -240,9 +242,9 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         "RailscopeRailCounterPinned",
         Severity.INFO,
         f"{catalogue.RAIL_COUNTER_PINNED} == 1",
-        about="From now on no increase means nothing: errors on this port go unseen.",
+        about="From then on the counter tells of no further errors of this port.",
         holds_for="1h",
-        because="It stays until the counter is cleared, so the alert may come an hour late.",
+        because="The counter stays saturated until it is cleared, so an alert an hour later is no worse.",
         summary=f"{{{{ $labels.counter }}}} of {_RAIL[0].lower()}{_RAIL[1:]} is saturated",
         description="{{ $labels.counter }} reads its maximum and no longer counts; clear it (perfquery -R, or reload "
         "the driver).",

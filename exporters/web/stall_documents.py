@@ -44,7 +44,10 @@ class StallDocument(TypedDict):
     op: Annotated[str, "operation by NCCL's name, or name of the call that does not return"]
     payload_bytes: Annotated[int | None, "payload of the operation; null if unknown"]
     cause: Annotated[Cause, "why, by the evidence of this host"]
-    strength: Annotated[Strength, "strong: a probe saw the operation in flight; weak: it is inferred"]
+    strength: Annotated[
+        Strength,
+        "strong: a probe saw the operation in flight; weak: it is inferred, or the rail's other end may be to blame",
+    ]
     since_realtime_ns: Annotated[int, "when the operation was handed over"]
     flagged_realtime_ns: Annotated[int, "when it was found to be a stall"]
     ended_realtime_ns: Annotated[int | None, "when it ended; null while it goes on"]

@@ -344,6 +344,6 @@ def _stall(end: _End, said: Diagnosis, since: float) -> Stall:
         since_ns=int(since * 1e9),
         flagged_ns=int((since + STALL_SECONDS) * 1e9),
         realtime_offset_ns=0,
-        strength="weak" if said.cause is Cause.UNKNOWN else "strong",
+        flight_strength="weak" if said.cause is Cause.UNKNOWN else "strong",
         diagnosis=said,
     )

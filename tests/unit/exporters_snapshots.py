@@ -435,7 +435,7 @@ def stall(*, ended_ns: int | None = None) -> Stall:
         since_ns=6_000_000_000,
         flagged_ns=8_000_000_000,
         realtime_offset_ns=1_750_000_000_250_000_000 - 8_500_000_000,
-        strength="strong",
+        flight_strength="strong",
         diagnosis=diagnosis,
         ended_ns=ended_ns,
     )

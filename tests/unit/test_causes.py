@@ -43,6 +43,7 @@ OCCASIONS: Final = {
     "outside",
     "all",
     "behind",
+    "between",
 }
 SAID: Final = [cause for cause, facts in CAUSES.items() if facts.by_host]
 COMMON_WORDS: Final = {Cause.UNKNOWN, Cause.UNSEEN, Cause.WRITING}

@@ -13,8 +13,10 @@ from railscope.agent.facts.clocks import ClockReading
 from railscope.agent.facts.stall import Diagnosis, Stall
 from railscope.agent.node.recorder.store import RecordingStore, WriteResult
 from railscope.agent.node.recorder.triggers import Recordings, make_recorded_stall, settling_ns
+from railscope.agent.node.stalls.detector import Detector, StallLimits
 from railscope.agent.recording.recording import RecordedStall, Recording
 from tests.unit.recordings import SECOND_NS, recording, stall
+from tests.unit.stall_facts import CALM, RANK, with_rail1
 
 
 @dataclass
@@ -90,7 +92,7 @@ def test_a_stall_is_described_by_its_time_of_day_its_length_and_whom_it_is_blame
         since_ns=5 * SECOND_NS,
         flagged_ns=7 * SECOND_NS,
         realtime_offset_ns=1_000_000 * SECOND_NS,
-        strength="strong",
+        flight_strength="strong",
         diagnosis=diagnosis,
     )
     described = make_recorded_stall(found, ClockReading(9 * SECOND_NS, 1_000_009 * SECOND_NS, 1))
@@ -109,6 +111,34 @@ def test_a_stall_is_described_by_its_time_of_day_its_length_and_whom_it_is_blame
         replace(found, diagnosis=replace(diagnosis, cause=Cause.RANK_BEHIND, blamed_rank=0)), ClockReading(1, 1, 1)
     )
     assert (behind.cause, behind.blamed_rank, behind.seconds) == ("rank_behind", "0", 0.0)
+
+
+def test_a_job_that_was_killed_while_it_hung_is_recorded_with_what_was_seen_before() -> None:
+    stalls = Detector(StallLimits(), lambda: 0)
+    down = with_rail1(up=False)
+    stalls.evaluate(2 * SECOND_NS, [RANK], lambda _: down)
+    assert stalls.process_gone(3 * SECOND_NS, RANK, "process 4711 has ended: killed by signal 9") is None
+    (told,) = stalls.current
+    assert (told.diagnosis.cause, told.op) == (Cause.PROCESS_GONE, "AllReduce")
+    recorded = make_recorded_stall(told, ClockReading(4 * SECOND_NS, 4 * SECOND_NS, 1))
+    assert (recorded.cause, recorded.device, recorded.blamed_rank, recorded.op) == (
+        "rail_down",
+        "rail1",
+        "",
+        "AllReduce",
+    )
+    assert recorded.evidence == (
+        "rail 1 (rail1) has no carrier or is switched off",
+        "process 4711 has ended: killed by signal 9",
+    )
+
+
+def test_that_a_rank_waits_is_no_reason_to_forget_that_its_process_has_ended() -> None:
+    stalls = Detector(StallLimits(), lambda: 0)
+    stalls.evaluate(40 * SECOND_NS, [RANK], lambda _: CALM)
+    assert stalls.process_gone(41 * SECOND_NS, RANK, "process 4711 has ended: killed by signal 9") is None
+    recorded = make_recorded_stall(stalls.current[0], ClockReading(42 * SECOND_NS, 42 * SECOND_NS, 1))
+    assert recorded.cause == "process_gone"
 
 
 def test_a_stall_is_recorded_at_the_next_turn(bench: Bench) -> None:

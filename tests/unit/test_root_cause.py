@@ -206,9 +206,15 @@ CASES: Final[dict[Cause, list[Case]]] = {
                 {"round_trip_ns": 1_000_000, "busy_ratio": 0.1},
                 {"sent_bytes": 5 * MIB, "retransmitted_bytes": MIB, "round_trip_ns": 60_000_000, "busy_ratio": 1.0},
             ),
-            found={"device": "rail1"},
+            last="which end of it loses packets cannot be told here",
+            found={"device": "rail1", "either_end": True},
         ),
-        Case("its device counts losses", with_rail1(losses=(("rx_crc_errors", 100),))),
+        Case(
+            "its device counts losses",
+            with_rail1(losses=(("rx_crc_errors", 100),)),
+            never=("cannot be told",),
+            found={"either_end": False},
+        ),
         Case(
             "of packets out of order one counts many more than its siblings",
             each_rail((400, 401, 402, 403, 404, 1700, 406, 407), "out_of_sequence"),
@@ -243,7 +249,7 @@ CASES: Final[dict[Cause, list[Case]]] = {
                 {"sent_bytes": 5 * MIB, "round_trip_ns": 25_000_000, "busy_ratio": 1.0, "backlog_bytes": 136_000},
             ),
             says=("queue",),
-            found={"device": "rail1"},
+            found={"device": "rail1", "either_end": False},
         ),
         Case(
             "though its sibling sends much again",
@@ -259,7 +265,12 @@ CASES: Final[dict[Cause, list[Case]]] = {
             ),
             found={"device": "rail1"},
         ),
-        Case("few round trips are far from their mean", late(5_138_000, 1_248_000)),
+        Case(
+            "few round trips are far from their mean",
+            late(5_138_000, 1_248_000),
+            last="which end of it is slow cannot be told here",
+            found={"either_end": True, "culprit": True},
+        ),
         # A third of all packets, 100 ms late: no receiver puts off so many.
         Case("so many are late that no receiver put them off", late(30_700_000, 42_500_000)),
         Case("a slower port that carries data", beside_a_management_port(100 * MIB)),
@@ -267,7 +278,7 @@ CASES: Final[dict[Cause, list[Case]]] = {
             "a link that came up at a lower speed, without TCP too",
             with_rails(RDMA, {"speed_bytes_per_second": 10**9, **RDMA}),
             first="8 Gbit/s",
-            found={"device": "rail1"},
+            found={"device": "rail1", "either_end": False},
         ),
     ],
     Cause.RANKS_DISAGREE: [

@@ -113,6 +113,16 @@ def test_the_verdict_names_the_rail_and_its_host_by_how_much_how_often_and_since
     assert finding.next_steps[0].command == "tc -s qdisc show dev eth1"
 
 
+def test_a_slow_way_without_a_queue_at_any_end_is_told_once_with_both_ends() -> None:
+    (finding,) = make_verdict(fleet(Fleets(), slow_rail(0), slow_rail(1, pace_ratio=0.7))).findings
+    assert finding.headline == (
+        "SLOW for 60 s: rail 1 between host0 (eth1) and host1 (eth1) is slow, it carries 60% of what its best sibling "
+        "does while it sends; at which end, or where between them, is not known."
+    )
+    assert (finding.strength, finding.hosts, finding.devices) == ("weak", ("host0", "host1"), ("eth1",))
+    assert [step.host for step in finding.next_steps if step.command.startswith("tc ")] == ["host0", "host1"]
+
+
 def test_a_lossy_rail_is_said_to_lose_packets() -> None:
     lossy = slow_rail(1, cause=Cause.RAIL_LOSSY, pace_ratio=None, retransmitted_ratio=0.021)
     (finding,) = make_verdict(fleet(Fleets(), lossy)).findings

@@ -151,10 +151,25 @@ FAULTS: Final[dict[Cause, list[Fault]]] = {
     ],
     Cause.RAIL_FILTERED: [Fault("no answer", on_rail1(unanswered=2, unanswered_ns=1_500_000_000))],
     Cause.RAIL_LOSSY: [
-        Fault("sends again", on_rail1(sent_bytes=MIB, retransmitted_bytes=MIB // 4, busy_ratio=0.9)),
-        Fault("losing by its own count", on_rail1(losses=(("rx_crc_errors", 500),))),
+        Fault(
+            "sends again, as the other end may, too",
+            on_rail1(sent_bytes=MIB, retransmitted_bytes=MIB // 4, busy_ratio=0.9),
+            told={**WEAK, "confidence": "medium"},
+        ),
+        Fault(
+            "losing by its own count",
+            on_rail1(losses=(("rx_crc_errors", 500),)),
+            told={**STRONG, "confidence": "high"},
+        ),
     ],
-    Cause.RAIL_SLOW: [Fault("full queue", on_rail1(backlog_bytes=MIB, busy_ratio=1.0))],
+    Cause.RAIL_SLOW: [
+        Fault("full queue", on_rail1(backlog_bytes=MIB, busy_ratio=1.0), told={**STRONG, "confidence": "high"}),
+        Fault(
+            "long round trips, as the other end has, too",
+            on_rail1(round_trip_ns=60_000_000, least_round_trip_ns=100_000, busy_ratio=1.0, backlog_bytes=0),
+            told={**WEAK, "confidence": "medium"},
+        ),
+    ],
     Cause.GPU_NOT_PROGRESSING: [Fault("never begins", gpu_hangs, at_once=False, blamed=0, culprit=False)],
     Cause.RANK_BEHIND: [
         Fault("only waits, for the other of two", shows(), at_once=False, nranks=2, blamed=1, culprit=False),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.rank_process import RankProcess
-from railscope.agent.facts.snapshot import NodeCollectives, Snapshot
+from railscope.agent.facts.snapshot import CommunicatorFacts, NodeCollectives, Snapshot
 from railscope.exporters.top.columns import INITIAL_ORDERS, RAIL_COLUMNS
 from railscope.exporters.top.node_view import NodeView, make_node_view
 from railscope.exporters.top.plain import render_lines
@@ -158,7 +158,9 @@ def test_weak_evidence_of_a_stall_is_said_but_not_of_a_process_that_is_seen_to_b
     one = next(stalled for stalled in snapshot.stalls.lengths if stalled.current is not None)
 
     def said(cause: Cause) -> str:
-        current = replace(stall(), strength="weak", diagnosis=replace(stall().diagnosis, cause=cause, netns="pod7"))
+        current = replace(
+            stall(), flight_strength="weak", diagnosis=replace(stall().diagnosis, cause=cause, netns="pod7")
+        )
         stalls = replace(snapshot.stalls, lengths=(replace(one, current=current),))
         view = make_node_view(None, scraped(replace(snapshot, stalls=stalls)))
         return " ".join(" ".join(screen(view)).split())
@@ -247,6 +249,11 @@ def by(column: int, *, reverse: bool = False) -> ViewState:
     return ViewState(orders={Pane.RANKS: Order(column, reverse)})
 
 
+def calling(one: CommunicatorFacts, more: int) -> CommunicatorFacts:
+    """The same rank, with so many more calls than it has made."""
+    return replace(one, enqueued=one.enqueued + more, ops=tuple(replace(op, calls=op.calls + more) for op in one.ops))
+
+
 def three_ranks() -> NodeView:
     """Ranks 0, 2 and 10: the second calls most, the third has the oldest operation; nothing is known of the first's."""
     before = with_communicators(
@@ -261,8 +268,8 @@ def three_ranks() -> NodeView:
         with_communicators(
             later(before),
             replace(ten, inflight_seconds=7.0),
-            replace(two, enqueued=two.enqueued + 1000, inflight_seconds=0.5),
-            replace(zero, enqueued=zero.enqueued - 100),
+            replace(calling(two, 1000), inflight_seconds=0.5),
+            calling(zero, -100),
         ),
     )
 
@@ -295,10 +302,10 @@ def split_often(ended: int = 30) -> NodeView:
         with_communicators(
             now,
             *gone,
-            replace(idle, enqueued=1200),
+            calling(idle, 1200 - idle.enqueued),
             new,
             slow,
-            replace(fast, enqueued=fast.enqueued + 1000),
+            calling(fast, 1000),
             named(replace(slow, alive=False), rank="3"),
             stalled,
         ),
@@ -342,6 +349,19 @@ def test_plain_lines_tell_ended_ranks_from_living_ones() -> None:
     ended = [line for line in lines if " kind=rank " in line and line.endswith(" ended=1")]
     assert len(ended) == 3
     assert all(" kind=rank " in line for line in ended)
+
+
+def test_calls_and_bytes_of_a_rank_are_of_the_same_moments() -> None:
+    before = scraped(full_snapshot())
+    (key, counts), *_ = sorted(before.rank_ops.items())
+    # The agent counted a call after it had answered /metrics, and before it answered /communicators.
+    ops = {
+        **before.rank_ops,
+        key: replace(counts, calls=counts.calls + 3, payload_bytes=(counts.payload_bytes or 0) + 6),
+    }
+    now = replace(before, at_seconds=before.at_seconds + 2.0, rank_ops=ops)
+    rank = next(one for one in make_node_view(before, now).ranks if one.identity.key == key[:2])
+    assert (rank.calls_per_second, rank.payload_bytes_per_second) == (1.5, 3.0)
 
 
 def test_a_filter_keeps_rows_with_all_its_words_and_never_hides_a_stall() -> None:

@@ -89,9 +89,15 @@ CASES[Cause.RAIL_FILTERED] += [
         .all_say("rail_filtered", **ETH0)
         .rail(0, 0, unacknowledged_segments=182.0, unsent_bytes=0.0, retransmitted_ratio=0.05)
         .rail(1, 0, unacknowledged_segments=0.0, unsent_bytes=524_320.0),
-        says=(("evidence", "524 kB were never sent"),),
+        says=(("evidence", "524 kB were never sent"), ("headline", "rail 0 (eth0) of host1 are dropped on the way")),
         found={"hosts": ("host1", "host0")},
-    )
+    ),
+    Case(
+        "of two ends without answers that look alike both are named",
+        waiting().all_say("rail_filtered", **ETH0),
+        says=(("headline", "packets on rail 0 between host0 (eth0) and host1 (eth0) are dropped; at which end"),),
+        found={"strength": "strong"},
+    ),
 ]
 CASES[Cause.RAIL_LOSSY] += [
     Case(
@@ -136,6 +142,39 @@ CASES[Cause.RAIL_SLOW] += [
         waiting().all_say("rail_slow", **ETH0).rail(1, 0, backlog_bytes=200_000.0, round_trip_seconds=0.05),
         says=(("headline", "rail 0 (eth0) of host1 is slow"),),
         found={"hosts": ("host1", "host0")},
+    ),
+    Case(
+        "of two ends of which neither has a queue both are named, once and weakly",
+        waiting()
+        .all_say("rail_slow", strength="weak", **ETH0)
+        .rail(0, 0, retransmitted_ratio=0.03, round_trip_seconds=0.026)
+        .rail(1, 0, round_trip_seconds=0.020),
+        says=(
+            (
+                "headline",
+                ": rail 0 between host0 (eth0) and host1 (eth0) is slow; at which end, or where between them, is not "
+                "known.",
+            ),
+            ("evidence", "=host0 says rail_slow of rank 0 (weak evidence)"),
+            ("steps", "=host0: tc -s qdisc show dev eth0"),
+            ("steps", "=host1: tc -s qdisc show dev eth0"),
+        ),
+        found={"hosts": ("host0", "host1"), "strength": "weak"},
+    ),
+    Case(
+        "a host that saw its own queue is named before one that has more to show by now",
+        waiting()
+        .rank(0, stall=stall("rail_slow", strength="weak", **ETH0))
+        .rank(1, stall=stall("rail_slow", **ETH0))
+        .rail(0, 0, retransmitted_ratio=0.03, round_trip_seconds=0.026)
+        .rail(1, 0),
+        says=(("headline", "rail 0 (eth0) of host1 is slow (seen from host0 too)"),),
+        found={"hosts": ("host1", "host0"), "strength": "strong"},
+    ),
+    Case(
+        "of more than two hosts of which none has a queue all are candidates",
+        waiting(4).all_say("rail_slow", strength="weak", **ETH0),
+        says=(("headline", "rail 0 between host0 (eth0), host1 (eth0), host2 (eth0), … is slow; at which end"),),
     ),
     Case(
         "who sends again behind it is not taken for the one with the queue",

@@ -30,7 +30,7 @@ _USED_BYTES_PER_SECOND: Final = 1e6
 _BUSY_RATIO: Final = 0.1
 """Of the time, summed over connections: a rail with bytes under way for less slows nobody down."""
 _FOREIGN_RATIO: Final = 0.2
-_BACKLOG_BYTES: Final = 65_536
+QUEUE_BYTES: Final = 65_536
 """A queue that says more of a rail than its pace does."""
 _BYTES_A_DROP: Final = 262_144
 """At most so many bytes are sent again for a packet that this host's own, full queue dropped: one that was not yet cut
@@ -144,9 +144,7 @@ def read_slow_rails(
                 of_window=known.since - seconds <= ask.at - window_seconds,
             )
         )
-    return tuple(
-        sorted(found, key=lambda one: (-(one.backlog_bytes // _BACKLOG_BYTES), one.pace_ratio or 1.0, one.host))
-    )
+    return tuple(sorted(found, key=lambda one: (-(one.backlog_bytes // QUEUE_BYTES), one.pace_ratio or 1.0, one.host)))
 
 
 def _course(ask: Asker, instances: Collection[str], window_seconds: float, seconds: float) -> _Course:

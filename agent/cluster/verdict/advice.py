@@ -129,7 +129,7 @@ def _subjects(about: About, stalled: StalledCommunicator) -> list[_Subject]:
     if about is About.RAIL:
         return [
             _Subject(rail.host, {"device": rail.device or "DEVICE", "inside": _inside_namespace(rail, stalled)})
-            for rail in culprit.rails[:1]
+            for rail in culprit.rails[: min(culprit.alike, _MOST_SUBJECTS)]
         ]
     if about is About.HOST:
         hosts = list(dict.fromkeys(rank.host for rank in culprit.ranks if rank.host))

@@ -36,6 +36,8 @@ _QUEUE_BYTES: Final = 16_384
 """Queues that differ by less are alike."""
 _MOST_RANKS: Final = 1 << 20
 """A label that tells of more is ignored: ranks that no agent reports are listed one by one."""
+_OF_EITHER_END: Final = frozenset({Cause.RAIL_LOSSY, Cause.RAIL_SLOW})
+"""A host calls these strong only where its own signs tell that it is its end of the way."""
 HOSTS_OF_A_PLANE: Final = 3
 """With a rail of the same number down on so many hosts it is not their links, nor the two ends of one."""
 _CARRIED: Final = 1e5
@@ -63,6 +65,8 @@ class Culprit:
     """The ranks inside a call that does not return."""
     disagreement: Disagreement | None = None
     """Which collective the ranks did not make alike; None: they did, or it is not known which."""
+    alike: int = 1
+    """So many rails, from the first on, are ends of one way, and nothing tells which of them is to blame."""
 
     @property
     def tier(self) -> Tier:
@@ -296,8 +300,41 @@ def _rail_culprits(present: Sequence[Rank], rails: Sequence[Rail]) -> Iterable[C
             blamed[key] = rail
             strong[key] = strong.get(key, False) or stall.strength == "strong"
         if said:
-            worst = sorted(blamed, key=lambda key: (*_badness(blamed[key], cause), not strong[key], key))
-            yield Culprit(cause, rails=tuple(blamed[key] for key in worst), basis="host", strength=_strength(said))
+            sided = cause in _OF_EITHER_END
+            worst = sorted(
+                blamed,
+                key=lambda key: (sided and not strong[key], *_badness(blamed[key], cause), not strong[key], key),
+            )
+            ends = [(blamed[key], (sided and not strong[key], *_tells_end(blamed[key], cause))) for key in worst]
+            yield Culprit(
+                cause,
+                rails=tuple(blamed[key] for key in worst),
+                alike=_alike(ends) if cause != Cause.RAIL_DOWN else 1,
+                basis="host",
+                strength=_strength(said),
+            )
+
+
+def _tells_end(rail: Rail, cause: str) -> tuple[float, ...]:
+    """Of the signs that `_badness` sorts by, those that tell one end of a way from the other; the worst end first.
+
+    Both ends send again and have long round trips.  A queue grows at the end that cannot send, and where a rule drops
+    what a host sends, that host never gets to send it.
+    """
+    backlog = -((rail.backlog_bytes or 0.0) // _QUEUE_BYTES) if cause == Cause.RAIL_SLOW else 0.0
+    return not rail.mute, backlog
+
+
+def _alike(ends: Iterable[tuple[Rail, tuple[float, ...]]]) -> int:
+    """How many rails, from the first on, have the same number, the same signs and each another host."""
+    hosts: dict[str, None] = {}
+    first: tuple[str, tuple[float, ...]] | None = None
+    for rail, signs in ends:
+        first = first or (rail.rail, signs)
+        if (rail.rail, signs) != first or rail.host in hosts:
+            break
+        hosts[rail.host] = None
+    return max(1, len(hosts))
 
 
 def _badness(rail: Rail, cause: str) -> tuple[float, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from railscope.agent.cluster.fleet.facts import Rail, Rank
 from railscope.agent.cluster.verdict.quantities import format_rank_numbers
@@ -46,3 +47,22 @@ def format_hosts(hosts: Iterable[str], most: int = 3) -> str:
 def format_rail(rail: Rail) -> str:
     """A rail of a verdict: `rail 0 (eth0) of host1`."""
     return f"{rail_name(rail.rail, rail.device, rail.netns)} of {rail.host}"
+
+
+WHICH_END: Final = "; at which end, or where between them, is not known"
+"""Said of what `format_rail_between` names."""
+
+
+def format_rail_between(ends: Sequence[Rail]) -> str:
+    """One rail of several hosts, its ends: `rail 0 between host0 (eth0) and host1 (eth0)`."""
+    names = [rail_end(rail) for rail in ends]
+    number = f"rail {ends[0].rail}" if ends[0].rail else "the rail"
+    if len(names) < 3:
+        return f"{number} between {' and '.join(names)}"
+    return f"{number} between {format_hosts(names)}"
+
+
+def rail_end(rail: Rail) -> str:
+    """A host with its end of a rail: `host0 (eth0)`, or without a device the host alone."""
+    device = f"{rail.device} in {rail.netns}" if rail.device and rail.netns else rail.device
+    return f"{rail.host} ({device})" if device else rail.host

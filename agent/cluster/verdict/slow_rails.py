@@ -1,8 +1,8 @@
 """Findings on rails that are merely slow, or lose packets, while everything goes on.
 
 Nobody waits for one rank, and no host calls it a stall: operations take longer on all ranks of every ring through the
-rail.  Both ends of a slow way have data under way for longer, so that of one rail number the end with a queue is named
-first.
+rail.  Both ends of a slow way have data under way for longer: of one rail number the end with a queue is named, and
+where no end has one, both are, as what the slow way is between.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from datetime import UTC, datetime
 from typing import Final
 
 from railscope.agent.cluster.fleet.facts import Fleet, Rail, SlowRail
+from railscope.agent.cluster.fleet.slow_rails import QUEUE_BYTES
 from railscope.agent.cluster.verdict.advice import next_steps
 from railscope.agent.cluster.verdict.culprits import Culprit
 from railscope.agent.cluster.verdict.finding import Finding
 from railscope.agent.cluster.verdict.hardware import hardware_evidence
 from railscope.agent.cluster.verdict.links import StalledCommunicator
-from railscope.agent.cluster.verdict.names import format_hosts, format_rail
+from railscope.agent.cluster.verdict.names import WHICH_END, format_hosts, format_rail, format_rail_between
 from railscope.agent.cluster.verdict.quantities import format_decimal_bytes, format_duration
 from railscope.agent.cluster.verdict.verdict import by_communicator, is_stalled
 from railscope.agent.facts.causes import facts_of
@@ -52,9 +53,15 @@ def _finding(rows: Sequence[SlowRail], fleet: Fleet) -> Finding:
     rails = tuple(Rail(one.host, one.rail, one.device, one.netns) for one in rows)
     seconds = fleet.at - worst.slowness.since
     also = sorted({one.host for one in rows[1:]} - {worst.host})
-    seen = f" (and at {format_hosts(also)}, which may be its other end)" if also else ""
-    words = facts_of(worst.cause).words.format(rail=format_rail(rails[0]), unnamed="")
-    culprit = Culprit(worst.cause, rails=rails[:1], basis="pace", strength="strong")
+    ends = tuple({rail.host: rail for rail in reversed(rails)}.values())[::-1]
+    if also and worst.backlog_bytes < QUEUE_BYTES:
+        culprit = Culprit(worst.cause, rails=ends, alike=len(ends), basis="pace", strength="weak")
+        rail, seen = format_rail_between(ends), WHICH_END
+    else:
+        culprit = Culprit(worst.cause, rails=rails[:1], basis="pace", strength="strong")
+        rail = format_rail(rails[0])
+        seen = f" (and at {format_hosts(also)}, which may be its other end)" if also else ""
+    words = facts_of(worst.cause).words.format(rail=rail, unnamed="")
     hardware = hardware_evidence(culprit, (rail.host for rail in rails), seconds, fleet)
     evidence = (line for one in rows[:_MOST_LINES] for line in _evidence(one, fleet))
     return Finding(
@@ -63,7 +70,7 @@ def _finding(rows: Sequence[SlowRail], fleet: Fleet) -> Finding:
         nranks=None,
         op="",
         seconds=seconds,
-        strength="strong",
+        strength=culprit.strength,
         basis="pace",
         ranks=(),
         hosts=tuple(dict.fromkeys(one.host for one in rows)),

@@ -25,9 +25,11 @@ from railscope.agent.cluster.verdict.hardware import hardware_evidence
 from railscope.agent.cluster.verdict.late import LateRanks, find_late_ranks
 from railscope.agent.cluster.verdict.links import StalledCommunicator
 from railscope.agent.cluster.verdict.names import (
+    WHICH_END,
     format_hosts,
     format_last_hosts,
     format_rail,
+    format_rail_between,
     format_ranks,
     format_ranks_and_hosts,
 )
@@ -276,7 +278,7 @@ def what_of(cause: RootCause) -> str:
     op = f"{stalled.op} on " if stalled.op else ""
     # That a process or a link is as it is, is seen itself; weak is only how the stall was.
     seen = culprit.cause == Cause.RANK_MISSING or (culprit.tier is Tier.PLAIN and culprit.basis == "host")
-    doubt = _WEAK if culprit.strength == "weak" and not seen else ""
+    doubt = _WEAK if culprit.strength == "weak" and not seen and culprit.alike == 1 else ""
     return f"{op}{stalled.comm}: {said}{doubt}"
 
 
@@ -298,11 +300,14 @@ def _blame(culprit: Culprit) -> str:
         "within": format_ranks(culprit.within) or "its ranks",
     }
     is_back = bool(rails and rails[0].up)
-    state = "back" if is_back else "plane" if culprit.plane else ""
-    plain = facts.words_by.get(state, facts.words).format(**values)
-    if len({entry.host for entry in rails}) > 1 and culprit.cause != Cause.RAIL_DOWN:
-        also = ", ".join(dict.fromkeys(entry.host for entry in rails[1:4] if entry.host != rails[0].host))
-        return f"{plain} (seen from {also} too)"
+    ends = rails[: culprit.alike]
+    if len(ends) > 1:
+        values["rail"] = format_rail_between(ends)
+    state = "between" if len(ends) > 1 else "back" if is_back else "plane" if culprit.plane else ""
+    plain = facts.words_by.get(state, facts.words).format(**values) + (WHICH_END if len(ends) > 1 else "")
+    also = dict.fromkeys(entry.host for entry in rails if entry.host not in {end.host for end in ends})
+    if also and culprit.cause != Cause.RAIL_DOWN:
+        return f"{plain} (seen from {', '.join(list(also)[:3])} too)"
     if culprit.basis == "history" and not culprit.one_of_several:
         return f"when its host last told of it, {to_past_tense(plain)}"
     basis = "one_of" if culprit.one_of_several else culprit.basis

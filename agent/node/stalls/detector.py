@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from railscope.agent.facts.causes import HELD, RAIL_CAUSES, Cause
+from railscope.agent.facts.causes import HELD, RAIL_CAUSES, Cause, is_well_founded
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.stall import Diagnosis, InFlight, Stall
 from railscope.agent.node.stalls.baseline import RECENT_NS
@@ -189,9 +189,10 @@ class Detector:
         if first is not None:
             sentence = f"rank {first.rank}, process {first.pid}, had ended before"
             diagnosis = replace(first.diagnosis, evidence=(evidence, sentence), culprit=False)
-        stall = self._stall(rank, replace(flight, strength="strong"), diagnosis, now_ns)
         if before is not None:
-            stall = replace(stall, since_ns=before.since_ns, realtime_offset_ns=before.realtime_offset_ns)
+            stall = replace(_put_down_to(before, diagnosis), flight_strength="strong", slow=False)
+        else:
+            stall = self._stall(rank, replace(flight, strength="strong"), diagnosis, now_ns)
         self._current[rank.instance] = stall
         self._gone[rank.instance] = now_ns
         self._gone_by_comm.setdefault(rank.comm, {})[rank.instance] = None
@@ -284,7 +285,7 @@ class Detector:
         evidence = evidence_of(rank)
         diagnosis = find_root_cause(rank, evidence, now_ns)
         held = self._held_often(rank, diagnosis)
-        if same and before is not None and before.strength == "strong" and rank.completed == rank.enqueued:
+        if same and before is not None and before.flight_strength == "strong" and rank.completed == rank.enqueued:
             same = False  # it was seen to complete: what is inferred now is another one
         at_once = diagnosis.at_once and rank.event_ns is not None
         # What moved since the event is what was under way.
@@ -360,7 +361,9 @@ class Detector:
             before.diagnosis.device,
             before.diagnosis.blamed_rank,
         )
-        return replace(before, diagnosis=diagnosis) if better or same else before
+        if same and diagnosis.either_end and not before.diagnosis.either_end:
+            return before  # the queue that told which end it is comes and goes
+        return _put_down_to(before, diagnosis) if better or same else before
 
     def _stall(self, rank: RankFacts, flight: InFlight, diagnosis: Diagnosis, now_ns: int) -> Stall:
         return Stall(
@@ -374,10 +377,18 @@ class Detector:
             since_ns=flight.since_ns,
             flagged_ns=now_ns,
             realtime_offset_ns=self._realtime_offset_ns(),
-            strength=flight.strength,
+            flight_strength=flight.strength,
             diagnosis=diagnosis,
             owner=self._owner(rank.pid),
         )
+
+
+def _put_down_to(stall: Stall, diagnosis: Diagnosis) -> Stall:
+    """The same stall with another diagnosis.  That a process has ended does not make what was seen before it unseen."""
+    before = stall.diagnosis
+    if diagnosis.cause is Cause.PROCESS_GONE and is_well_founded(before.cause):
+        return replace(stall, diagnosis=diagnosis, earlier=before)
+    return replace(stall, diagnosis=diagnosis)
 
 
 def _slows(rank: RankFacts, evidence: Evidence, diagnosis: Diagnosis) -> bool:

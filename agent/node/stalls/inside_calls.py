@@ -201,7 +201,7 @@ class InsideCalls:
             since_ns=int(call["start_ns"]),
             flagged_ns=now_ns if before is None else before.flagged_ns,
             realtime_offset_ns=self._realtime_offset_ns() if before is None else before.realtime_offset_ns,
-            strength="strong",
+            flight_strength="strong",
             diagnosis=Diagnosis(Cause.INSIDE_CALL, self._evidence(kind, tid, communicator), culprit=False),
             owner=self._known.owner(pid),
         )

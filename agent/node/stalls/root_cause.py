@@ -260,7 +260,10 @@ def _lossy(rails: tuple[RailSigns, ...]) -> Diagnosis | None:
             sentences.append(f"{_name(rail)} counted {names}")
         # What was lost in this host's own, full queue makes a rail slow.
         if sentences and (counted[rail] or (rail.backlog_bytes or 0) < _BACKLOG_BYTES):
-            return _of_rail(Cause.RAIL_LOSSY, rail, *sentences)
+            if counted[rail]:
+                return _of_rail(Cause.RAIL_LOSSY, rail, *sentences)
+            sentences.append("which end of it loses packets cannot be told here: its port counts no losses")
+            return replace(_of_rail(Cause.RAIL_LOSSY, rail, *sentences), either_end=True)
     return None
 
 
@@ -279,17 +282,25 @@ def _counted(rail: RailSigns, rails: tuple[RailSigns, ...]) -> list[tuple[str, i
 
 
 def _slow(rails: tuple[RailSigns, ...]) -> Diagnosis | None:
-    """A rail that differs from its siblings."""
-    found: list[tuple[int, RailSigns, list[str]]] = []
+    """A rail that differs from its siblings.
+
+    Round trips are long at both ends of a slow way: what one end sends is acknowledged behind what the other one has
+    in its queue.  Only a queue of this host, or a slower port, tells that it is this end.
+    """
+    found: list[tuple[int, RailSigns, list[str], bool]] = []
     for rail in rails:
         others = [other for other in rails if other is not rail]
-        sentences = [*_backlog(rail, others), *_round_trips(rail, others), *_speeds(rail, others)]
+        late = _round_trips(rail, others)
+        sentences = [*_backlog(rail, others), *late, *_speeds(rail, others)]
         if sentences:
-            found.append((len(sentences), rail, [*sentences, *_busy(rail, others)]))
+            found.append((len(sentences), rail, [*sentences, *_busy(rail, others)], sentences == late))
     if not found:
         return None
-    _, worst, sentences = max(found, key=lambda entry: (entry[0], entry[1].backlog_bytes or 0))
-    return _of_rail(Cause.RAIL_SLOW, worst, *sentences)
+    _, worst, sentences, either_end = max(found, key=lambda entry: (entry[0], entry[1].backlog_bytes or 0))
+    if either_end:
+        queue = "its queue is not read" if worst.backlog_bytes is None else "its queue here is short"
+        sentences.append(f"which end of it is slow cannot be told here: {queue}")
+    return replace(_of_rail(Cause.RAIL_SLOW, worst, *sentences), either_end=either_end)
 
 
 def _backlog(rail: RailSigns, others: list[RailSigns]) -> list[str]:

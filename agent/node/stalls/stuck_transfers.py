@@ -184,7 +184,7 @@ class StuckTransfers:
             since_ns=one.since_ns,
             flagged_ns=now_ns,
             realtime_offset_ns=self._realtime_offset_ns(),
-            strength="strong",
+            flight_strength="strong",
             diagnosis=diagnosis,
             owner=self._known.owner(one.pid),
             library=operation.library.value,

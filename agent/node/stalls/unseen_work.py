@@ -340,7 +340,7 @@ class UnseenWork:
             since_ns=wait.since_ns,
             flagged_ns=now_ns,
             realtime_offset_ns=self._realtime_offset_ns(),
-            strength="weak",
+            flight_strength="weak",
             diagnosis=diagnosis,
             owner=self._known.owner(wait.pid),
         )
