@@ -506,7 +506,7 @@ class _Demo:
         if found is None:
             self._say(f"the agent did not name it within {_VERDICT_SECONDS:.0f} s; what it says is:")
         else:
-            self._say(f"the agent named it after {found:.1f} s:")
+            self._say(f"the agent named it {found:.1f} s after it was broken:")
         for line in verdict_lines(stalls, now_ns):
             self._say(line)
         named = next((stall for stall in stalls if planned.is_named_by(stall)), None)

@@ -164,7 +164,8 @@ def _add_record_options(parser: CommandParser) -> None:
         "--seconds",
         type=option_type(seconds(0.1, _DAY_SECONDS)),
         metavar="N",
-        help="duration of the recording (default: until Ctrl-C)",
+        help="duration of the recording, from when all is attached (default: until Ctrl-C); attaching before it and "
+        "writing after it take seconds more",
     )
     parser.add_argument(
         "--memory",

@@ -29,7 +29,6 @@ from railscope.agent.dataset.conversion import (
 from railscope.agent.dataset.files import HOUR_NS
 from railscope.agent.dataset.schema import SCHEMA_VERSION
 from railscope.agent.dataset.writer import DatasetWriter
-from railscope.agent.facts.causes import Cause, Tier, facts_of
 from railscope.agent.facts.label_numbers import UNKNOWN, parse_number
 from railscope.agent.recording.recording import RecordedCommunicator, RecordedRail, RecordedStall, Recording
 
@@ -143,7 +142,7 @@ class RecordingWriter:
             names = ("instance", "peer", "channel", "send", "net_device")
             self._connections.put(key, dict(zip(names, key, strict=True)))
         for which, stall in stalls.items():
-            self._stalls.put(which, _stall_as_it_began(_stall(stall), self._stalls.get(which)))
+            self._stalls.put(which, _stall(stall))
         for renewed in (self._communicators, self._rails, self._connections, self._stalls):
             renewed.write()
         events = dict(self._events(piece))
@@ -239,10 +238,6 @@ class _Renewed:
     def __len__(self) -> int:
         return len(self._before) + len(self._rows)
 
-    def get(self, key: Hashable) -> dict[str, Any] | None:
-        """What is known of a row that may still change."""
-        return self._rows.get(key)
-
     def put(self, key: Hashable, row: dict[str, Any]) -> None:
         """A row, or what has become of it."""
         row = {column: _utf8(value) if isinstance(value, str) else value for column, value in row.items()}
@@ -313,23 +308,6 @@ def _stall(stall: RecordedStall) -> dict[str, Any]:
         "device": _text_or_none(stall.device),
         "evidence": "\n".join(stall.evidence) or None,
     }
-
-
-def _stall_as_it_began(row: dict[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A stall as it is now, with the cause that was seen first where its processes have ended since.
-
-    Who kills a job that hangs ends its processes: that is a consequence of what made it hang.  Where the host saw only
-    that its rank waits, the end of a process may be the cause, and is told.
-    """
-    if before is None or row["cause"] != Cause.PROCESS_GONE or not is_well_founded(before["cause"]):
-        return row
-    lines = dict.fromkeys((*(before["evidence"] or "").splitlines(), *(row["evidence"] or "").splitlines()))
-    return {**before, "seconds": row["seconds"], "evidence": "\n".join(lines) or None}
-
-
-def is_well_founded(cause: str | None) -> bool:
-    """Whether a host sees this cause itself, of a process, of calls or of a rail."""
-    return cause != Cause.PROCESS_GONE and facts_of(cause or Cause.UNKNOWN).tier <= Tier.RAIL
 
 
 def _utf8(text: str) -> str:

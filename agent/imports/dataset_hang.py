@@ -14,9 +14,8 @@ from railscope.agent.cluster.fleet.dumps import Dumps
 from railscope.agent.cluster.fleet.facts import Rank, Stall
 from railscope.agent.cluster.verdict.quantities import format_duration
 from railscope.agent.dataset.files import DatasetError, table_files
-from railscope.agent.dataset.recording_writer import is_well_founded
 from railscope.agent.dataset.writer import read_part
-from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.causes import Cause, is_well_founded
 from railscope.agent.facts.rank_identity import rank_identity_from_labels
 from railscope.agent.imports.facts import Problems, printable
 from railscope.agent.imports.recording_hang import ranks_without_recording
@@ -63,7 +62,7 @@ def read_hang_dataset(folder: Path, problems: Problems) -> Dumps:
         else:
             stalls[row["recording"], row["comm"], row["rank"]] = row
             notes += [f"{row['node']}: {line}" for line in (row["evidence"] or "").splitlines()]
-    founded = {row["comm"] for row in stalls.values() if is_well_founded(row["cause"])}
+    founded = {row["comm"] for row in stalls.values() if is_well_founded(row["cause"] or Cause.UNKNOWN)}
     for which, row in stalls.items():
         if row["comm"] in founded and row["cause"] == Cause.PROCESS_GONE:
             # A job that hangs for a reason that a host saw is killed in the end.

@@ -152,6 +152,8 @@ def _watch(
     """
     end: threading.Timer | None = None
     try:
+        if settings.seconds is not None:
+            _log.info("attaching: the %g s begin when that is done", settings.seconds)
         daemon.start()
         await_first_readings(daemon.observer, SystemClock(), 0, _PATIENCE_SECONDS)
         started()
@@ -160,6 +162,7 @@ def _watch(
             end = threading.Timer(settings.seconds, daemon.stop)
             end.start()
         daemon.run(tell_calls=False)
+        _log.info("writing what has come in since the last writing")
         return finish()
     finally:
         if end is not None:

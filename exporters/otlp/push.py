@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from railscope.agent.facts.snapshot import CollectorResult, Snapshot
-from railscope.exporters.otlp.wire import LENGTH, Export, Report, SenderSettings
+from railscope.exporters.otlp.wire import LENGTH, Export, Report, SenderSettings, parse_report
 from railscope.exporters.series.family import Family
 
 _log = logging.getLogger("railscope.otlp")
@@ -33,6 +33,9 @@ COLLECTOR: Final = "otlp"
 """What `collector_success` calls it."""
 _LIBRARY: Final = "opentelemetry.exporter.otlp.proto.http"
 _END_SECONDS: Final = 2.0
+_LONGEST_REPORT: Final = 1 << 16
+_SHOWN: Final = 80
+"""Bytes of what is no report that the log has."""
 
 
 def library_is_there() -> bool:
@@ -94,6 +97,8 @@ class OtlpPush:
         self._told: set[str] = set()
         """What went wrong since the last success, and was logged."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._lost: subprocess.Popen[bytes] | None = None
+        """The last one that ended by itself, or was ended for what it wrote."""
         self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
 
     def start(self) -> None:
@@ -122,10 +127,29 @@ class OtlpPush:
             try:
                 self._push()
             except OSError as error:
-                if not self._ending.is_set():
-                    self._take(Report("failure", error=f"the sending process has ended ({error.strerror})"))
+                process = self._process
+                if process is None:
+                    self._take(Report("failure", error=f"no sending process can be started ({error.strerror})"))
+                else:
+                    self._lose(process, f"the sending process has ended ({error.strerror})")
                 self._end_process()
+            # Whatever it is: what this thread did not survive would end all exports without a word.
+            except Exception as error:  # noqa: BLE001
+                if not self._told:
+                    _log.error("an export cannot be made", exc_info=error)
+                self._take(Report("failure", error=f"an export cannot be made ({type(error).__name__})"))
         self._end_process()
+
+    def _lose(self, process: subprocess.Popen[bytes], why: str) -> None:
+        """End a sending process that is of no use any more; that it is so is reported once, empty: it said why itself.
+
+        The next export takes another one.
+        """
+        with self._lock:
+            first, self._lost = self._lost is not process, process
+        if first and why and not self._ending.is_set():
+            self._take(Report("failure", error=why))
+        process.kill()
 
     def _push(self) -> None:
         if self._process is None or self._process.poll() is not None:
@@ -176,10 +200,18 @@ class OtlpPush:
         process.wait()
 
     def _listen(self, process: subprocess.Popen[bytes]) -> None:
+        """Take what a sending process reports, until it ends; one that writes anything else is ended."""
         assert process.stdout is not None
+        report: Report | None = None
         with process.stdout as lines:
-            for line in lines:
-                self._take(Report(**json.loads(line)))
+            while line := lines.readline(_LONGEST_REPORT):
+                report = parse_report(line)
+                if report is None:
+                    self._lose(process, f"the sending process wrote {line[:_SHOWN]!r}, which is no report")
+                    return
+                self._take(report)
+        said_why = report is not None and report.result == "failure"
+        self._lose(process, "" if said_why else f"the sending process has ended (exit status {process.wait()})")
 
     def _take(self, report: Report) -> None:
         with self._lock:

@@ -209,11 +209,14 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     settings = SenderSettings(**json.loads(arguments[0]))
     told = threading.Lock()
+    # What a library prints is no report: it goes where the agent's log goes.
+    reports = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     def report(one: Report) -> None:
         with told:
-            sys.stdout.write(json.dumps(asdict(one)) + "\n")
-            sys.stdout.flush()
+            reports.write(json.dumps(asdict(one)) + "\n")
+            reports.flush()
 
     try:
         # Before the rights go: the file of headers may be root's alone.

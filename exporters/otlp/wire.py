@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from railscope.exporters.series.family import Family
 
+Result = Literal["success", "failure", "dropped"]
 LENGTH: Final = struct.Struct("<I")
 """What stands before each export."""
 
@@ -52,7 +54,21 @@ class Export:
 class Report:
     """What came of one attempt, or of an export that was given up."""
 
-    result: Literal["success", "failure", "dropped"]
+    result: Result
     seconds: float = 0.0
     points: int = 0
     error: str = ""
+
+
+def parse_report(line: bytes) -> Report | None:
+    """What a line of the sending process reports; None: it is no report."""
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(told, dict) or told.get("result") not in get_args(Result):
+        return None
+    seconds, points, error = told.get("seconds"), told.get("points"), told.get("error")
+    if not isinstance(seconds, int | float) or not isinstance(points, int) or not isinstance(error, str):
+        return None
+    return Report(told["result"], float(seconds), points, error)

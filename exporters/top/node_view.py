@@ -216,14 +216,15 @@ def _ranks(before: NodeScrape | None, now: NodeScrape, span: float | None) -> tu
         old = before.ranks.get(key) if before is not None else None
         if old is not None and old.identity.pid != rank.identity.pid:
             old = None
-        called, payload = ops_of(rank)
+        called, payload, calls = ops_of(rank)
+        estimated = old is not None and bool(increase(old.estimated or 0.0, rank.estimated))
         stall = stalls.get(key)
         views.append(
             RankView(
                 identity=rank.identity,
                 op=stall.op if stall is not None else called,
-                calls_per_second=_calls_per_second(old, rank, span),
-                calls_estimated=old is not None and bool(increase(old.estimated or 0.0, rank.estimated)),
+                calls_per_second=_calls_per_second(old, rank, span, None if estimated else calls),
+                calls_estimated=estimated,
                 payload_bytes_per_second=None if payload is None or span is None else payload / span,
                 mean_seconds=None
                 if old is None
@@ -253,10 +254,17 @@ def _cpu_ratio(before: NodeScrape | None, now: NodeScrape, pid: str) -> float | 
     return per_second(old.cpu_seconds, new.cpu_seconds, span) if span > 0 else None
 
 
-def _calls_per_second(old: ScrapedRank | None, rank: ScrapedRank, span: float | None) -> float | None:
+def _calls_per_second(
+    old: ScrapedRank | None, rank: ScrapedRank, span: float | None, calls: float | None
+) -> float | None:
+    """`calls`: those between the scrapes that the payload is of; None: not known.
+
+    The agent answers /metrics and /communicators at different moments: a rate of the one beside a rate of the other
+    would tell of calls without bytes.
+    """
     if old is None:
         return None
-    called = per_second(old.enqueued, rank.enqueued, span)
+    called = per_second(old.enqueued, rank.enqueued, span) if calls is None else per_second(0.0, calls, span)
     # Shown from the first replay on.
     replayed = per_second(old.replayed or 0.0, rank.replayed or 0.0, span)
     return None if called is None or replayed is None else called + replayed
@@ -285,17 +293,17 @@ class _OpsOfRanks:
         self._by_gpu_before = _by_gpu(before) if before is not None else {}
         self._lonely = _lonely_ranks([*now.ranks.values(), *(before.ranks.values() if before is not None else ())])
 
-    def __call__(self, rank: ScrapedRank) -> tuple[str, float | None]:
-        """What it called most (empty: cannot be known), and its payload between the scrapes."""
+    def __call__(self, rank: ScrapedRank) -> tuple[str, float | None, float | None]:
+        """What it called most (empty: cannot be known); between the scrapes, its payload and the calls with it."""
         key, gpu = rank.identity.key, rank.identity.gpu
         if self._told:
             return _most(self._by_rank_before.get(key), self._by_rank.get(key, {}))
         before = self._by_gpu_before.get(gpu)
         if before is not None and self._lonely.get(gpu) == key:
-            called, payload = _most(before, self._by_gpu.get(gpu, {}))
+            called, payload, _ = _most(before, self._by_gpu.get(gpu, {}))
             # What the GPU did before may have been another process's.
-            return called if payload else "", payload
-        return "", None
+            return called if payload else "", payload, None
+        return "", None, None
 
 
 def _by_gpu(scrape: NodeScrape) -> dict[str, dict[str, OpCounts]]:
@@ -314,12 +322,13 @@ def _lonely_ranks(ranks: Iterable[ScrapedRank]) -> dict[str, tuple[str, str]]:
     return {gpu: next(iter(found)) for gpu, found in by_gpu.items() if len(found) == 1}
 
 
-def _most(before: Mapping[str, OpCounts] | None, now: Mapping[str, OpCounts]) -> tuple[str, float | None]:
+def _most(before: Mapping[str, OpCounts] | None, now: Mapping[str, OpCounts]) -> tuple[str, float | None, float | None]:
+    """What was called most; the payload of all between the scrapes, and their number; None: not known."""
     if not now:
-        return "", None
+        return "", None, None
     of_all = max(now, key=lambda op: now[op].calls)
     if before is None:
-        return of_all, None
+        return of_all, None, None
     calls: dict[str, float] = {}
     payload: float | None = 0.0
     for op, counts in now.items():
@@ -329,7 +338,7 @@ def _most(before: Mapping[str, OpCounts] | None, now: Mapping[str, OpCounts]) ->
         calls[op] = called or 0.0
         payload = None if payload is None or called is None or moved is None else payload + moved
     lately = max(calls, key=lambda op: calls[op])
-    return (lately if calls[lately] else of_all), payload
+    return (lately if calls[lately] else of_all), payload, None if payload is None else sum(calls.values())
 
 
 def _rails(

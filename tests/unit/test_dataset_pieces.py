@@ -72,19 +72,6 @@ def test_what_is_learnt_later_takes_the_place_of_what_was_known_before(tmp_path:
     assert len(read(tmp_path, "communicators")) == writer.communicators == 2
 
 
-def test_a_job_that_is_killed_while_it_hangs_keeps_the_cause_that_was_seen_first(tmp_path: Path) -> None:
-    writer = RecordingWriter(DatasetWriter(tmp_path, "gpu-01"), ROW)
-    waits = replace(stall(), cause="rank_behind", rail="", device="", evidence=())
-    gone = replace(waits, seconds=9.0, cause="process_gone", blamed_rank="3", evidence=("process 12402 has ended",))
-    writer.add(piece(0), NO_LOSSES, {(7, 1): stall(), (8, 1): waits})
-    for number in (1, 2):
-        writer.add(piece(number), NO_LOSSES, {(7, 1): gone, (8, 1): gone})
-    kept, replaced = read(tmp_path, "stalls")
-    assert (kept["cause"], kept["device"], kept["blamed_rank"], kept["seconds"]) == ("rail_down", "mlx5_1", None, 9.0)
-    assert kept["evidence"].splitlines() == ["mlx5_1 lost its carrier 2.6 s ago", "process 12402 has ended"]
-    assert replaced["cause"] == "process_gone", "that a rank waits is no cause"
-
-
 def test_it_is_kept_whose_calls_are_numbered_from_the_first_one_on(tmp_path: Path) -> None:
     writer = RecordingWriter(DatasetWriter(tmp_path, "gpu-01"), ROW)
     (known,) = piece(0).communicators

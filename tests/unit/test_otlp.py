@@ -6,6 +6,7 @@ import os
 import pickle
 import ssl
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -149,8 +150,13 @@ def test_the_boot_is_read_and_unknown_is_0(tmp_path: Path) -> None:
 
 
 @contextmanager
-def pushing(settings: SenderSettings, interval_seconds: float = 0.5) -> Iterator[OtlpPush]:
+def pushing(
+    settings: SenderSettings, interval_seconds: float = 0.5, failing: Callable[[], None] = lambda: None
+) -> Iterator[OtlpPush]:
+    """`failing`: what is done before each export."""
+
     def families(take: Callable[[Family], object]) -> Snapshot:
+        failing()
         for one in make_families(full_snapshot()):
             take(one)
         return full_snapshot()
@@ -207,6 +213,41 @@ def test_an_endpoint_that_is_not_there_is_a_failure_and_nothing_else(caplog: pyt
         assert last_succeeded(push) is False
     # Not a line for each attempt.
     assert sum("it is tried again at each interval" in one.message for one in caplog.records) == 1
+
+
+def test_an_export_that_cannot_be_made_is_a_failure_and_the_next_one_is_made(caplog: pytest.LogCaptureFixture) -> None:
+    otlp_receiver = _receiver_module()
+    errors = [ValueError("a family is odd")]
+
+    def fail_once() -> None:
+        if errors:
+            raise errors.pop()
+
+    with otlp_receiver.receiver() as received:
+        with pushing(settings_for(received.url), failing=fail_once) as push:
+            eventually(lambda: counts(push)["success"] >= 1)
+            assert counts(push)["failure"] == 1
+            assert last_succeeded(push)
+    assert "an export cannot be made" in caplog.text
+
+
+def test_a_sending_process_that_writes_no_report_or_dies_is_a_failure_and_another_one_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    otlp_receiver = _receiver_module()
+    python = tmp_path / "python"
+    tries = tmp_path / "tries"
+    python.write_text(
+        f"#!/bin/sh\necho >> {tries}\n"
+        f'case $(wc -l < {tries}) in 1) echo surprise; exec sleep 600;; 2) exit 3;; esac\nexec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with otlp_receiver.receiver() as received:
+        with pushing(settings_for(received.url)) as push:
+            eventually(lambda: counts(push)["success"] >= 1)
+            assert counts(push)["failure"] == 2
+    assert "surprise" in caplog.text
 
 
 def test_a_file_that_is_missing_is_a_failure_that_names_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -79,6 +79,18 @@ def test_what_did_not_hold_steps_up_explains_no_later_pause() -> None:
     assert seconds(time, 165) == {"steps": 105, "other": 60}
 
 
+def test_what_slow_operations_take_of_steps_stays_what_it_is_however_long_they_are_slow() -> None:
+    time = JobTime(0)
+    for now in range(1, 41):
+        time.record_steps(steps(1, first=now - 1))
+        look(time, now)
+    for now in range(45, 541, 5):
+        for at in range(now - 4, now + 1):
+            look(time, at, stalled_since=40)
+        time.record_steps(steps(5, first=now - 5))
+    assert seconds(time, 540) == {"steps": 140, "stalled": 400}
+
+
 def test_what_held_a_job_up_before_its_first_step_explains_nothing_that_comes_later() -> None:
     time = JobTime(0)
     for now in range(91):

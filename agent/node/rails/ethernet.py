@@ -13,11 +13,12 @@ rails showed stays readable for a while.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar
 
 from railscope.agent.facts.rail_decision import RailDecision
@@ -42,7 +43,12 @@ from railscope.probes.netdev.counters import CounterReading, CounterSource
 from railscope.probes.netdev.ethtool_stats import EthtoolStatistics
 from railscope.probes.netdev.qdisc import QueueCounters
 from railscope.probes.netdev.tcp_counters import TcpCounters
-from railscope.probes.processes.namespaces import NamespaceError, NetworkNamespace, run_inside
+from railscope.probes.processes.namespaces import (
+    NamespaceError,
+    NamespaceGone,
+    NetworkNamespace,
+    run_inside,
+)
 from railscope.probes.processes.socket_owners import HostSockets, shows_every_process
 
 _log = logging.getLogger("railscope.ethernet")
@@ -60,6 +66,11 @@ _BY_SOURCE: Final = -1
 
 
 Source = TypeVar("Source", bound=CounterSource)
+
+
+_NO_PROCESSES: Final = MappingProxyType[int, NetworkNamespace]({})
+_NOBODY_LEFT: Final = "the last process in the network namespace has ended"
+"""No trouble: that is noticed a moment later, and nothing is read there any more."""
 
 
 class _Inside(Generic[Source]):
@@ -103,10 +114,12 @@ class _Inside(Generic[Source]):
             raise
 
     def _open(self) -> Source:
-        trouble = "no process is left in the network namespace"
+        trouble = _NOBODY_LEFT
         for way in self._ways():
             try:
                 return run_inside(way, self._make)
+            except NamespaceGone:
+                continue
             except NamespaceError as error:
                 trouble = str(error)
         raise OSError(trouble)
@@ -211,7 +224,9 @@ class EthernetWatch:
 
     def add_process(self, pid: int, namespace: NetworkNamespace) -> None:
         """Count the connections of a process from now on."""
-        watched = self._watched.get(namespace.inode) or self._open(namespace, permanent=False)
+        watched = self._watched.get(namespace.inode)
+        if watched is None:
+            watched = self._open(namespace, permanent=False, processes={pid: namespace})
         watched.processes = {**watched.processes, pid: namespace}
         self._set_periods(watched, self._period_seconds)
 
@@ -297,8 +312,11 @@ class EthernetWatch:
         """Those whose drivers are asked for their statistics."""
         return tuple(one for one in devices if not any(fnmatchcase(one, pattern) for pattern in self._excluded))
 
-    def _open(self, namespace: NetworkNamespace, *, permanent: bool) -> _Watched:
-        watched = self._watched[namespace.inode] = _Watched(namespace, permanent)
+    def _open(
+        self, namespace: NetworkNamespace, *, permanent: bool, processes: Mapping[int, NetworkNamespace] = _NO_PROCESSES
+    ) -> _Watched:
+        """`processes`: those that live there, by pid; the sampler may read through them at once."""
+        watched = self._watched[namespace.inode] = _Watched(namespace, permanent, processes=dict(processes))
         if (gone := self._gone.pop(namespace.inode, None)) is not None:
             watched.accounts = gone.accounts
         if self._queues:
@@ -380,7 +398,7 @@ class EthernetWatch:
         for key, remark in watched.remarks.items():
             result = state.result(key)
             if result is not None and result.reads:
-                remark.say(join_troubles(result.troubles))
+                remark.say(join_troubles(trouble for trouble in result.troubles if trouble != _NOBODY_LEFT))
 
 
 def _facts(watched: _Watched, state: SamplerState, rules: StatisticRules) -> Iterable[RailEthernet]:

@@ -15,6 +15,7 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from railscope.agent.facts.clocks import ClockReading, read_clocks
@@ -51,21 +52,26 @@ def settling_ns(sample_interval_ns: int) -> int:
 
 
 def make_recorded_stall(stall: Stall, now: ClockReading) -> RecordedStall:
-    """A stall as recordings describe it, at the moment of a reading of the clocks."""
-    diagnosis = stall.diagnosis
+    """A stall as recordings describe it, at the moment of a reading of the clocks.
+
+    Where its processes have ended it is put down to what the host saw before, if that was well founded: who reads the
+    recording wants to know why the job hung, and not that it was killed.
+    """
+    diagnosis = stall.earlier or stall.diagnosis
+    sentences = dict.fromkeys((*diagnosis.evidence, *stall.diagnosis.evidence))
     return RecordedStall(
         comm=stall.comm,
         rank=stall.rank,
         nranks=stall.nranks,
         op=stall.op,
         cause=diagnosis.cause.value,
-        strength=stall.strength,
+        strength=replace(stall, diagnosis=diagnosis).strength,
         since_realtime_ns=stall.since_realtime_ns,
         seconds=stall.length_ns(now.monotonic_ns) / 1e9,
         blamed_rank="" if diagnosis.blamed_rank is None else str(diagnosis.blamed_rank),
         rail=diagnosis.rail,
         device=diagnosis.device,
-        evidence=diagnosis.evidence,
+        evidence=tuple(sentences),
     )
 
 

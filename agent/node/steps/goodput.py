@@ -4,7 +4,9 @@ A step counts with what it took.  One that took more than twice the usual was in
 the rest of it is put down to what was seen meanwhile.  Before the first step the job starts, or starts again, where its
 batch system or launcher gives it the same name as one that ended here.  Ranks of it that stall, or write a checkpoint,
 are looked at once an update; a stall counts from the hand-over of its operation, a checkpoint from the last call of the
-rank that writes, and neither while steps go on.  What none of these explains is *other*: an evaluation, or a pause.
+rank that writes, and neither while steps go on as usual.  Where operations are slow, and complete, a stall takes what
+steps took beyond the usual, which is less than how long it stands.  What none of these explains is *other*: an
+evaluation, or a pause.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from railscope.agent.rhythm.intervals import Intervals, union
 from railscope.agent.rhythm.tracker import Iterations
@@ -63,7 +66,10 @@ class JobTime:
         if not len(steps):
             return
         lengths_ns = steps["end_ns"] - steps["start_ns"]
-        self._recent = (self._recent + lengths_ns.tolist())[-_RECENT:]
+        learnt_ns = lengths_ns[~self._were_held_up(steps)]
+        if not len(learnt_ns) and not self._recent:
+            learnt_ns = lengths_ns
+        self._recent = (self._recent + learnt_ns.tolist())[-_RECENT:]
         usual_ns = int(np.median(self._recent))
         interrupted = lengths_ns > _INTERRUPTED * usual_ns
         self._steps_ns += int(np.where(interrupted, usual_ns, lengths_ns).sum())
@@ -125,6 +131,14 @@ class JobTime:
             rest -= took
         add("other", rest)
         return spent
+
+    def _were_held_up(self, steps: Iterations) -> npt.NDArray[np.bool_]:
+        """Of each step, whether something held it up: what it took tells nothing of what is usual.
+
+        Else operations that are slow for long, as on a slow rail, would pass for usual after some steps.
+        """
+        held = np.array([(from_ns, to_ns) for _, from_ns, to_ns in self._held], np.int64).reshape(-1, 2)
+        return union(held[:, 0], held[:, 1]).length_in(steps["start_ns"], steps["end_ns"]) > 0
 
     def _forget_held(self, from_ns: int) -> None:
         """Take back what was seen from a moment on."""
