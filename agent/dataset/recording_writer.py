@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -30,6 +31,7 @@ from railscope.agent.dataset.files import HOUR_NS
 from railscope.agent.dataset.schema import SCHEMA_VERSION
 from railscope.agent.dataset.writer import DatasetWriter
 from railscope.agent.facts.label_numbers import UNKNOWN, parse_number
+from railscope.agent.facts.transfers import PeerTransfers
 from railscope.agent.recording.recording import RecordedCommunicator, RecordedRail, RecordedStall, Recording
 
 EVENT_TABLES: Final = ("calls", "operations", "rail_samples", "link_events", "marks")
@@ -96,6 +98,7 @@ class RecordingWriter:
             _Renewed(writer, table, row.began_ns)
             for table in ("recordings", "communicators", "rails", "connections", "stalls")
         )
+        self._transfers = _Renewed(writer, "transfers", row.began_ns)
         self._renew_row(row)
 
     def begin(self, began_ns: int, clock_error_ns: int | None) -> None:
@@ -123,8 +126,16 @@ class RecordingWriter:
         """Ends of communicators so far."""
         return len(self._communicators)
 
-    def add(self, piece: Recording, losses: Losses, stalls: Mapping[StallKey, RecordedStall]) -> list[tuple[str, Path]]:
+    def add(
+        self,
+        piece: Recording,
+        losses: Losses,
+        stalls: Mapping[StallKey, RecordedStall],
+        transfers: Mapping[Hashable, PeerTransfers] = MappingProxyType({}),
+    ) -> list[tuple[str, Path]]:
         """Write one piece, which begins where the one before ended; returns the files of events with their tables.
+
+        `stalls` and `transfers` are as they stand now: what earlier pieces had of the same keys gives way.
 
         Raises:
             OSError: it cannot be written; it may be given again.
@@ -143,7 +154,9 @@ class RecordingWriter:
             self._connections.put(key, dict(zip(names, key, strict=True)))
         for which, stall in stalls.items():
             self._stalls.put(which, _stall(stall))
-        for renewed in (self._communicators, self._rails, self._connections, self._stalls):
+        for which, pair in transfers.items():
+            self._transfers.put(which, _transfers(pair))
+        for renewed in (self._communicators, self._rails, self._connections, self._stalls, self._transfers):
             renewed.write()
         events = dict(self._events(piece))
         files = [(table, path) for table, rows in events.items() for path in self._write_events(table, rows, part)]
@@ -291,6 +304,23 @@ def _rail(rail: RecordedRail) -> dict[str, Any]:
         "pci": _text_or_none(rail.pci),
         "driver": _text_or_none(rail.driver),
         "speed_bytes_per_second": rail.speed_bytes_per_second,
+    }
+
+
+def _transfers(pair: PeerTransfers) -> dict[str, Any]:
+    return {
+        "pid": pair.pid,
+        "library": pair.library,
+        "op": pair.op,
+        "direction": pair.direction,
+        "peer": pair.peer or None,
+        "operations": pair.operations,
+        "payload_bytes": pair.payload_bytes,
+        "completed": pair.completed,
+        "failed": pair.failed,
+        "seconds": pair.seconds,
+        "p50_seconds": None if pair.durations is None else pair.durations.quantile(0.5),
+        "p99_seconds": None if pair.durations is None else pair.durations.quantile(0.99),
     }
 
 

@@ -214,6 +214,22 @@ TABLES: Final[Mapping[str, pa.Schema]] = {
         ("device", pa.string(), "of that rail"),
         ("evidence", pa.string(), "one sentence a line"),
     ),
+    "transfers": _table(
+        _RECORDING,
+        _NODE,
+        ("pid", pa.int64(), "process that called, as the host numbers it"),
+        ("library", WORDS, "ucx, nixl, mpi, nvshmem"),
+        ("op", WORDS, "operation by the library's name"),
+        ("direction", WORDS, "of the payload, as seen by who calls: transmit, receive, both, none"),
+        ("peer", pa.string(), "other end, as the library calls it; null: all those together that have no name"),
+        ("operations", pa.int64(), "made"),
+        ("payload_bytes", pa.int64(), "of these operations; null: arguments do not tell"),
+        ("completed", pa.int64(), "that were seen to complete without failure"),
+        ("failed", pa.int64(), "that were seen to fail"),
+        ("seconds", pa.float64(), "from the call to completion, sum of those that completed"),
+        ("p50_seconds", pa.float64(), "median of these, estimated from powers of two; null: none completed"),
+        ("p99_seconds", pa.float64(), "99th percentile, likewise"),
+    ),
     "marks": _table(
         _RECORDING,
         _NODE,
@@ -234,6 +250,7 @@ TABLE_MEANINGS: Final[Mapping[str, str]] = {
     "link_events": "How a rail's link was found when something about it had changed, the first time included.",
     "connections": "NCCL's connections over the network.",
     "stalls": "Stalls, with the rank or rail that the evidence blames.",
+    "transfers": "Transfers of libraries other than NCCL, by process and peer: totals of the recording.",
     "marks": "Other things that happened.",
 }
 """What a row of each table is."""

@@ -44,6 +44,21 @@ class Histogram:
     exemplars: tuple[Exemplar | None, ...] = ()
     """The last thing that each bucket counted, None where that is not known; empty: it is known of none."""
 
+    def quantile(self, part: float) -> float | None:
+        """What this part (0 to 1) lies below, as Prometheus' histogram_quantile estimates it; None: it is empty.
+
+        Above the last bound it is that bound.
+        """
+        together = sum(self.counts)
+        if not together:
+            return None
+        wanted, below, lower = part * together, 0, 0.0
+        for bound, count in zip(self.bounds, self.counts, strict=False):
+            if count and below + count >= wanted:
+                return lower + (bound - lower) * (wanted - below) / count
+            below, lower = below + count, bound
+        return lower
+
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTotal:

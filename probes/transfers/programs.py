@@ -44,6 +44,13 @@ MOST_ENTRIES: Final = 16384
 
 Numbers = npt.NDArray[np.uint32]
 """Of functions; of those that transfer nothing it is none of `OPERATIONS`."""
+PeerNames = Mapping[tuple[int, int], str]
+"""By process, and by the number that stands for a peer of it."""
+
+
+def _name_of(peer: Records) -> str:
+    """Of an entry of dtype PEER."""
+    return bytes(peer["name"]).rstrip(b"\0").decode("utf-8", "replace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,14 +176,14 @@ class TransferPrograms:
             KernelRefusal: the table cannot be read.
         """
         found = self._peers.lookup(np.array((peer, tgid, 0), PEER_KEY).tobytes())
-        return "" if found is None else bytes(found["name"][0]).rstrip(b"\0").decode("utf-8", "replace")
+        return "" if found is None else _name_of(found[0])
 
-    def take_ended(self, tgids: Collection[int]) -> tuple[Records, Records, Numbers]:
+    def take_ended(self, tgids: Collection[int]) -> tuple[Records, Records, Numbers, PeerNames]:
         """Take out what the tables hold of these processes, and of others that are no more.
 
         Returns:
-            The totals that were taken out, dtypes TRANSFER_KEY and TRANSFER_TOTAL; and of each operation that was not
-            complete the number of its function.
+            The totals that were taken out, dtypes TRANSFER_KEY and TRANSFER_TOTAL; of each operation that was not
+            complete the number of its function; and the names of peers that were taken out.
 
         Raises:
             KernelRefusal: a table cannot be read or changed.
@@ -185,12 +192,15 @@ class TransferPrograms:
         ended = have_ended(keys["tgid"], tgids)
         for key in keys[ended]:
             self._totals.delete(key.tobytes())
-        peers = self._peers.read()[0]
-        for key in peers[have_ended(peers["tgid"], tgids)]:
+        peers, values = self._peers.read()
+        gone = have_ended(peers["tgid"], tgids)
+        names = {}
+        for key, value in zip(peers[gone], values[gone], strict=True):
+            names[int(key["tgid"]), int(key["peer"])] = _name_of(value)
             self._peers.delete(key.tobytes())
         unfinished = self._take_under_way(lambda found: have_ended(found, tgids), and_resting=True)
         self._shares.flush()
-        return keys[ended], totals[ended], unfinished
+        return keys[ended], totals[ended], unfinished, names
 
     def give_up(self) -> Numbers:
         """Take out everything that is not complete: without probes its end is not seen.

@@ -80,6 +80,12 @@ def test_a_disaggregated_inference_beside_the_job_is_counted_write_by_write_and_
     )  # fmt: skip
     assert pair["operations"] > 0
     assert result["jobs"] == result["observed"]
+    command = [str(RAILSCOPE), "report", str(tmp_path / "dataset"), "--json"]
+    report = json.loads(subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout)
+    (told,) = [one for one in report["transfers"] if one["library"] == "nixl"]
+    assert (told["pid"], told["op"], told["peer"]) == (pair["pid"], "Write", "decode-0")
+    assert (told["operations"], told["payload_bytes"]) == (pair["operations"], pair["payload_bytes"])
+    assert 0 < told["p50_seconds"] <= told["p99_seconds"]
 
 
 @with_nixl

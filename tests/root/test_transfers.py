@@ -280,7 +280,7 @@ def test_a_user_with_many_requests_leaves_room_for_another(library: Path) -> Non
         other.call("ucp_put_nbx", 1, 77, 0, 1, 4096, 0, theirs)
         assert Followed(seen.nccl, seen.programs, other.pid).under_way() == 1
         one.end()
-        keys, totals, unfinished = seen.programs.take_ended({one.pid})
+        keys, totals, unfinished, _ = seen.programs.take_ended({one.pid})
         assert len(unfinished) == entries // 3, "what a process leaves is not complete"
         assert int(totals["operations"].sum()) == 40
         assert (keys["tgid"] == one.pid).all()

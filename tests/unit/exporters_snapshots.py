@@ -373,8 +373,8 @@ def full_snapshot() -> Snapshot:
                 ),
                 PeerTransfers("ucx", "TagRecv", "receive", 4713, "", 7, None, 0, 0, 0.0, None),
             ),
-            8,
-            (("/opt/venv/libnixl.so", "nixl", True), ("/opt/venv/libucp-b39b3ed9.so.0", "ucx", False)),
+            most_peers=8,
+            probed=(("/opt/venv/libnixl.so", "nixl", True), ("/opt/venv/libucp-b39b3ed9.so.0", "ucx", False)),
         ),
         health=AgentHealth(
             started_realtime_ns=1_749_999_000_500_000_000,

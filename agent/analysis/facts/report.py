@@ -363,6 +363,33 @@ class GpuFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class TransferUse:
+    """What a process moved to or from one other end with a library other than NCCL (KV caches: prefill to decode)."""
+
+    server: str
+    pid: int
+    library: str
+    op: str
+    direction: str
+    """`transmit`, `receive`, `both` (a collective) or `none`."""
+    peer: str
+    """As the library calls it; empty: all that have no name."""
+    operations: int
+    payload_bytes: int | None
+    """None: arguments do not tell."""
+    failed: int
+    mean_seconds: float | None
+    """From the call to when its program learned that it is complete; None: none was seen to complete."""
+    p50_seconds: float | None
+    """Estimated from powers of two, as is the next one."""
+    p99_seconds: float | None
+    bytes_per_second: float | None
+    """Payload of those that completed over the time that they took; None: not known."""
+    times_as_long: float | None
+    """Of a pair that is slow: its mean over the median of the other pairs' of the same library and operation."""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Everything a recording tells."""
 
@@ -387,6 +414,8 @@ class Report:
     waiting: Waiting | None = None
     """None: no two ranks of a communicator have operations with times."""
     rails: tuple[RailUse, ...] = ()
+    transfers: tuple[TransferUse, ...] = ()
+    """Of libraries other than NCCL, the most bytes first."""
     unknown: tuple[Unknown, ...] = field(default=())
     losses: tuple[str, ...] = ()
     """What was lost while it was recorded, or skipped as it was imported: one sentence each."""

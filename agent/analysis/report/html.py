@@ -151,6 +151,7 @@ def _edges(report: Report) -> list[Element]:
     rails = tables.rails(report)
     if report.shared_rails:
         rails.append(tag("p", report.shared_rails, css="note"))
+    rails += tables.transfers(report)
     if not report.matrix.pairs:
         return rails
     return [*_figure(report, "servers"), *tables.edges(report), *rails]

@@ -41,6 +41,7 @@ from railscope.agent.analysis.traffic.ops import find_communicators, find_ops, u
 from railscope.agent.analysis.traffic.port_bytes import find_port_bytes
 from railscope.agent.analysis.traffic.sizes import find_sizes
 from railscope.agent.analysis.traffic.traffic import find_traffic
+from railscope.agent.analysis.traffic.transfers import find_transfers
 from railscope.agent.dataset.reader import Dataset, open_dataset
 
 _NS: Final = 1e9
@@ -178,6 +179,7 @@ def report_of(dataset: Dataset, leaf_map: LeafMap | None = None, gpus: Gpus | No
         role_times=course.role_times,
         waiting=find_waiting(dataset, gpus) if course.regularity is not None else None,
         rails=rails,
+        transfers=find_transfers(dataset),
         unknown=_in_order(
             [
                 *unknown_of_calls(counted),

@@ -30,6 +30,7 @@ from railscope.agent.analysis.report.communicator_words import describe_calls, s
 from railscope.agent.analysis.report.report import has_times
 from railscope.agent.analysis.report.words import (
     describe_even_iterations,
+    describe_slow_pairs,
     describe_steps,
     format_link_utilisation,
     median_of,
@@ -55,6 +56,7 @@ def as_text(report: Report) -> str:
         _pairs(report),
         _servers(report),
         _rails(report),
+        _transfers(report),
         _latency(report),
         _anomalies(report),
         _composition(report),
@@ -233,6 +235,28 @@ def _rails(report: Report) -> list[str]:
         "<<<>>>>>>>",
     )
     return [*lines, *_wrapped(report.shared_rails)]
+
+
+def _transfers(report: Report) -> list[str]:
+    lines = _section(
+        "Transfers of other libraries, as of KV caches (payload; time from the call to when its program knew the end)",
+        ("server", "pid", "what", "to or from", "times", "payload", "mean", "p50", "p99", "bandwidth"),
+        [
+            (
+                shorten(use.server, 20),
+                str(use.pid),
+                f"{use.library} {use.op}",
+                shorten(use.peer, 24) or UNKNOWN,
+                f"{use.operations:,}",
+                format_bytes(use.payload_bytes),
+                *map(format_seconds, (use.mean_seconds, use.p50_seconds, use.p99_seconds)),
+                format_rate(use.bytes_per_second),
+            )
+            for use in report.transfers
+        ],
+        "<><<>>>>>>",
+    )
+    return [*lines, *(line for sentence in describe_slow_pairs(report) for line in _wrapped(sentence))]
 
 
 def _latency(report: Report) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from statistics import median
+from typing import Final
 
 import numpy as np
 
@@ -26,12 +27,14 @@ from railscope.agent.analysis.report.report import has_times
 from railscope.agent.analysis.timing.overlap import NETWORK_ONLY
 from railscope.agent.facts.bound import StepShares, describe_bound
 
+_MOST_SLOW_PAIRS: Final = 3
+
 
 def summarise(report: Report) -> tuple[str, ...]:
     """The report in sentences, the most important first; of what is not known there is none."""
     first, *of_steps = tuple(describe_steps(report)) or ("",)
     told = (*_job(report), *_shape(report), *_pattern(report), *_edges(report), *_time(report))
-    return tuple(filter(None, (first, *told, *of_steps, *_slow(report))))
+    return tuple(filter(None, (first, *told, *_transfers(report), *of_steps, *_slow(report))))
 
 
 def median_of(values: Iterable[float | None]) -> float | None:
@@ -72,6 +75,30 @@ def describe_even_iterations(report: Report) -> str:
         "other: "
         f"{format_bytes(median(alike))} in all{' (median)' if len(alike) > 1 else ''}."
     )
+
+
+def _transfers(report: Report) -> Iterator[str]:
+    """What other libraries moved, and which pair is slow."""
+    moved: defaultdict[str, int] = defaultdict(int)
+    for use in report.transfers:
+        moved[use.library] += use.payload_bytes or 0
+    told = [f"{library} {format_bytes(count)}" for library, count in sorted(moved.items()) if count]
+    if told:
+        yield f"Other libraries moved: {', '.join(told)}."
+    yield from describe_slow_pairs(report)
+
+
+def describe_slow_pairs(report: Report) -> Iterator[str]:
+    """A sentence on each pair whose transfers take much longer than those of the others, the slowest first."""
+    slow = [use for use in report.transfers if use.times_as_long is not None]
+    for use in sorted(slow, key=lambda use: -(use.times_as_long or 0.0))[:_MOST_SLOW_PAIRS]:
+        yield (
+            f"{use.library} {use.op} of process {use.pid} on {use.server} to {use.peer or 'peers without names'} takes "
+            f"{format_digits(use.times_as_long or 0.0)} times as long as those of the other pairs: "
+            f"{format_seconds(use.mean_seconds)} on average, 99 % within {format_seconds(use.p99_seconds)}."
+        )
+    if len(slow) > _MOST_SLOW_PAIRS:
+        yield f"{format_integer(len(slow) - _MOST_SLOW_PAIRS)} more pairs are slow."
 
 
 def _all_to_alls(report: Report) -> list[tuple[float, NonUniformity]]:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from railscope.agent.config.options import Config
 from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.facts.snapshot import Snapshot
+from railscope.agent.facts.transfers import NodeTransfers, PeerTransfers
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder, Piece
 from railscope.agent.node.recorder.triggers import make_recorded_stall
 from railscope.agent.recording.recording import RecordedStall, Recording
@@ -48,6 +50,9 @@ class StreamPiece:
     stalls: Mapping[tuple[int, int], RecordedStall]
     """By instance and beginning (monotonic, ns), which tell one stall from another: those that go on and the last ones
     that ended, whether or not an earlier piece had them."""
+    transfers: Mapping[Hashable, PeerTransfers] = field(default_factory=dict)
+    """What processes have transferred with other libraries so far, by pid, library, operation, peer, and the number of
+    processes before that had these.  What an earlier piece had of the same key gives way."""
 
 
 class Stream(Protocol):
@@ -87,6 +92,10 @@ class RecorderFeed:
         self._stream: Stream | None = None
         self._stream_period_ns = 0
         self._next_take_ns = 0
+        self._ended_transfers = 0
+        """Pairs of processes that had ended by the last piece."""
+        self._generations: Counter[tuple[int, str, str, str]] = Counter()
+        """How many of them had the same pid, library, operation and peer."""
 
     def start_stream(self, stream: Stream, period_ns: int) -> None:
         """Give all that comes in from now on to a stream, every `period_ns` or sooner where memory is short."""
@@ -133,7 +142,21 @@ class RecorderFeed:
             for stall in (*snapshot.stalls.ended, *snapshot.stalls.current)
         }
         piece = self._recorder.read_new("record", snapshot, open_operations=operations, connections=connections)
-        stream.enqueue(StreamPiece(piece, stalls))
+        stream.enqueue(StreamPiece(piece, stalls, self._transfers(snapshot.transfers)))
+
+    def _transfers(self, known: NodeTransfers) -> Mapping[Hashable, PeerTransfers]:
+        """What has ended since the last piece, and what goes on."""
+        more = min(known.ended_count - self._ended_transfers, len(known.ended))
+        self._ended_transfers = known.ended_count
+        found: dict[Hashable, PeerTransfers] = {}
+        for one in known.ended[len(known.ended) - more :]:
+            names = one.pid, one.library, one.op, one.peer
+            found[*names, self._generations[names]] = one
+            self._generations[names] += 1
+        for one in known.by_peer:
+            names = one.pid, one.library, one.op, one.peer
+            found[*names, self._generations.get(names, 0)] = one
+        return found
 
     def freeze(self, reason: str, stalls: tuple[RecordedStall, ...]) -> Recording:
         """A recording of the last moments, with what the kernel's tables hold now as far as they can be read."""

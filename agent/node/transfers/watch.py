@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ from railscope.probes.printable import printable
 from railscope.probes.processes.processes import FileKey, ProcessIdentity
 from railscope.probes.processes.processes import Mapping as ExecutableMapping
 from railscope.probes.transfers.functions import OPERATIONS, TransferPoints
-from railscope.probes.transfers.programs import Numbers, TransferTables
+from railscope.probes.transfers.programs import Numbers, PeerNames, TransferTables
 from railscope.probes.transfers.records import TransferStat
 
 _log = logging.getLogger("railscope.transfers")
@@ -56,6 +56,8 @@ MOST_LOOKED_AT: Final = 256
 """Requests of one process that were let go and are looked at in its memory."""
 MOST_PEERS: Final = 64
 """Of one process that are told of by name: the busiest."""
+MOST_ENDED: Final = 512
+"""Pairs of processes that have ended: the latest ones are told of until others take their place."""
 
 
 class Programs(Protocol):
@@ -65,7 +67,7 @@ class Programs(Protocol):
     def read(self) -> TransferTables: ...
     def overflow(self) -> Records: ...
     def end(self, requests: Iterable[tuple[int, int, int]]) -> Set[tuple[int, int, int]]: ...
-    def take_ended(self, tgids: Collection[int]) -> tuple[Records, Records, Numbers]: ...
+    def take_ended(self, tgids: Collection[int]) -> tuple[Records, Records, Numbers, PeerNames]: ...
     def give_up(self) -> Numbers: ...
     def drop(self, threads: Iterable[tuple[int, int]]) -> None: ...
     def peer_name(self, tgid: int, peer: int) -> str: ...
@@ -151,6 +153,8 @@ class TransferWatch:
         self._mappers: dict[ProcessIdentity, _Mapper] = {}
         self._ended = Sums()
         """Of processes whose rows were taken out."""
+        self._ended_peers: deque[PeerTransfers] = deque(maxlen=MOST_ENDED)
+        self._ended_count = 0
         self._attached = True
         """Whether the budget allows it."""
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="detach transfers")
@@ -319,7 +323,15 @@ class TransferWatch:
             )
             for (pid, function), several in sorted(grouped.items())
         )
-        return NodeTransfers(sums.totals(), under_way, self._by_peer(tables), most_peers, probed)
+        return NodeTransfers(
+            totals=sums.totals(),
+            under_way=under_way,
+            by_peer=self._by_peer(tables.keys, tables.totals),
+            ended=tuple(self._ended_peers),
+            ended_count=self._ended_count,
+            most_peers=most_peers,
+            probed=probed,
+        )
 
     def close(self) -> None:
         """Detach everywhere and free the programs."""
@@ -382,11 +394,10 @@ class TransferWatch:
             return ()
         return (one for one, over in zip(requests, complete, strict=True) if over)
 
-    def _by_peer(self, tables: TransferTables) -> tuple[PeerTransfers, ...]:
+    def _by_peer(self, keys: Records, totals: Records) -> tuple[PeerTransfers, ...]:
         """By process, function and peer; what has no name, and what is beyond the busiest, is one sum each."""
         rows: dict[tuple[int, int, str], list[int]] = {}
         of_process: Counter[int] = Counter()
-        keys, totals = tables.keys, tables.totals
         named = _have_names(keys)
         for at in np.flatnonzero(named)[np.argsort(totals["bytes"][named], kind="stable")[::-1]].tolist():
             pid, function = int(keys["tgid"][at]), int(keys["function"][at])
@@ -422,10 +433,16 @@ class TransferWatch:
         if self._programs is None:
             return
         try:
-            keys, totals, unfinished = self._programs.take_ended(pids)
+            keys, totals, unfinished, names = self._programs.take_ended(pids)
         except KernelRefusal as refusal:
             _log.error("transfers of ended processes cannot be taken out: %s", refusal.strerror)
             return
+        self._names.update((key, printable(name)) for key, name in names.items())
+        ended = self._by_peer(keys, totals)
+        self._ended_peers += ended
+        self._ended_count += len(ended)
+        if gone := {one.pid for one in ended}:
+            self._names = {key: name for key, name in self._names.items() if key[0] not in gone}
         self._ended.add(keys["function"], totals)
         self._ended.give_up(unfinished)
 

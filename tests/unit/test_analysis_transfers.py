@@ -1,0 +1,73 @@
+"""Transfers of other libraries in a report: who moved how much to whom, and which pair is slow.  Rows are made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from railscope.agent.analysis.report.html import html_text
+from railscope.agent.analysis.report.report import report_of
+from railscope.agent.analysis.report.report_json import as_json
+from railscope.agent.analysis.report.text import as_text
+from railscope.agent.analysis.traffic.transfers import find_transfers
+from railscope.agent.facts.snapshot import Histogram
+from tests.unit.datasets import JobDataset
+
+MIB = 1 << 20
+
+
+def pair(job: JobDataset, server: int, pid: int, peer: str | None, writes: int, mean: float, **others: Any) -> None:
+    row = {
+        "library": "nixl", "op": "Write", "direction": "transmit", "operations": writes, "completed": writes,
+        "payload_bytes": writes * MIB, "failed": 0, "seconds": writes * mean, "p50_seconds": mean,
+        "p99_seconds": 3 * mean,
+    }  # fmt: skip
+    job.row(server, "transfers", pid=pid, peer=peer, **(row | others))
+
+
+def test_pairs_stand_by_bytes_with_their_durations_and_bandwidth(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, servers=(1,))
+    pair(job, 0, 70, "decode-0", 40, 0.004, completed=39, seconds=39 * 0.004)
+    pair(job, 0, 71, "decode-1", 80, 0.005)
+    pair(job, 0, 71, None, 9, 0.0, library="ucx", op="TagRecv", payload_bytes=None, completed=0, seconds=0.0)
+    most, less, receives = find_transfers(job.open())
+    assert (most.server, most.pid, most.peer, most.operations) == ("node-0", 71, "decode-1", 80)
+    assert most.bytes_per_second == pytest.approx(MIB / 0.005)
+    assert less.mean_seconds == pytest.approx(0.004)
+    assert less.p99_seconds == pytest.approx(0.012)
+    assert less.bytes_per_second == pytest.approx(MIB / 0.004)
+    assert less.times_as_long is None
+    assert (receives.peer, receives.payload_bytes, receives.mean_seconds, receives.bytes_per_second) == (
+        "",
+        *[None] * 3,
+    )
+
+
+def test_a_pair_that_takes_much_longer_than_others_of_its_size_is_named(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, servers=(1, 1))
+    for number in range(3):
+        pair(job, 0, 70 + number, "decode-0", 50, 0.004)
+    pair(job, 1, 80, "decode-1", 50, 0.02)
+    pair(job, 1, 81, "decode-1", 50, 0.4, payload_bytes=50 * 64 * MIB)
+    pair(job, 1, 82, "decode-1", 3, 0.5)
+    report = report_of(job.open())
+    (slow,) = [use for use in report.transfers if use.times_as_long is not None]
+    assert slow.pid == 80
+    assert slow.times_as_long == pytest.approx(5.0)
+    sentence = "nixl Write of process 80 on node-1 to decode-1 takes 5 times as long as those of the other pairs"
+    text = " ".join(as_text(report).split())
+    assert sentence in text
+    page = html_text(report)
+    assert sentence in page
+    assert "Other libraries moved: nixl " in page
+    assert [one["peer"] for one in as_json(report)["transfers"]][:1] == ["decode-1"]
+
+
+def test_a_quantile_lies_within_its_bucket() -> None:
+    durations = Histogram((1.0, 2.0, 4.0), (0, 8, 2, 0), 20.0)
+    assert durations.quantile(0.5) == pytest.approx(1.625)
+    assert durations.quantile(0.99) == pytest.approx(3.9)
+    assert Histogram((1.0, 2.0), (0, 0, 5), None).quantile(0.5) == 2.0
+    assert Histogram((1.0,), (0, 0), None).quantile(0.5) is None
