@@ -49,6 +49,12 @@ def transfer_panels() -> list[AnyPanel]:
             query(f"{catalogue.TRANSFER_INFLIGHT_SECONDS}{{{HOST}}}", _PEER),
         ),
         timeseries(
+            "Transfers that do not complete",
+            "Age of each transfer that is a stall, with its other end, the cause, and whom of the host it blames.",
+            "s",
+            query(f"{catalogue.TRANSFER_STALLED_SECONDS}{{{HOST}}}", _PEER + ": {{cause}}, blamed: {{blamed_pid}}"),
+        ),
+        timeseries(
             "Transfers under way",
             "Operations that processes have begun and that are not complete.",
             "short",

@@ -359,6 +359,13 @@ TRANSFER_INFLIGHT_SECONDS: Final = _gauge(
     "library op pid peer",
     "Age in seconds of the oldest of them. peer is its other end, empty where that is not known.",
 )
+TRANSFER_STALLED_SECONDS: Final = _gauge(
+    "transfer_stalled_seconds",
+    "library op pid peer cause blamed_pid",
+    "Age in seconds of a transfer that does not complete within --stall.after; absent otherwise. blamed_pid is the "
+    "process at its other end that is to blame, empty where that is not on this host or nobody is. comm_stalled has it "
+    "too, with comm unknown.",
+)
 TRANSFER_PEER_OPERATIONS: Final = _counter(
     "transfer_peer_operations",
     "library op pid peer",

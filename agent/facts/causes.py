@@ -45,6 +45,7 @@ class Cause(StrEnum):
     DEADLOCK = "deadlock"
     GPU_NOT_PROGRESSING = "gpu_not_progressing"
     INSIDE_CALL = "inside_call"
+    TRANSFER_STUCK = "transfer_stuck"
     RANK_BEHIND = "rank_behind"
     UNSEEN_WORK_STUCK = "unseen_work_stuck"
     RANK_SLOW = "rank_slow"
@@ -66,7 +67,7 @@ class Tier(IntEnum):
     """The sequences of all ranks show who did not enter the operation that the others wait in."""
     GPU = 5
     CALL = 6
-    """A call of NCCL is seen not to return."""
+    """A call of NCCL is seen not to return, or a transfer of another library not to complete."""
     HINT = 7
     """A host says that its rank waits for another."""
     WORK = 8
@@ -448,6 +449,23 @@ CAUSES: Final[Mapping[Cause, CauseFacts]] = {
         ),
         after=(_anywhere("the job's log of rank {rank}, {period}: when it came to the call, and what it did before"),),
         remedy="start the rank that is missing, or fix the program that leaves the call out on some ranks",
+    ),
+    Cause.TRANSFER_STUCK: CauseFacts(
+        Tier.CALL,
+        Severity.CRITICAL,
+        by_host=True,
+        about=About.STALLED,
+        meaning="A transfer of another library (UCX, NIXL, MPI) does not complete, and its other end is not seen to be "
+        "stopped.  It has no communicator: `comm` is unknown, and `transfer_stalled_seconds` names the other end.",
+        words="a transfer of another library does not complete",
+        now=(
+            StepFacts("curl --silent localhost:9779/stalls", "the other end, and what it has not taken"),
+            StepFacts("py-spy dump --pid {pid}", "where the program is that waits"),
+            StepFacts("ss -tinp | grep -A1 pid={pid}", "a connection whose bytes the other end does not take"),
+            _anywhere("the log of the other end's process: whether it lives, and serves this request"),
+        ),
+        after=(_anywhere("the log of the other end's process, {period}: a restart, a cache that was full, an error"),),
+        remedy="restart the other end, and give the request to another one",
     ),
     Cause.RANK_BEHIND: CauseFacts(
         Tier.HINT,

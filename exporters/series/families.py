@@ -185,7 +185,7 @@ def _all_drafts(snapshot: Snapshot, detail: Detail, selection: Selection) -> Ite
     yield from _collectives(snapshot.collectives)
     yield from _communicators(detail.communicators)
     yield from _stalls(snapshot.stalls, snapshot.monotonic_ns, snapshot.collectives)
-    yield from transfer_families(snapshot.transfers)
+    yield from transfer_families(snapshot.transfers, snapshot.stalls.current, snapshot.monotonic_ns)
     yield from _times(snapshot.collectives, detail)
     yield from _jobs(snapshot.collectives.jobs)
     yield make_draft_by_label(catalogue.COMM_EVENTS, snapshot.collectives.events.items())

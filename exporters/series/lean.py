@@ -44,7 +44,7 @@ WHOLE: Final = frozenset(
         *(catalogue.RAIL_TCP_SENT_BYTES, catalogue.RAIL_TCP_ACKNOWLEDGED_BYTES),
         *(catalogue.RAIL_TCP_SENDING, catalogue.RAIL_TCP_BUSY_SECONDS, catalogue.NODE_INFO),
         *(catalogue.RAIL_TCP_RETRANSMITTED_BYTES, catalogue.GPU_FABRIC_UNHEALTHY, catalogue.GPU_NVLINKS_UP),
-        catalogue.RAIL_SWITCH_INFO,
+        *(catalogue.RAIL_SWITCH_INFO, catalogue.TRANSFER_STALLED_SECONDS),
         *(catalogue.GPU_ECC_ERRORS, catalogue.GPU_ROW_REMAP_FAILED, catalogue.GPU_ROW_REMAP_PENDING),
         *(catalogue.GPU_RECOVERY_ACTION, catalogue.GPU_SLOWED, catalogue.GPU_PCIE_ERRORS),
         *(catalogue.RAIL_PHYSICAL_STATE, catalogue.RAIL_MODULE_ALARM, catalogue.RAIL_FEC_BLOCKS),

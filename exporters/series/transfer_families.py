@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from railscope.agent.facts import catalogue
+from railscope.agent.facts.stall import Stall
 from railscope.agent.facts.transfers import NodeTransfers
 from railscope.exporters.series.family_draft import Draft
 
 
-def transfer_families(transfers: NodeTransfers) -> Iterator[Draft]:
-    """Totals of the node by library and operation, what processes have under way, and what went to whom."""
+def transfer_families(transfers: NodeTransfers, stalls: Iterable[Stall], now_ns: int) -> Iterator[Draft]:
+    """Totals of the node by library and operation, what processes have under way, and what went to whom.
+
+    `stalls` are those that go on, of NCCL's operations too; `now_ns` is CLOCK_MONOTONIC.
+    """
     totals = [((one.library, one.op, one.direction), one) for one in transfers.totals]
     yield Draft(catalogue.TRANSFER_OPERATIONS, ((labels, one.operations) for labels, one in totals))
     yield Draft(
@@ -34,6 +38,7 @@ def transfer_families(transfers: NodeTransfers) -> Iterator[Draft]:
         catalogue.TRANSFER_INFLIGHT_SECONDS,
         (((*labels, one.peer), one.oldest_seconds) for labels, one in under_way),
     )
+    yield Draft(catalogue.TRANSFER_STALLED_SECONDS, _stalled(stalls, now_ns).items())
     peers = [((one.library, one.op, str(one.pid), one.peer), one) for one in transfers.shown_peers()]
     yield Draft(catalogue.TRANSFER_PEER_OPERATIONS, ((labels, one.operations) for labels, one in peers))
     yield Draft(
@@ -41,3 +46,15 @@ def transfer_families(transfers: NodeTransfers) -> Iterator[Draft]:
         ((labels, one.payload_bytes) for labels, one in peers if one.payload_bytes is not None),
     )
     yield Draft(catalogue.TRANSFER_PEER_SECONDS, ((labels, one.seconds) for labels, one in peers))
+
+
+def _stalled(stalls: Iterable[Stall], now_ns: int) -> dict[tuple[str, ...], float]:
+    """The oldest of each process, operation and other end."""
+    found: dict[tuple[str, ...], float] = {}
+    for one in stalls:
+        if one.library:
+            blamed = "" if one.diagnosis.blamed_pid is None else str(one.diagnosis.blamed_pid)
+            op = one.op.removeprefix(f"{one.library} ")
+            labels = (one.library, op, str(one.pid), one.peer, one.diagnosis.cause.value, blamed)
+            found[labels] = max(found.get(labels, 0.0), one.length_ns(now_ns) / 1e9)
+    return found

@@ -27,6 +27,7 @@ DOCUMENTS: Final = documents.read_documents(build.COMMITTED)
 WITHOUT_DATA: Final = {
     ("railscope-stall", "Ranks disagree"): "all ranks of the hosts tell one signature",
     ("railscope-job", "Waiting for the slowest rank"): "no rank enters another operation",
+    ("railscope-node", "Transfers that do not complete"): "none of theirs is stuck",
     ("railscope-node", "Degraded links"): "no link is slower or narrower than its siblings",
     ("railscope-node", "Lanes"): "no link is slower or narrower than its siblings",
 }

@@ -73,6 +73,7 @@ def test_it_has_every_metric_but_those_of_what_is_wrong_and_of_what_is_asked_for
         "transfer_seconds",
         "transfers_in_flight",
         "transfer_inflight_seconds",
+        "transfer_stalled_seconds",
         "transfer_peer_operations_total",
         "transfer_peer_payload_bytes_total",
         "transfer_peer_seconds_total",

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from railscope.agent.facts import catalogue
+from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.rank_identity import RankIdentity
 from railscope.agent.facts.snapshot import (
     AgentHealth,
@@ -22,7 +23,7 @@ from railscope.agent.facts.snapshot import (
     PeerTotal,
     Snapshot,
 )
-from railscope.agent.facts.stall import LastCollectives
+from railscope.agent.facts.stall import Diagnosis, LastCollectives
 from railscope.exporters.series.budget import SeriesBudget
 from railscope.exporters.series.families import make_families
 from railscope.exporters.series.family import Family
@@ -60,9 +61,19 @@ def test_a_full_snapshot_shows_every_metric_of_the_catalogue_in_its_order() -> N
     ended = replace(communicator(comm="00c0ffee00c0ff01"), alive=False)
     snapshot = with_communicators(snapshot, *snapshot.collectives.communicators, ended)
     narrow = replace(snapshot.rails[0], lanes=1, lanes_to_siblings=0.25)
-    snapshot = replace(snapshot, rails=(narrow, *snapshot.rails[1:]))
+    blamed = Diagnosis(Cause.PROCESS_STOPPED, ("process 99 is stopped",), culprit=True, blamed_pid=99)
+    write = replace(stall(), comm="unknown", rank="unknown", op="nixl Write", library="nixl", diagnosis=blamed)
+    of_write = CommunicatorStall("unknown", "unknown", Cause.PROCESS_STOPPED, 1.0, replace(write, peer="decode-0"))
+    stalls = replace(snapshot.stalls, lengths=(*snapshot.stalls.lengths, of_write))
+    snapshot = replace(snapshot, rails=(narrow, *snapshot.rails[1:]), stalls=stalls)
     shown = make_families(snapshot, selection=Selection(["all"]))
     assert [family.metric for family in shown] == list(catalogue.METRICS)
+    ((labels, seconds),) = samples(shown, "transfer_stalled_seconds")
+    assert labels == {
+        "library": "nixl", "op": "Write", "pid": "4712", "peer": "decode-0", "cause": "process_stopped",
+        "blamed_pid": "99",
+    }  # fmt: skip
+    assert seconds == pytest.approx(2.5)
 
 
 def test_every_sample_of_comm_info_has_every_job_label_and_an_empty_one_where_it_is_not_known() -> None:

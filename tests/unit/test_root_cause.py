@@ -624,8 +624,8 @@ def _holds(sentence: str, words: str) -> bool:
 
 
 def test_every_cause_that_a_host_tells_of_has_a_case() -> None:
-    # tests/unit/test_inside_calls.py, tests/unit/test_unseen_work.py
-    told_elsewhere = {Cause.INSIDE_CALL, Cause.UNSEEN_WORK_STUCK}
+    # tests/unit/test_inside_calls.py, tests/unit/test_unseen_work.py, tests/unit/test_stuck_transfers.py
+    told_elsewhere = {Cause.INSIDE_CALL, Cause.UNSEEN_WORK_STUCK, Cause.TRANSFER_STUCK}
     assert set(CASES) == {cause for cause, facts in CAUSES.items() if facts.by_host} - told_elsewhere
     assert all(CASES.values())
 

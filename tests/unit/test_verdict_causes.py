@@ -465,8 +465,8 @@ def test_of_each_cause_it_is_said_who_is_to_blame_and_what_to_look_at(cause: str
 
 def test_every_cause_has_a_case() -> None:
     """Of a rank that writes, tests/unit/test_verdict_silence.py has them: that is no stall; of one that is slow,
-    tests/unit/test_verdict_pace.py."""
-    elsewhere = {Cause.WRITING, Cause.RANK_SLOW, *RAIL_CAUSES, *CALL_CAUSES}
+    tests/unit/test_verdict_pace.py; of a transfer, which has no rank, tests/unit/test_verdict_transfers.py."""
+    elsewhere = {Cause.WRITING, Cause.RANK_SLOW, Cause.TRANSFER_STUCK, *RAIL_CAUSES, *CALL_CAUSES}
     assert {cause for cause in Cause if not CASES.get(cause)} == elsewhere
 
 

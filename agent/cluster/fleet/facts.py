@@ -293,6 +293,23 @@ class SilentProcess:
 
 
 @dataclass(frozen=True, slots=True)
+class StuckTransfer:
+    """A transfer of a library other than NCCL that its host calls a stall."""
+
+    host: str
+    library: str
+    op: str
+    pid: str
+    """Of the process that waits."""
+    peer: str
+    """Its other end, as the library calls it, or an address; empty: not known."""
+    cause: str
+    blamed_pid: str
+    """Process of the same host that is to blame; empty: none is known."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Fleet:
     """Everything that a verdict may rest on."""
 
@@ -328,5 +345,7 @@ class Fleet:
     reported: tuple[ReportedStall, ...] = ()
     """Stalls that hosts report, where the ranks concerned could not be read; empty where they are among `ranks`."""
     silent: tuple[SilentProcess, ...] = ()
+    stuck_transfers: tuple[StuckTransfer, ...] = ()
+    """Of libraries other than NCCL, the oldest first."""
     unanswered: tuple[tuple[str, str], ...] = ()
     """What is not known because the store did not answer, and why it did not."""

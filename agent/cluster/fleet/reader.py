@@ -54,6 +54,11 @@ from railscope.agent.cluster.fleet.stalls import (
     stall_histories,
     with_details,
 )
+from railscope.agent.cluster.fleet.stuck_transfers import (
+    TransferStalls,
+    read_stuck_transfers,
+    stuck_transfer_questions,
+)
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.communicator_names import HASH_DIGITS, describe_ambiguity
 from railscope.agent.facts.label_numbers import parse_number
@@ -77,6 +82,7 @@ FAILED_OVER: Final = "which connections NCCL moved off a port that failed"
 APART: Final = "which ranks are behind that no host calls stalled yet"
 RANKS: Final = "how far the ranks came that are concerned"
 RAILS: Final = "how the rails of the hosts concerned are"
+TRANSFERS: Final = "which transfers of other libraries do not complete"
 HARDWARE: Final = "whether hardware of the hosts concerned failed"
 MOVING: Final = "which other communicators go on there"
 _MOST_HOSTS: Final = 64
@@ -124,11 +130,16 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
     )
     said |= ask.query_some(_questions(scrapes, looked_back, recent_seconds))
     said = {name: _fresh(samples, scrapes) for name, samples in said.items()}
+    of_transfers = TransferStalls.from_samples(said["stuck_lately"])
+    for name in ("stalled", "info", "lengthened", "appeared"):
+        said[name] = tuple(one for one in said[name] if not of_transfers.is_one(one.labels.items()))
     told = int(said["told"][0].value) if said["told"] else 0
     wrote = {sample.labels.get("comm", "") for sample in said["wrote"]}
     history = tuple(
         replace(one, wrote=one.comm in wrote)
-        for one in ask.attempt(HISTORY, lambda: stall_histories(ask, scrapes, told, looked_back, recent_seconds))
+        for one in ask.attempt(
+            HISTORY, lambda: stall_histories(ask, scrapes, told, looked_back, recent_seconds, of_transfers)
+        )
     )
     stalled = {sample.labels.get("comm", "") for sample in said["stalled"]}
     asked = stalled | ({comm} if comm else set())
@@ -204,6 +215,7 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
         recent_seconds=recent_seconds,
         reported=reported,
         silent=ask.attempt(SILENT, silent),
+        stuck_transfers=read_stuck_transfers(said["stuck"], scrapes),
         unanswered=tuple(ask.unanswered.items()),
     )
 
@@ -229,6 +241,7 @@ def _questions(scrapes: Scrapes, looked_back: float, recent_seconds: float) -> d
         FAILED_OVER: {"degraded": str(catalogue.COMM_DEGRADED)},
         APART: {"standing": standing_question(scrapes)},
         SLOW_RAILS: slow_rails_questions(scrapes),
+        TRANSFERS: stuck_transfer_questions(looked_back),
     }
 
 

@@ -17,6 +17,7 @@ from railscope.agent.cluster.fleet.history import spans
 from railscope.agent.cluster.fleet.prometheus import Sample, Series
 from railscope.agent.cluster.fleet.scrapes import MOST_POINTS, Scrapes
 from railscope.agent.cluster.fleet.sequences import StoredRankKey, stored_rank_key
+from railscope.agent.cluster.fleet.stuck_transfers import TransferStalls
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.causes import ONLY_WAITS, tier_of
 from railscope.agent.facts.label_numbers import UNKNOWN
@@ -57,7 +58,12 @@ def with_details(stall: Stall, labels: Mapping[str, str]) -> Stall:
 
 
 def stall_histories(
-    ask: Asker, scrapes: Scrapes, series: int, window_seconds: float, recent_seconds: float
+    ask: Asker,
+    scrapes: Scrapes,
+    series: int,
+    window_seconds: float,
+    recent_seconds: float,
+    of_transfers: TransferStalls,
 ) -> tuple[StallHistory, ...]:
     """The stalls reported within the window, by communicator, the latest first; `series`: the number of series.
 
@@ -70,7 +76,7 @@ def stall_histories(
     seconds = max(recent_seconds, min(window_seconds, interval * MOST_POINTS / series))
     by_comm: dict[str, list[Series]] = defaultdict(list)
     for one in ask.store.scrapes(catalogue.COMM_STALL_INFO.name, seconds, ask.at):
-        if one.points:
+        if one.points and not of_transfers.is_one(one.labels.items()):
             by_comm[one.labels.get("comm", "")].append(one)
     found = [_history(comm, said, scrapes, recent_seconds) for comm, said in by_comm.items()]
     return tuple(sorted(found, key=lambda one: (-one.last, one.comm)))

@@ -52,6 +52,7 @@ from railscope.agent.cluster.verdict.recent import (
 )
 from railscope.agent.cluster.verdict.silent import describe_silent_processes, unknown_of_silent_processes
 from railscope.agent.cluster.verdict.slow_rails import slow_rail_findings
+from railscope.agent.cluster.verdict.stuck_transfers import stuck_transfer_findings
 from railscope.agent.cluster.verdict.verdict import (
     RootCause,
     find_root_causes,
@@ -85,6 +86,8 @@ def make_verdict(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet]
         *(describe_root_cause(cause, fleet) for cause in causes),
         *(_recent_finding(one, fleet) for one in recent),
     )
+    of_transfers = stuck_transfer_findings(fleet, comm)
+    of_causes = (*of_causes, *of_transfers)
     findings = (*of_causes, *slow_rail_findings(fleet, of_causes, comm), *degraded_findings(fleet, comm))
     waits = [_wait_for_late(late) for late in find_late_ranks(fleet) if comm in (None, late.comm)]
     silent = [agent for agent in fleet.agents if not agent.up]

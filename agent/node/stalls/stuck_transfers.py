@@ -209,7 +209,7 @@ class StuckTransfers:
             return replace(held, evidence=sentences, blamed_pid=None if own is not None else end.pid)
         if end.pid is not None:
             evidence.append(f"process {end.pid} of this host holds the other end, and is not stopped")
-        return Diagnosis(Cause.UNKNOWN, tuple(evidence), culprit=False)
+        return Diagnosis(Cause.TRANSFER_STUCK, tuple(evidence), culprit=False)
 
     def _end_of(self, pid: int) -> _OtherEnd:
         """As the last reading has it."""

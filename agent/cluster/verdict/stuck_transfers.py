@@ -1,0 +1,85 @@
+"""Findings on transfers of libraries other than NCCL that do not complete: who waits for whom, and who is to blame."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from railscope.agent.cluster.fleet.facts import Fleet, StuckTransfer
+from railscope.agent.cluster.verdict.advice import Step
+from railscope.agent.cluster.verdict.finding import Finding
+from railscope.agent.cluster.verdict.quantities import format_duration
+from railscope.agent.facts.causes import HELD, Cause, facts_of
+
+_MOST_LINES: Final = 4
+_STATES: Final = {Cause.PROCESS_STOPPED: "is stopped", Cause.PROCESS_FROZEN: "is frozen by its control group"}
+_End = tuple[str, str, str, str]
+"""Host, cause, who is to blame, the other end."""
+
+
+def stuck_transfer_findings(fleet: Fleet, comm: str | None) -> tuple[Finding, ...]:
+    """One for each other end that transfers of a host wait for, the clearest and widest first.
+
+    Where one communicator is asked for there are none: they belong to no communicator.
+    """
+    ends: defaultdict[_End, list[StuckTransfer]] = defaultdict(list)
+    for one in fleet.stuck_transfers if comm is None else ():
+        ends[one.host, one.cause, one.blamed_pid, one.peer].append(one)
+    found = sorted(ends.values(), key=lambda those: (facts_of(those[0].cause).tier, -len(those), -those[0].seconds))
+    return tuple(_finding(those) for those in found)
+
+
+def _finding(those: Sequence[StuckTransfer]) -> Finding:
+    """Of what waits for one other end, the oldest first."""
+    first = those[0]
+    pids = list(dict.fromkeys(one.pid for one in those))
+    who = f"process {pids[0]}" if len(pids) == 1 else f"{len(pids)} processes"
+    blamed = first.blamed_pid or (first.pid if first.cause in HELD else "")
+    to = f" to {first.peer}" if first.peer else ""
+    why = ""
+    if first.cause in HELD:
+        whose = "the process at its other end" if first.blamed_pid else "the process itself"
+        why = f": {whose} (pid {blamed}) {_STATES[Cause(first.cause)]}"
+    return Finding(
+        cause=first.cause,
+        comm="",
+        nranks=None,
+        op=f"{first.library} {first.op}",
+        seconds=first.seconds,
+        strength="strong",
+        basis="host",
+        ranks=(),
+        hosts=(first.host,),
+        world_ranks=(),
+        pids=(blamed,) if blamed else tuple(pids[:_MOST_LINES]),
+        rails=(),
+        devices=(),
+        headline=f"STALLED: {first.library} {first.op} of {who} on {first.host}{to} does not complete, for "
+        f"{format_duration(first.seconds)} so far{why}.",
+        evidence=tuple(_evidence(those)),
+        healthy=(),
+        waiting=(),
+        next_steps=tuple(_steps(first, blamed)),
+        unknown=() if first.peer else ("the other end: the library has no name for it, and no connection tells",),
+    )
+
+
+def _evidence(those: Sequence[StuckTransfer]) -> Iterator[str]:
+    for one in those[:_MOST_LINES]:
+        to = f" to {one.peer}" if one.peer else ""
+        yield (
+            f"{one.host}: {one.library} {one.op} of process {one.pid}{to} is under way for "
+            f"{format_duration(one.seconds)}"
+        )
+    if len(those) > _MOST_LINES:
+        yield f"{len(those) - _MOST_LINES} more transfers of {those[0].host} wait for the same"
+
+
+def _steps(first: StuckTransfer, blamed: str) -> Iterator[Step]:
+    """Those of the table of causes that need a process."""
+    values = {"pid": blamed or first.pid, "rank": "", "gpu": ""}
+    for step in facts_of(first.cause).now:
+        if "{rank}" not in step.why:
+            host = first.host if step.command else ""
+            yield Step(host, step.command.format(**values), step.why.format(**values))
