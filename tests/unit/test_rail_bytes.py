@@ -44,7 +44,7 @@ class Node:
         return self.devices[tgid]
 
     def begin(self, tgid: int, namespace: int | None, *devices: NetDevice) -> None:
-        netns = None if namespace is None else NetworkNamespace(namespace, Path(f"/proc/{tgid}/ns/net"), own=False)
+        netns = None if namespace is None else NetworkNamespace(namespace, Path("/proc/0/ns/net"), own=False)
         self.processes[tgid] = ObservedProcess(ProcessIdentity(tgid, 1), netns, JobFacts(), "", "2.32.3")
         if devices:
             self.devices[tgid] = devices

@@ -136,13 +136,18 @@ class Watch:
         self.rails.handle_link_events(cast(LinkEvents, self.events))
 
 
+def elsewhere(inode: int) -> NetworkNamespace:
+    """A namespace whose process has ended; the owner of one that is there would be read."""
+    return NetworkNamespace(inode, Path("/proc/0/ns/net"), own=False)
+
+
 def add_job_elsewhere(watch: Watch, monkeypatch: pytest.MonkeyPatch, devices: list[str]) -> None:
     """A job in network namespace 8, which has these devices."""
     there = SimulatedInventory(8)
     there.names = devices
     sources = DeviceSources(8, there, NoCounters(), cast(LinkEvents, SimulatedEvents()), "netlink", "")
     monkeypatch.setattr(rail_watch, "open_namespace", lambda *_, **__: sources)
-    watch.rails.add_process(42, NetworkNamespace(8, Path("/proc/42/ns/net"), own=False), "")
+    watch.rails.add_process(42, elsewhere(8), "")
 
 
 @pytest.fixture
@@ -435,7 +440,7 @@ def test_a_namespace_whose_devices_change_without_end_takes_a_tenth_of_the_time(
     events, there = SimulatedEvents(), Slow(8)
     sources = DeviceSources(8, there, NoCounters(), cast(LinkEvents, events), "netlink", "")
     monkeypatch.setattr(rail_watch, "open_namespace", lambda *_, **__: sources)
-    one.rails.add_process(42, NetworkNamespace(8, Path("/proc/42/ns/net"), own=False), "")
+    one.rails.add_process(42, elsewhere(8), "")
     looks_from_ns = clock.now_ns
     for at in range(100):
         there.names = ["eth0", f"eth{at + 1}"]
@@ -470,10 +475,10 @@ def test_a_namespace_that_its_tenant_has_no_time_for_is_opened_at_a_later_tick(
         )
 
     monkeypatch.setattr(rail_watch, "open_namespace", slowly)
-    places = {pid: NetworkNamespace(pid, Path(f"/proc/{pid}/ns/net"), own=False) for pid in range(1000, 1005)}
+    places = {pid: elsewhere(pid) for pid in range(1000, 1005)}
     for pid, namespace in places.items():
         one.rails.add_process(pid, namespace, "", tenant=Tenant(5000))
-    one.rails.add_process(2000, NetworkNamespace(2000, Path("/proc/2000/ns/net"), own=False), "", tenant=Tenant(5001))
+    one.rails.add_process(2000, elsewhere(2000), "", tenant=Tenant(5001))
     assert opened == [1000, 2000], "another tenant waits for nobody"
     one.rails.remove_process(1004)
     later = []
@@ -500,7 +505,7 @@ def test_a_tenant_has_so_many_devices_in_all_namespaces_and_others_as_many(monke
 
     monkeypatch.setattr(rail_watch, "open_namespace", crowded)
     for number, tenant in ((1000, Tenant(5000)), (1001, Tenant(5000)), (1002, Tenant(0)), (1003, Tenant(5001))):
-        place = NetworkNamespace(number, Path(f"/proc/{number}/ns/net"), own=False)
+        place = elsewhere(number)
         one.rails.add_process(number, place, "", tenant=tenant)
     assert most == [256, 156, None, 256]
     one.rails.close()

@@ -53,7 +53,7 @@ class Host:
 
     def process(self, pid: int) -> ObservedProcess:
         tenant, netns = self.processes[pid]
-        namespace = NetworkNamespace(netns, Path(f"/proc/{pid}/ns/net"), own=False)
+        namespace = NetworkNamespace(netns, Path("/proc/0/ns/net"), own=False)
         return ObservedProcess(ProcessIdentity(pid, 1), namespace, cast(JobFacts, None), "", "", tenant=tenant)
 
     def owner(self, _pid: int) -> None:
