@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import shutil
 import sys
 import threading
 import time
@@ -458,7 +459,7 @@ class _Demo:
         option = "" if url.endswith(f":{_PORT}") else f" --url {url}"
         self._say(
             "\nIt runs until Ctrl-C.  In another terminal:\n"
-            f"  railscope top{option}                 # ranks, operations, rails, stalls, live\n"
+            f"  {_command()} top{option}   # ranks, operations, rails, stalls, live\n"
             f"  curl --silent {url}/stalls   # what is stalled now, and why\n"
             f"  curl --silent {url}/metrics  # what Prometheus scrapes"
         )
@@ -516,8 +517,8 @@ class _Demo:
                 self._say(line)
             option = f" --pattern {pattern}" if settings.pattern != "all" else ""
             self._say(
-                "what to run next here: `railscope demo --fault "
-                f"{kind.value}{option} --keep`, which waits while you find it with `railscope top`"
+                f"what to run next here: `{_command()} demo --fault "
+                f"{kind.value}{option} --keep`, which waits while you find it with `{_command()} top`"
             )
         return 0 if found is not None else 1
 
@@ -596,3 +597,8 @@ class _Demo:
         self._say("what the observed calls should put on this rail, by rings; 1.000 where the two are equal")
         for line in rail_table(rails):
             self._say(line)
+
+
+def _command() -> str:
+    """How the reader calls railscope here: by its name where a shell finds that, else as this command was called."""
+    return "railscope" if shutil.which("railscope") else sys.argv[0]

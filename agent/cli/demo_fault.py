@@ -146,7 +146,8 @@ def verdict_lines(stalls: Sequence[Stall], now_ns: int) -> Iterator[str]:
         if found.blamed_pid is not None:
             blamed = f", blames process {found.blamed_pid}"
         if found.device:
-            blamed = f", blames {rail_name(found.rail, found.device, found.netns)}"
+            end = " or its other end" if found.either_end else ""
+            blamed = f", blames {rail_name(found.rail, found.device, found.netns)}{end}"
         yield f"    cause {found.cause.value}{blamed}: {facts_of(found.cause).meaning}"
         for sentence in found.evidence:
             yield f"    evidence: {sentence}"

@@ -35,6 +35,8 @@ _CULPRIT: Final = (
     f'{{{{ with printf "{recorded.STALL_FINDINGS.where(_OF_COMM)}" {_ASKS} | sortByLabel "instance" }}}}'
     "{{ with first . }}"
     "{{ if .Labels.device }}, rail {{ .Labels.rail }} ({{ .Labels.device }}) of {{ .Labels.instance }}"
+    f'{{{{ if and (eq .Labels.strength "weak") (or (eq .Labels.cause "{Cause.RAIL_SLOW}") '
+    f'(eq .Labels.cause "{Cause.RAIL_LOSSY}")) }}}} or its other end{{{{ end }}}}'
     f"{{{{ else if .Labels.blamed_rank }}}}, rank {{{{ .Labels.blamed_rank }}}}{_HOST_OF_BLAMED}"
     "{{ else }}; rank {{ .Labels.rank }} on {{ .Labels.instance }} waits{{ end }}"
     "{{ end }}{{ end }}"

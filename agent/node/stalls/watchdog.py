@@ -689,7 +689,8 @@ def _words(code: int | None) -> str:
 def _sentence(stall: Stall) -> str:
     diagnosis = stall.diagnosis
     whom = [f"rank {diagnosis.blamed_rank}"] if diagnosis.blamed_rank is not None else []
-    whom += [rail_name(diagnosis.rail, diagnosis.device, diagnosis.netns)] if diagnosis.rail else []
+    end = " or its other end" if diagnosis.either_end else ""
+    whom += [f"{rail_name(diagnosis.rail, diagnosis.device, diagnosis.netns)}{end}"] if diagnosis.rail else []
     blamed = f", blamed on {' and '.join(whom)}" if whom else ""
     if stall.library:
         peer = f" with {stall.peer}" if stall.peer else ""
