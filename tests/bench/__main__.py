@@ -34,6 +34,7 @@ from tests.bench import (
     ring_reader,
     sampler_cost,
     tracker_cost,
+    transfer_cost,
     workload_cost,
 )
 from tests.bench.foreign_probes import require_no_probes
@@ -51,6 +52,7 @@ _PARTS: Final[dict[str, Part]] = {
     workload_cost.PART: Part(workload_cost.measure, 10),
     **{case.part: Part(partial(nccl_cost.measure, case), 6) for case in nccl_cost.CASES},
     program_cost.PART: Part(program_cost.measure, 3),
+    transfer_cost.PART: Part(transfer_cost.measure, 51),
     exposition_cost.PART: Part(exposition_cost.measure, 9),
     crowd_cost.PART: Part(crowd_cost.measure, 3),
     late_attach.PART: Part(late_attach.measure, 5),

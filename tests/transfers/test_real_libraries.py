@@ -11,14 +11,16 @@ import pytest
 
 from railscope.testbed.hosts import Fabric, Host
 from railscope.testbed.transfers.inference import Inference, InferenceReport, KvWrites
-from railscope.testbed.transfers.library import WHEELS
+from railscope.testbed.transfers.library import PERFTEST, WHEELS
 from tests.fabric.agent_process import AgentProcess
+from tests.transfers.perftest import Perftest
 
 pytestmark = pytest.mark.root
 
 with_nixl = pytest.mark.skipif(
     not (WHEELS / "nixl_cu12").exists(), reason="NIXL is not there for this Python: run make .venv/.stamps/transfers"
 )
+with_ucx = pytest.mark.skipif(not PERFTEST.exists(), reason="UCX is not there: run make .venv/.stamps/transfers")
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +72,23 @@ def test_what_nixl_moved_through_ucx_counts_once_and_a_peer_that_stops_is_named(
     assert payload.pop(("nixl", "Write")) == requests << 20
     # What is left are UCX's own: no payload of a transfer is among them.
     assert sum(payload.values()) < 1 << 20
+
+
+@with_ucx
+def test_a_message_of_ucx_whose_receiver_stops_names_its_address_and_process(hosts: tuple[Host, Host]) -> None:
+    with ExitStack() as stack:
+        bench = stack.enter_context(Perftest(hosts[1], hosts[0], 0, messages=1_000_000, size_bytes=1 << 20))
+        receiver, sender = bench.pids
+        pids = [word for pid in bench.pids for word in ("--pid", str(pid))]
+        agent = stack.enter_context(AgentProcess(*pids, "--stall.after", "3s"))
+        bench.start()
+        agent.until(lambda: totals(agent, "operations_total").get(("ucx", "TagSend"), 0) > 0)
+        os.kill(receiver, signal.SIGSTOP)
+        agent.until(lambda: any(one["cause"] == "process_stopped" for one in agent.stalls()))
+        stall = next(one for one in agent.stalls() if one["cause"] == "process_stopped")
+        stuck = agent.samples("railscope_transfer_stalled_seconds", library="ucx", pid=str(sender))
+        os.kill(receiver, signal.SIGCONT)
+        agent.until(lambda: agent.stalls() == [])
+    assert (stall["library"], stall["pid"], stall["blamed_pid"]) == ("ucx", sender, receiver)
+    assert stall["peer"].startswith(hosts[1].addresses[0])
+    assert stuck[0][0]["blamed_pid"] == str(receiver)
