@@ -579,6 +579,8 @@ class QueuePairFacts:
     """None: the kernel's own, or the thread that made it has ended."""
     kernel_user: str
     """What in the kernel made it; empty: a process did."""
+    services: tuple[int, ...] = ()
+    """Ports of rdma_cm at both of its ends; none where that did not connect it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -260,19 +260,26 @@ class ConnectionAccounts:
         everything = FoundConnections(table.rows, accounts, ipv4, table.untold)
         return everything if wanted.all() else everything.select(wanted.nonzero()[0])
 
+    def has(self, cookies: Cookies) -> Flags:
+        """Which of these connections an account is known of."""
+        found: Flags = np.isin(cookies, self._seen.cookies)
+        for place in (~found).nonzero()[0].tolist():
+            found[place] = int(cookies[place]) in self._left
+        return found
+
     def find_ended(
-        self, table: TcpTable, party: Party, names: Mapping[int, str], places: Mapping[bytes, str]
+        self, table: TcpTable, parties: Sequence[Party], names: Mapping[int, str], places: Mapping[bytes, str]
     ) -> FoundConnections | None:
         """Connections that the kernel told of at their end, for `add`; None: there is none.
 
-        They are this party's where nothing else is known, and nobody's where they were on none of the devices.
+        Each is its party's where no account of it is known, and nobody's where it was on none of the devices.
         """
         if not len(table.rows):
             return None
         addresses = local_addresses(table.rows)
         accounts: Numbers = np.full(len(addresses), _NOWHERE, np.int64)
         interfaces = table.rows["interface"].tolist()
-        for place, (address, interface) in enumerate(zip(addresses, interfaces, strict=True)):
+        for place, (address, interface, party) in enumerate(zip(addresses, interfaces, parties, strict=True)):
             if (name := names.get(interface) or places.get(address)) is not None:
                 accounts[place] = self.account_number(name, party)
         ipv4 = np.fromiter(map(len, addresses), np.int64, len(addresses)) == _IPV4_ADDRESS_BYTES

@@ -34,6 +34,7 @@ from railscope.probes.netdev.connection_accounts import (
     Party,
 )
 from railscope.probes.netdev.counters import CounterReading, DeviceFailure, Values
+from railscope.probes.netdev.ended_connections import Ended, EndedConnections
 from railscope.probes.netdev.links import device_indexes
 from railscope.probes.netdev.netlink import NetlinkSocket
 from railscope.probes.netdev.rtnetlink_counters import LINK_STATS_FIELDS, NetlinkCounters
@@ -63,6 +64,7 @@ NOBODYS: Final = Party("unknown", False)
 """Of connections of which it did not come to be known whose they are."""
 _MATTERS_BYTES: Final = 64 << 10
 """What a connection of another process has carried before it is asked who holds it."""
+_ESTABLISHED: Final = 1
 _PATIENCE_NS: Final = 4_000_000_000
 """For so long a connection may be of nobody yet; then it is NOBODYS."""
 _LONGEST_PATIENCE_NS: Final = 30_000_000_000
@@ -130,6 +132,7 @@ class TcpCounters:
         """Bytes (sent, received) that these have carried, by device; replaced as a whole."""
         self._wanted: tuple[tuple[str, ...], frozenset[int]] = ((), frozenset())
         self._accounts = accounts if accounts is not None else ConnectionAccounts()
+        self._ended = EndedConnections(NOBODYS)
         self.last: tuple[DeviceConnections, ...] = ()
         """Of the last read, replaced as a whole; one a device."""
 
@@ -172,9 +175,9 @@ class TcpCounters:
             # Before those that there are: one that ends in between is told of at the next read.
             told = self._read_ends()
             if places and (pids or self._others is not None):
-                found, unreadable = self._connections(names, places, pids)
+                found, ends, unreadable = self._connections(names, places, pids, told)
                 failed += unreadable
-                ended = self._accounts.find_ended(told, NOBODYS, names, places)
+                ended = self._accounts.find_ended(ends.table, ends.parties, names, places)
         after_ns = self._clock.monotonic_ns()
         failed += self._accounts.add(devices, found, ended)
         if self._ends is None:
@@ -226,15 +229,19 @@ class TcpCounters:
         return {name: row for name, row in zip(reading.names, values, strict=True) if name in names.values()}
 
     def _connections(
-        self, names: Mapping[int, str], places: Mapping[bytes, str], pids: frozenset[int]
-    ) -> tuple[FoundConnections | None, list[DeviceFailure]]:
-        """Every connection of which it is known whose it is, None: there is none; and what failed."""
+        self, names: Mapping[int, str], places: Mapping[bytes, str], pids: frozenset[int], told: TcpTable
+    ) -> tuple[FoundConnections | None, Ended, list[DeviceFailure]]:
+        """Every connection of which it is known whose it is, None: there is none; those that ended; and what failed.
+
+        `told`: what the kernel told of ends.
+        """
         table = read_table(self._diag, list(places))
         if not self._places >= places.keys():
             self._accounts.begin(table)
         self._places = frozenset(places)
         rows = table.rows
         inodes: list[int] = rows["inode"].tolist()
+        waiting = self._ended.sockets
         holders = self._owners.holders(pids, inodes)
         unreadable = self._owners.unreadable
         if unreadable and len(unreadable) == len(pids):
@@ -245,7 +252,9 @@ class TcpCounters:
             carried = (rows["bytes_acked"] + rows["bytes_received"]) >= _MATTERS_BYTES
             users = zip(inodes, rows["user"].tolist(), carried.tolist(), strict=True)
             unknown = {inode: user for inode, user, matters in users if matters and inode and inode not in observed}
-            holders |= self._others.holders(self, unknown)
+            held = self._others.holders(self, {**waiting, **unknown})
+            # That nobody is found who holds one tells something only while it is open.
+            holders |= {inode: one for inode, one in held.items() if one.pid is not None or inode in unknown}
         kernels = {inode for inode, holder in holders.items() if holder.pid is None}
         ends: dict[int, tuple[int, int]] = {}
         if kernels:
@@ -262,9 +271,12 @@ class TcpCounters:
                 by_holder[key] = self._party_of(*key)
             if (party := by_holder[key]) is not None:
                 parties[inode] = party
+        ended = self._ended.take(told, self._accounts.has(told.rows["cookie"]), parties, self._clock.monotonic_ns())
+        undecided: Sequence[int] = ()
         if self._others is not None:
-            self._wait_for(self._others, table, parties, (unknown, holders), names, places)
-        return self._accounts.find(table, parties, names, places), failed
+            undecided = self._wait_for(self._others, table, parties, (unknown, holders), names, places)
+        self._ended.note(table, parties, undecided, self._clock.monotonic_ns())
+        return self._accounts.find(table, parties, names, places), ended, failed
 
     def _wait_for(
         self,
@@ -274,10 +286,11 @@ class TcpCounters:
         asked: tuple[Collection[int], Collection[int]],
         names: Mapping[int, str],
         places: Mapping[bytes, str],
-    ) -> None:
+    ) -> list[int]:
         """Note what connections carry while it is not known whose they are, and give up on those that took too long.
 
-        `asked`: inodes that `others` were asked for, and those whose holders are known.
+        `asked`: inodes that `others` were asked for, and those whose holders are known.  Returns the rows of `table` of
+        which it is not known yet.
         """
         unknown, held = asked
         now_ns = self._clock.monotonic_ns()
@@ -289,15 +302,34 @@ class TcpCounters:
             for place, inode in enumerate(rows["inode"].tolist())
             if (inode in unknown or inode in held) and inode not in parties
         ]
+        # Data may come in before a process has accepted a connection, which then is nobody's yet.
+        waits = (rows["inode"] == 0) & (rows["state"] == _ESTABLISHED) & (rows["bytes_received"] >= _MATTERS_BYTES)
+        unaccepted = waits.nonzero()[0]
+        unaccepted = unaccepted[~self._accounts.has(rows["cookie"][unaccepted])].tolist()
+        left = []
+
+        def wait(row: np.void, address: bytes) -> None:
+            device = names.get(int(row["interface"])) or places.get(address)
+            if device is not None:
+                sent, received = undecided.get(device, (0, 0))
+                undecided[device] = sent + int(row["bytes_sent"]), received + int(row["bytes_received"])
+
         for place, address in zip(wanted, local_addresses(rows[wanted]), strict=True):
             cookie, inode = int(rows["cookie"][place]), int(rows["inode"][place])
             since_ns[cookie] = self._since_ns.get(cookie, now_ns)
-            device = names.get(int(rows["interface"][place])) or places.get(address)
-            looked = inode in held or others.looked_for(inode)
-            if now_ns - since_ns[cookie] >= (_PATIENCE_NS if looked else _LONGEST_PATIENCE_NS):
+            # Who holds it is known, and is going to be looked at; or was looked for, and not found.
+            given_up = inode not in held and others.looked_for(inode)
+            if now_ns - since_ns[cookie] >= (_PATIENCE_NS if given_up else _LONGEST_PATIENCE_NS):
                 parties[inode] = NOBODYS
-            elif device is not None:
-                sent, received = undecided.get(device, (0, 0))
-                row = rows[place]
-                undecided[device] = sent + int(row["bytes_sent"]), received + int(row["bytes_received"])
+                continue
+            left.append(place)
+            wait(rows[place], address)
+        for place, address in zip(unaccepted, local_addresses(rows[unaccepted]), strict=True):
+            cookie = int(rows["cookie"][place])
+            since_ns[cookie] = self._since_ns.get(cookie, now_ns)
+            if now_ns - since_ns[cookie] < _LONGEST_PATIENCE_NS:
+                wait(rows[place], address)
+        for row, address in zip(self._ended.held, local_addresses(self._ended.held), strict=True):
+            wait(row, address)
         self._since_ns, self.undecided = since_ns, undecided
+        return left

@@ -14,7 +14,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Collection, Hashable, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from enum import Enum
@@ -30,7 +31,8 @@ MOST_IN_ALL: Final = 98_304
 """Looked at in one look, of all processes: less than a second."""
 _CHEAP_NS: Final = 100_000_000
 _REST: Final = 10
-"""Times what a look took beyond that, until the next: many new connections hold up no other look."""
+"""Times the processor time that a look took beyond that, until the next: many new connections hold up no other look.
+How long it waited for a processor does not count: on a busy host connections would be nobody's for want of a look."""
 _LOOK_PERIOD_NS: Final = 30_000_000_000
 _LINK: Final = re.compile(r"socket:\[([0-9]{1,10})\]")
 _GONE: Final = frozenset({errno.ENOENT, errno.ESRCH})
@@ -142,9 +144,11 @@ def _descriptors_of(procfs: Path, pid: int) -> tuple[set[int], list[str]]:
 class SocketOwners:
     """Maps given sockets to given processes."""
 
-    def __init__(self, procfs: Path, clock: Clock) -> None:
+    def __init__(self, procfs: Path, clock: Clock, *, spent_ns: Callable[[], int] = time.thread_time_ns) -> None:
+        """`spent_ns`: the processor time that this thread has had."""
         self._procfs = procfs
         self._clock = clock
+        self._spent_ns = spent_ns
         self._pids: frozenset[int] = frozenset()
         self._owners: dict[int, Holder] = {}
         self._others: set[int] = set()
@@ -171,9 +175,10 @@ class SocketOwners:
         if due and now_ns >= self._rests_until_ns:
             self._pids = wanted
             self._looked_ns = now_ns
+            began_ns = self._spent_ns()
             self._read_owners(listed)
-            took_ns = self._clock.monotonic_ns() - now_ns
-            self._rests_until_ns = now_ns + took_ns + _REST * max(0, took_ns - _CHEAP_NS)
+            spent_ns = self._spent_ns() - began_ns
+            self._rests_until_ns = self._clock.monotonic_ns() + _REST * max(0, spent_ns - _CHEAP_NS)
         self._owners = {inode: holder for inode, holder in self._owners.items() if inode in listed}
         return {inode: holder for inode, holder in self._owners.items() if holder.pid in wanted}
 
@@ -203,7 +208,7 @@ class _Look:
     found: Mapping[int, Holder]
     missed: Mapping[int, bool]
     """Sockets that were not found, and whether all processes were looked at."""
-    took_ns: int
+    spent_ns: int
     ended_ns: int
 
 
@@ -215,11 +220,21 @@ class HostSockets:
     descriptors hides his own sockets and no others.
     """
 
-    def __init__(self, procfs: Path, clock: Clock, aside: Executor, *, every_process: bool) -> None:
+    def __init__(
+        self,
+        procfs: Path,
+        clock: Clock,
+        aside: Executor,
+        *,
+        every_process: bool,
+        spent_ns: Callable[[], int] = time.thread_time_ns,
+    ) -> None:
         """`aside` runs looks, one at a time; the caller shuts it down.
 
-        `every_process`: this /proc shows all processes of the host (`shows_every_process`).
+        `every_process`: this /proc shows all processes of the host (`shows_every_process`).  `spent_ns`: the processor
+        time that a thread has had.
         """
+        self._spent_ns = spent_ns
         self._procfs = procfs
         self._clock = clock
         self._aside = aside
@@ -280,10 +295,10 @@ class HostSockets:
         found, missed = {**self._found, **look.found}, {**self._missed, **look.missed}
         self._found = {inode: holder for inode, holder in found.items() if inode in listed}
         self._missed = {inode: whole for inode, whole in missed.items() if inode in listed and inode not in self._found}
-        self._rests_until_ns = look.ended_ns + _REST * max(0, look.took_ns - _CHEAP_NS)
+        self._rests_until_ns = look.ended_ns + _REST * max(0, look.spent_ns - _CHEAP_NS)
 
     def _look(self, wanted: Mapping[int, int], *, everyone: bool) -> _Look:
-        began_ns = self._clock.monotonic_ns()
+        began_ns = self._spent_ns()
         by_user: dict[int, list[int]] = {}
         for pid in process_ids(self._procfs):
             if (user := _user_of(self._procfs, pid)) is not None:
@@ -295,8 +310,7 @@ class HostSockets:
             # Of another user's process: a socket that was handed over, or one whose process changed its user since.
             whole &= self._look_at([pids for user, pids in by_user.items() if user not in users], left, found)
         missed = dict.fromkeys(left, everyone and whole and self._every_process)
-        ended_ns = self._clock.monotonic_ns()
-        return _Look(found, missed, ended_ns - began_ns, ended_ns)
+        return _Look(found, missed, self._spent_ns() - began_ns, self._clock.monotonic_ns())
 
     def _look_at(self, groups: Collection[Collection[int]], left: dict[int, int], found: dict[int, Holder]) -> bool:
         """Look for sockets at groups of processes, and move what is found from `left`; whether all were looked at."""

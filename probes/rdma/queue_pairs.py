@@ -48,6 +48,7 @@ _PID: Final = 28
 _KERNEL_NAME: Final = 29
 _CM_ID: Final = 30
 _CM_ID_ENTRY: Final = 31
+_SOURCE: Final = 33
 _DESTINATION: Final = 34
 _COUNTED_RESOURCE: Final = 75
 _COUNTER: Final = 77
@@ -71,6 +72,7 @@ _STATES: Final = ("RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR")
 MOST_QUEUE_PAIRS: Final = 65_536
 """Of one host: a job has some for each pair of ranks and rail, and whoever may open a device may make thousands."""
 _ADDRESS: Final = struct.Struct("=H")
+_SERVICE: Final = struct.Struct(">H")
 _IPV4: Final = slice(4, 8)
 _IPV6: Final = slice(8, 24)
 """Of sockaddr_in and sockaddr_in6."""
@@ -97,6 +99,8 @@ class QueuePair:
     """What in the kernel made it: `ib_core`, `nvme_rdma`, …; empty: a process did."""
     remote_address: str = ""
     """IP address of the other end, where rdma_cm connected it."""
+    services: tuple[int, ...] = ()
+    """Ports of rdma_cm at its own end and the other one, where that connected it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,17 @@ def _optional(netlink: RdmaNetlink, kind: int, device_index: int, about: bytes =
         raise
 
 
-def parse_queue_pairs(datagrams: list[bytes], device: str, addresses: dict[int, str]) -> list[QueuePair]:
+@dataclass(frozen=True, slots=True)
+class CmConnection:
+    """What rdma_cm knows of a connection."""
+
+    remote_address: str
+    """IP address of the other end."""
+    services: tuple[int, ...]
+    """Ports of both ends."""
+
+
+def parse_queue_pairs(datagrams: list[bytes], device: str, addresses: dict[int, CmConnection]) -> list[QueuePair]:
     """The queue pairs in the answer to RDMA_NLDEV_CMD_RES_QP_GET; `addresses` as of `parse_connections`.
 
     Raises:
@@ -157,17 +171,19 @@ def parse_queue_pairs(datagrams: list[bytes], device: str, addresses: dict[int, 
     return [_queue_pair(entry, device, addresses) for entry in _entries(datagrams, NLDEV_RES_QP_GET, _QP, _QP_ENTRY)]
 
 
-def parse_connections(datagrams: list[bytes]) -> dict[int, str]:
-    """The remote IP address of each queue pair, by number, in the answer to RDMA_NLDEV_CMD_RES_CM_ID_GET.
+def parse_connections(datagrams: list[bytes]) -> dict[int, CmConnection]:
+    """What rdma_cm connected, by the number of the queue pair, in the answer to RDMA_NLDEV_CMD_RES_CM_ID_GET.
 
     Raises:
         MalformedNetlink: a message is cut short.
     """
-    found: dict[int, str] = {}
+    found: dict[int, CmConnection] = {}
     for entry in _entries(datagrams, NLDEV_RES_CM_ID_GET, _CM_ID, _CM_ID_ENTRY):
         told = dict(attributes(entry))
-        if _LOCAL_NUMBER in told and (address := _ip_address(told.get(_DESTINATION, memoryview(b"")))):
-            found[number_of(told[_LOCAL_NUMBER])] = address
+        ends = [told.get(end, memoryview(b"")) for end in (_SOURCE, _DESTINATION)]
+        if _LOCAL_NUMBER in told and (address := _ip_address(ends[1])):
+            services = tuple(_SERVICE.unpack_from(end, _ADDRESS.size)[0] for end in ends if _ip_address(end))
+            found[number_of(told[_LOCAL_NUMBER])] = CmConnection(address, services)
     return found
 
 
@@ -218,12 +234,13 @@ def _entries(datagrams: list[bytes], wanted: int, table: int, entry: int) -> Ite
                     yield from (inner for kind, inner in attributes(value) if kind == entry)
 
 
-def _queue_pair(entry: memoryview, device: str, addresses: dict[int, str]) -> QueuePair:
+def _queue_pair(entry: memoryview, device: str, addresses: dict[int, CmConnection]) -> QueuePair:
     told = dict(attributes(entry))
     if not {_LOCAL_NUMBER, _TYPE, _STATE} <= told.keys() or not told[_TYPE] or not told[_STATE]:
         raise MalformedNetlink("netlink: a queue pair without number, type or state")
     number, code, state = number_of(told[_LOCAL_NUMBER]), told[_TYPE][0], told[_STATE][0]
     kind = _TYPES.get(code, f"type_{code}")
+    connection = addresses.get(number)
     remote = number_of(told[_REMOTE_NUMBER]) if _REMOTE_NUMBER in told else None
     return QueuePair(
         device=device,
@@ -234,7 +251,8 @@ def _queue_pair(entry: memoryview, device: str, addresses: dict[int, str]) -> Qu
         state=_STATES[state] if state < len(_STATES) else f"state_{state}",
         thread=(number_of(told[_PID]) or None) if _PID in told else None,
         kernel_user=text_of(told[_KERNEL_NAME]) if _KERNEL_NAME in told else "",
-        remote_address=addresses.get(number, ""),
+        remote_address=connection.remote_address if connection is not None else "",
+        services=connection.services if connection is not None else (),
     )
 
 

@@ -61,10 +61,14 @@ def test_each_owner_of_two_shared_rails_gets_what_it_moved(two_hosts: Fabric, do
     for host, direction in ((0, "transmit"), (1, "receive")):
         for owner, (rail, moved) in truth.items():
             ledger = shown[host, rail, direction]
-            assert ledger.owners[owner] == pytest.approx(moved, rel=WITHIN), (host, rail, owner, ledger)
+            # A machine that is busy lets the kernel send again what has long arrived, which no receiver counts.
+            again = shown[0, rail, "transmit"].origins["retransmission"]
+            room = WITHIN * ledger.bytes + again
+            assert ledger.owners[owner] == pytest.approx(moved, abs=WITHIN * moved + again), (host, rail, owner, ledger)
             others = sum(ledger.owners.get(one, 0) for one in ledger.owners if one not in (owner, "nccl"))
-            assert others < WITHIN * ledger.bytes, (host, rail, owner, ledger)
+            assert others < room, (host, rail, owner, ledger, again)
             nccl = ledger.owners["nccl"]
-            assert nccl == pytest.approx(ledger.bytes - moved, abs=WITHIN * ledger.bytes), (host, rail, ledger)
-    assert shown[0, 1, "transmit"].origins["transfer"] == pytest.approx(MESSAGES * MESSAGE_BYTES, rel=WITHIN)
-    assert shown[0, 1, "transmit"].origins["foreign"] < WITHIN * shown[0, 1, "transmit"].bytes
+            assert nccl == pytest.approx(ledger.bytes - moved, abs=room), (host, rail, ledger, again)
+    sent = shown[0, 1, "transmit"]
+    assert sent.origins["transfer"] == pytest.approx(MESSAGES * MESSAGE_BYTES, rel=WITHIN)
+    assert sent.origins["foreign"] < WITHIN * sent.bytes

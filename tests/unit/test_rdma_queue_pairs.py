@@ -23,6 +23,7 @@ from railscope.probes.rdma.queue_pairs import (
     NLDEV_RES_CM_ID_GET,
     NLDEV_RES_QP_GET,
     BoundCounter,
+    CmConnection,
     QueuePair,
     QueuePairReading,
     parse_bound_counters,
@@ -105,11 +106,12 @@ def test_the_kernels_own_are_told_by_name() -> None:
 
 
 def connection(local: int, family: int, address: bytes) -> bytes:
-    where = struct.pack("=H", family) + struct.pack("!H", 4791)
-    where += (bytes(4) if family == socket.AF_INET6 else b"") + address
-    return attribute(
-        31, number(21, local) + number(32, 0x0106) + attribute(34, where.ljust(128, b"\0")) + number(28, 9)
-    )
+    def end(port: int) -> bytes:
+        where = struct.pack("=H", family) + struct.pack("!H", port)
+        return (where + (bytes(4) if family == socket.AF_INET6 else b"") + address).ljust(128, b"\0")
+
+    ends = attribute(33, end(20_049)) + attribute(34, end(4791))
+    return attribute(31, number(21, local) + number(32, 0x0106) + ends + number(28, 9))
 
 
 def test_who_was_connected_by_rdma_cm_has_the_address_of_its_other_end() -> None:
@@ -118,8 +120,10 @@ def test_who_was_connected_by_rdma_cm_has_the_address_of_its_other_end() -> None
     other = connection(79, 27, bytes(16))
     listening = attribute(31, number(32, 0x0106) + number(28, 9))
     found = parse_connections([table(NLDEV_RES_CM_ID_GET, 30, four, six, other, listening)])
-    assert found == {77: "10.1.2.3", 78: "fd00::7"}
-    assert parse_queue_pairs(queue_pairs(CONNECTED), "mlx5_0", found) == [replace(CONNECTED, remote_address="10.1.2.3")]
+    assert found == {77: CmConnection("10.1.2.3", (20_049, 4791)), 78: CmConnection("fd00::7", (20_049, 4791))}
+    assert parse_queue_pairs(queue_pairs(CONNECTED), "mlx5_0", found) == [
+        replace(CONNECTED, remote_address="10.1.2.3", services=(20_049, 4791))
+    ]
 
 
 def test_counters_that_somebody_bound_come_with_their_queue_pairs() -> None:

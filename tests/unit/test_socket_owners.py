@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from railscope.agent.facts.traffic_owners import NAMED_LIBRARIES, TrafficOwner
-from railscope.agent.node.attribution.parties import Parties, owner_of, owner_of_party, party
+from railscope.agent.node.attribution.parties import Parties, Unlooked, owner_of, owner_of_party, party
 from railscope.probes.libraries.communication import NO_LIBRARY, CommunicationLibrary
 from railscope.probes.netdev.connection_accounts import Party
 from railscope.probes.netdev.tcp_counters import TcpCounters
@@ -53,7 +53,8 @@ class Later(AtOnce):
 
 
 def host(procfs: Path, clock: SteppedClock, *, every_process: bool = True) -> HostSockets:
-    return HostSockets(procfs, clock, AtOnce(), every_process=every_process)
+    """On a simulated clock all time is spent."""
+    return HostSockets(procfs, clock, AtOnce(), every_process=every_process, spent_ns=clock.monotonic_ns)
 
 
 def test_how_a_process_waits_for_its_sockets_is_told_by_its_epoll_sets() -> None:
@@ -97,9 +98,11 @@ def test_a_socket_belongs_to_the_one_library_that_can_have_opened_it(
     mapped: set[CommunicationLibrary], polled: Polled, owner: TrafficOwner
 ) -> None:
     assert owner_of(frozenset(mapped), polled) is owner
-    parties = Parties({7: frozenset(mapped)}.get)
+    looked_at: dict[int, frozenset[CommunicationLibrary] | Unlooked] = {7: frozenset(mapped), 8: Unlooked.YET}
+    parties = Parties(lambda pid: looked_at.get(pid, Unlooked.NEVER))
     assert parties.party_of(Holder(7, polled), False, (1, 2)) == party(owner)
     assert parties.party_of(Holder(8, polled), False, (1, 2)) is None, "it was not looked at yet"
+    assert parties.party_of(Holder(9, polled), False, (1, 2)) == party(TrafficOwner.UNKNOWN)
 
 
 def test_every_library_is_an_owner_and_every_party_tells_its_own() -> None:

@@ -327,7 +327,7 @@ def test_after_a_look_that_took_long_the_next_is_put_off(tmp_path: Path) -> None
     for pid in (10, 11):
         process(tmp_path, pid, f"socket:[{pid}]")
     clock = SteppedClock(cost_ns=1_000_000_000)
-    owners = SocketOwners(tmp_path, clock)
+    owners = SocketOwners(tmp_path, clock, spent_ns=clock.monotonic_ns)
     assert owners.owners({10}, [10, 11]) == {10: 10}
     for _ in range(7):
         assert owners.owners({11}, [10, 11]) == {}

@@ -23,6 +23,7 @@ from railscope.agent.facts.traffic_owners import TrafficOwner
 from railscope.agent.node.attribution.explained import DirectionWire, RailWire, divide_in_proportion
 from railscope.agent.node.attribution.ledger import NO_SOCKETS, Account, Evidence, HeaderSizes, Sockets
 from railscope.agent.node.attribution.parties import owner_of_party
+from railscope.agent.node.attribution.queue_pair_owners import NO_CLAIMS, PortClaims
 from railscope.agent.node.sampling.state import DeviceTotals
 
 _MOST_WIRE_FACTOR: Final = 2.0
@@ -63,6 +64,8 @@ class PortAndConnections:
     """How long reading took, as a part of the time between two readings."""
     fresh: bool
     """Whether the last reading worked, so that another will follow."""
+    reading: int | None = None
+    """Its number; None: not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ class RailEvidence:
 
 
 def port_and_connections(
-    counted: DeviceTotals, *, skew: float, undecided: tuple[int, int] = (0, 0)
+    counted: DeviceTotals, *, skew: float, undecided: tuple[int, int] = (0, 0), reading: int | None = None
 ) -> PortAndConnections:
     """Port bytes, and those of connections, from the totals of `railscope.probes.netdev.tcp_counters`.
 
@@ -115,6 +118,7 @@ def port_and_connections(
         ),
         skew=skew,
         fresh=counted.present,
+        reading=reading,
     )
 
 
@@ -193,6 +197,7 @@ def evidence_of(
             sent.undecided_bytes if not closing else 0,
             skew=skew,
             closing=closing,
+            reading=together.reading if together is not None else None,
         ),
         Evidence(
             receive_bytes,
@@ -204,6 +209,7 @@ def evidence_of(
             undecided_bytes=received.undecided_bytes if not closing else 0,
             skew=skew,
             closing=closing,
+            reading=together.reading if together is not None else None,
         ),
     )
 
@@ -219,12 +225,15 @@ def rdma_evidence(
     complete: bool,
     infiniband: bool,
     in_network: bool,
+    claims: PortClaims = NO_CLAIMS,
+    undecided: tuple[int, int] = (0, 0),
 ) -> RailEvidence:
-    """What an RDMA port tells of whose its bytes were, which is nothing of processes.
+    """What an RDMA port and its queue pairs tell of whose its bytes were.
 
-    `in_network`: collectives run in the switches, whose bytes NCCL does not hand over.
+    `in_network`: collectives run in the switches, whose bytes NCCL does not hand over.  `undecided`: what the port
+    sent and received since bound counters were read last.
     """
-    headers = INFINIBAND_HEADERS if infiniband else ROCE_HEADERS
+    headers = rdma_headers(infiniband=infiniband)
     sent_again = sum(counters.get(name, 0) for name in _SENT_AGAIN)
     got_again = sum(counters.get(name, 0) for name in _GOT_AGAIN)
     return RailEvidence(
@@ -238,6 +247,9 @@ def rdma_evidence(
             headers=headers,
             retransmitted_packets=sent_again,
             offload_bytes=transmit_bytes if in_network else 0,
+            others=claims.sent,
+            claimants=claims.claimants,
+            undecided_bytes=undecided[0],
         ),
         Evidence(
             receive_bytes,
@@ -246,8 +258,16 @@ def rdma_evidence(
             headers=headers,
             retransmitted_packets=got_again,
             offload_bytes=receive_bytes if in_network else 0,
+            others=claims.received,
+            claimants=claims.claimants,
+            undecided_bytes=undecided[1],
         ),
     )
+
+
+def rdma_headers(*, infiniband: bool) -> HeaderSizes:
+    """Of a packet of an RDMA port."""
+    return INFINIBAND_HEADERS if infiniband else ROCE_HEADERS
 
 
 _SENT_PACKETS: Final = ("port_xmit_packets", "tx_pkts", "rdma_tx_packets", "sent_pkts")

@@ -23,7 +23,8 @@ since, in proportion to what each lacks.  So an error heals with the next traffi
 before silence stays.
 
 **Bytes that wait.**  Who holds a new connection is known a moment later.  Until then what nothing else explains is in
-no class, as far as such connections may have carried it.
+no class, as far as such connections may have carried it.  Nor is, for some readings, anything that nothing explains:
+its class would keep it, and a connection that is not accepted yet, or not found, is counted from its beginning later.
 
 **How many packets carried it.**  Some devices count a packet of 64 KiB that is cut up behind them as one (veth, virtio
 and others), most count what leaves them.  Where observed connections alone have more segments than the port has
@@ -52,6 +53,8 @@ _SMALL_PACKET_BYTES: Final = 64
 """What a packet may carry where a device takes large ones, on average over those of others."""
 _MATTERS: Final = 64
 """Less than this part of all bytes does not change which evidence counts."""
+_READINGS: Final = 4
+"""For as many what nothing explains has to stay so before it is nobody's: connections are counted later than ports."""
 _MARGIN: Final = 20
 """Totals that are read one after the other may differ by this part of them, …"""
 _MARGIN_SEGMENTS: Final = 2_000
@@ -120,6 +123,10 @@ class Evidence:
     """Part of the port's bytes since the moment before that another counter may not have seen, or seen twice."""
     closing: bool = False
     """Connections may have sent more than `sockets` says: no more evidence of them will come."""
+    reading: int | None = None
+    """Number of the reading of port and connections; None: it is not known when there is a new one."""
+    claimants: frozenset[TrafficOwner] = frozenset({TrafficOwner.UNKNOWN})
+    """Where `sockets` is None: who may have moved what nothing else explains, at present."""
 
 
 Class = tuple[TrafficOwner, Origin]
@@ -155,6 +162,10 @@ class _Sums:
     """The most that connections were seen to carry beyond what collectives explained by then."""
     early_bytes: int = 0
     """The most of what was handed over that the port may have sent before it was first read."""
+    rest_bytes: int = 0
+    """The most that nothing explained where connections are not known."""
+    claimed: dict[TrafficOwner, int] = field(default_factory=dict)
+    """By how much that grew while an owner alone had a claim to it."""
     large_packets: bool = False
     """The port counts packets larger than a link carries."""
 
@@ -187,6 +198,8 @@ class Account:
         self._given: dict[Class, int] = {}
         self._waiting_bytes = 0
         """Of the port, in no class yet."""
+        self._nobodys: dict[int, int] = {}
+        """By number of a reading, what nothing explained then; the last ones."""
         self._begun: tuple[int, int] | None = None
         """Bytes handed over and expected, before the first evidence."""
         self.ledger = DirectionLedger({}, None)
@@ -243,12 +256,23 @@ class Account:
         classes = self._classes(split, first, evidence)
         growth += self._waiting_bytes
         unknown = TrafficOwner.UNKNOWN, Origin.FOREIGN
-        self._waiting_bytes = min(
-            growth, evidence.undecided_bytes, max(0, classes.get(unknown, 0) - self._given.get(unknown, 0))
-        )
+        nobodys = classes.get(unknown, 0)
+        held_back = max(evidence.undecided_bytes, nobodys - self._lasting(nobodys, evidence))
+        self._waiting_bytes = min(growth, held_back, max(0, nobodys - self._given.get(unknown, 0)))
         _add(classes, unknown, -self._waiting_bytes)
         self._distribute(classes, split.uncertain_bytes, growth - self._waiting_bytes)
         return self.ledger
+
+    def _lasting(self, nobodys_bytes: int, evidence: Evidence) -> int:
+        """What nothing explained at any of the last readings: at least so much is nobody's."""
+        if evidence.reading is None or evidence.closing:
+            self._nobodys.clear()
+            return nobodys_bytes
+        self._nobodys.pop(evidence.reading, None)
+        self._nobodys[evidence.reading] = nobodys_bytes
+        while len(self._nobodys) > _READINGS:
+            del self._nobodys[next(iter(self._nobodys))]
+        return min(self._nobodys.values()) if len(self._nobodys) == _READINGS else 0
 
     def _add_collectives(self, last: Evidence, evidence: Evidence, growth: int) -> None:
         sums = self._sums
@@ -331,6 +355,14 @@ class Account:
         found = _classes_of_observed(split, own, evidence, first)
         others = {owner: _since(first.others.get(owner), sockets) for owner, sockets in evidence.others.items()}
         left = split.foreign
+        if (counted := others.pop(TrafficOwner.NCCL, None)) is not None and evidence.sockets is None:
+            # Of queue pairs: what their counters have beyond the collectives.
+            known = split.collective + split.overhead + split.retransmission
+            unseen = min(left, max(0, counted.payload_bytes + counted.header_bytes - known))
+            _add(found, (TrafficOwner.NCCL, Origin.UNSEEN), unseen)
+            left -= unseen
+        elif counted is not None:
+            others[TrafficOwner.NCCL] = counted
         room = left
         if self._sums.large_packets and evidence.packets is not None and split.overhead:
             # Headers of packets that the port counted, beyond those of observed processes.
@@ -347,8 +379,35 @@ class Account:
                 named = owner in NAMED_LIBRARIES
                 _add(found, (owner, origin if named else Origin.FOREIGN), share)
             left -= together if wanted else 0
-        _add(found, (TrafficOwner.UNKNOWN, Origin.FOREIGN), left)
+        if evidence.sockets is not None:
+            _add(found, (TrafficOwner.UNKNOWN, Origin.FOREIGN), left)
+            return found
+        packets = max(0, (evidence.packets or 0) - (first.packets or 0))
+        known_headers = sum(count for (_owner, origin), count in found.items() if origin is Origin.OVERHEAD)
+        headers = min(left, max(0, packets * evidence.headers.usual - known_headers))
+        self._divide_rest(found, left, headers, evidence)
         return found
+
+    def _divide_rest(self, found: dict[Class, int], rest: int, headers: int, evidence: Evidence) -> None:
+        """Give what nothing explains to who alone may have moved it, for as long as that was so.
+
+        `headers`: how much of it are headers.
+        """
+        sums = self._sums
+        grown = max(0, rest - sums.rest_bytes)
+        sums.rest_bytes += grown
+        claimants = evidence.claimants
+        if sums.exact and evidence.handed_over_bytes is not None and len(claimants) > 1:
+            claimants -= {TrafficOwner.NCCL}  # what it moved is known
+        owner = next(iter(claimants)) if len(claimants) == 1 else TrafficOwner.UNKNOWN
+        sums.claimed[owner] = sums.claimed.get(owner, 0) + grown
+        for one, share in zip(sums.claimed, divide_in_proportion(rest, list(sums.claimed.values())), strict=True):
+            if one in NAMED_LIBRARIES:
+                overhead = _part(headers, share, rest, share)
+                _add(found, (one, Origin.OVERHEAD), overhead)
+                _add(found, (one, Origin.TRANSFER), share - overhead)
+            else:
+                _add(found, (one, Origin.UNSEEN if one is TrafficOwner.NCCL else Origin.FOREIGN), share)
 
     def _distribute(self, wanted: Mapping[Class, int], uncertain_bytes: int, growth: int) -> None:
         given = self._given

@@ -18,6 +18,7 @@ and 6789).
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from typing import Final
 
 from railscope.agent.facts.traffic_owners import TrafficOwner
@@ -35,8 +36,25 @@ _OWN: Final = "own_"
 _OWN_PARTIES: Final = frozenset({TrafficOwner.NCCL, TrafficOwner.TCP_OTHER, TrafficOwner.UNKNOWN})
 
 Mapped = frozenset[CommunicationLibrary]
-MappedBy = Callable[[int], Mapped | None]
-"""What a process maps, by pid; None: it was not looked at."""
+
+
+class Unlooked(Enum):
+    """Why it is not known what a process maps."""
+
+    YET = "yet"
+    """It is going to be looked at."""
+    NEVER = "never"
+    """It is none of those that this agent looks at, or has gone."""
+
+
+MappedBy = Callable[[int], Mapped | Unlooked]
+"""What a process maps, by pid."""
+
+
+def not_looked_at(pid: int) -> Unlooked:
+    """A `MappedBy` of who looks at no process."""
+    del pid
+    return Unlooked.NEVER
 
 
 class Parties:
@@ -50,8 +68,10 @@ class Parties:
         if holder.pid is None:
             return party(TrafficOwner.STORAGE if STORAGE_PORTS.intersection(ports) else TrafficOwner.TCP_OTHER)
         mapped = self._mapped_by(holder.pid)
-        if mapped is None:
-            return party(TrafficOwner.UNKNOWN, observed=True) if observed else None
+        if mapped is Unlooked.YET:
+            return None
+        if isinstance(mapped, Unlooked):
+            return party(TrafficOwner.UNKNOWN, observed=observed)
         return party(owner_of(mapped, holder.polled), observed=observed)
 
 
@@ -71,8 +91,7 @@ def owner_of(mapped: Mapped, polled: Polled) -> TrafficOwner:
     nccl = CommunicationLibrary.NCCL in mapped
     if nccl and polled is Polled.NOT:
         return TrafficOwner.NCCL
-    others = mapped - {CommunicationLibrary.NCCL}
-    others -= {below for above, below in _BELOW.items() if above in others}
+    others = libraries_above(mapped) - {CommunicationLibrary.NCCL}
     if others != {CommunicationLibrary.GLOO}:
         others -= {CommunicationLibrary.GLOO}
     elif nccl:
@@ -83,3 +102,8 @@ def owner_of(mapped: Mapped, polled: Polled) -> TrafficOwner:
     if len(others) > 1 or (nccl and mpi and polled is Polled.BY_NUMBER):
         return TrafficOwner.UNKNOWN
     return TrafficOwner(next(iter(others)).value)
+
+
+def libraries_above(mapped: Mapped) -> Mapped:
+    """Without those that another one sends through, which owns the bytes."""
+    return mapped - {below for above, below in _BELOW.items() if above in mapped}

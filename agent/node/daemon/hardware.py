@@ -14,7 +14,8 @@ from railscope.agent.config.options import Config
 from railscope.agent.facts.snapshot import CollectorResult, NodeCondition, NodeFabric, NodeGpus, RailFacts
 from railscope.agent.model.expected import ExpectedBytes
 from railscope.agent.node.attribution.evidence import HandedBytes
-from railscope.agent.node.attribution.parties import MappedBy
+from railscope.agent.node.attribution.parties import MappedBy, not_looked_at
+from railscope.agent.node.attribution.queue_pair_owners import QueuePairOwners
 from railscope.agent.node.condition import watch as condition
 from railscope.agent.node.fabric.neighbours import Neighbours
 from railscope.agent.node.fabric.queue_pairs import QueuePairs, ask_kernel
@@ -31,6 +32,7 @@ from railscope.agent.node.targets.processes import Description
 from railscope.probes.clock import Clock
 from railscope.probes.netdev.events import LinkEvents
 from railscope.probes.processes.namespaces import NamespaceError, NetworkNamespace, network_namespace
+from railscope.probes.processes.socket_owners import shows_every_process
 
 _log = logging.getLogger("railscope.hardware")
 
@@ -47,7 +49,7 @@ class Hardware:
         clock: Clock,
         on_reading: OnReading | None,
         *,
-        mapped_by: MappedBy = lambda _pid: None,
+        mapped_by: MappedBy = not_looked_at,
     ) -> None:
         """`on_reading` is called with every reading of byte counters.
 
@@ -67,6 +69,7 @@ class Hardware:
             awaits_connections="tcp" in config.collectors and not self.simulated,
             own_severities=own_severities,
         )
+        self._queue_pairs = QueuePairOwners(mapped_by, sees_everyone=lambda: shows_every_process(config.procfs))
         self._rdma: RdmaRails | None = None
         if "rdma" in config.collectors:
             self._rdma = RdmaRails(
@@ -78,6 +81,7 @@ class Hardware:
                 on_reading=on_reading,
                 own_severities=own_severities,
                 excluded=config.excluded_counters,
+                queue_pairs=self._queue_pairs,
             )
         self._ethernet: EthernetWatch | None = None
         wanted = {name: name in config.collectors for name in ("ethtool", "qdisc", "tcp")}
@@ -229,6 +233,7 @@ class Hardware:
                 self._condition.add_gpu_events(self._nvlink.take_events())
         if self._fabric is not None:
             self._fabric.set_ports(watched.ports, has_rdma=self._rdma is not None and self._rdma.has_ports)
+            self._queue_pairs.update(self._fabric.facts().queue_pairs)
 
     def _watched_hardware(self) -> condition.Hardware:
         """Whose condition matters: devices of rails, and GPUs; ports in the agent's own network namespace."""

@@ -25,6 +25,7 @@ from railscope.agent.facts.snapshot import AttachedProbe, CollectorResult, NodeC
 from railscope.agent.facts.stall import Stall
 from railscope.agent.facts.transfers import NodeTransfers
 from railscope.agent.node.attribution.evidence import NOT_OBSERVED, HandedBytes
+from railscope.agent.node.attribution.parties import Unlooked
 from railscope.agent.node.collectives.collectives import Collectives
 from railscope.agent.node.collectives.watched import WatchedTable
 from railscope.agent.node.completion.completion import Completion, InternalPrograms
@@ -53,7 +54,7 @@ from railscope.agent.node.targets.rank_processes import RankProcesses, UserNames
 from railscope.agent.node.targets.unjoined import unjoined_processes
 from railscope.agent.node.transfers.watch import TransferWatch
 from railscope.probes.clock import Clock
-from railscope.probes.libraries.communication import CommunicationLibrary
+from railscope.probes.libraries.communication import NO_LIBRARY, CommunicationLibrary
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.functions.internals import Level
@@ -331,9 +332,15 @@ class NcclObserver:
         """Those that were found, probed or not."""
         return self._libraries.libraries
 
-    def communication_of(self, pid: int) -> frozenset[CommunicationLibrary] | None:
+    def communication_of(self, pid: int) -> frozenset[CommunicationLibrary] | Unlooked:
         """See `Libraries.communication_of`.  Safe from any thread."""
-        return self._libraries.communication_of(pid)
+        if pid == os.getpid():
+            return NO_LIBRARY
+        known = self._libraries.communication_of(pid)
+        if known is not None:
+            return known
+        identity = identity_of(self._config.procfs, pid)
+        return Unlooked.YET if identity is not None and self._wanted(identity) else Unlooked.NEVER
 
     @property
     def living(self) -> int:

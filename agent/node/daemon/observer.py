@@ -17,6 +17,7 @@ from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.facts.rank_process import RankProcess
 from railscope.agent.facts.snapshot import AgentHealth, NodeIdentity, Snapshot
 from railscope.agent.node.attribution.evidence import NOT_OBSERVED
+from railscope.agent.node.attribution.parties import Unlooked
 from railscope.agent.node.daemon.hardware import Hardware
 from railscope.agent.node.daemon.kept_totals import KeptTotals
 from railscope.agent.node.daemon.loop_lateness import LoopLateness
@@ -83,9 +84,9 @@ class Observer:
                 entered_before=earlier.entered,
             )
 
-    def _mapped_by(self, pid: int) -> frozenset[CommunicationLibrary] | None:
-        """The communication libraries that a process maps; None: it was not looked at.  Safe from any thread."""
-        return self._nccl.communication_of(pid) if self._nccl is not None else None
+    def _mapped_by(self, pid: int) -> frozenset[CommunicationLibrary] | Unlooked:
+        """The communication libraries that a process maps.  Safe from any thread."""
+        return self._nccl.communication_of(pid) if self._nccl is not None else Unlooked.NEVER
 
     @property
     def in_use(self) -> bool:

@@ -130,6 +130,7 @@ def _pair(pair: QueuePair, process: int | None) -> QueuePairFacts:
         state=pair.state,
         pid=process,
         kernel_user=pair.kernel_user,
+        services=pair.services,
     )
 
 

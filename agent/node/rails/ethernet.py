@@ -25,7 +25,7 @@ from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.facts.remarks import Remark
 from railscope.agent.facts.snapshot import CollectorResult
 from railscope.agent.node.attribution.evidence import port_and_connections
-from railscope.agent.node.attribution.parties import MappedBy, Parties
+from railscope.agent.node.attribution.parties import MappedBy, Parties, not_looked_at
 from railscope.agent.node.rails.counter_rules import TABLES_ONLY, OwnSeverities
 from railscope.agent.node.rails.ethernet_facts import (
     RailEthernet,
@@ -190,7 +190,7 @@ class EthernetWatch:
         tcp: bool = True,
         own_severities: OwnSeverities = TABLES_ONLY,
         excluded: Sequence[str] = (),
-        mapped_by: MappedBy = lambda _pid: None,
+        mapped_by: MappedBy = not_looked_at,
     ) -> None:
         """`lifetime_ns`: how long facts of a namespace stay after its last process went.  `period_seconds` is that at
         which sources are read unless `tick` is told that there is time.  `mapped_by` tells the sampler's thread which
@@ -425,6 +425,7 @@ def _facts(watched: _Watched, state: SamplerState, rules: StatisticRules) -> Ite
                 carried,
                 skew=reading.duration_seconds / PERIOD_SECONDS,
                 undecided=connections.undecided.get(device, (0, 0)) if connections is not None else (0, 0),
+                reading=reading.reads,
             )
             if carried and reading
             else None,

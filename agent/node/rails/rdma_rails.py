@@ -25,8 +25,10 @@ from railscope.agent.node.attribution.evidence import (
     RailEvidence,
     RailLedgers,
     rdma_evidence,
+    rdma_headers,
 )
 from railscope.agent.node.attribution.explained import Correlator, PortTotals, RailWire
+from railscope.agent.node.attribution.queue_pair_owners import NO_CLAIMS, QueuePairOwners
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.agent.node.rails.counter_rules import TABLES_ONLY, OwnSeverities
 from railscope.agent.node.rails.gpu_affinity import MappedNic, map_rails, rdma_ports
@@ -62,8 +64,12 @@ class RdmaRails:
         on_reading: OnReading | None = None,
         own_severities: OwnSeverities = TABLES_ONLY,
         excluded: Sequence[str] = (),
+        queue_pairs: QueuePairOwners | None = None,
     ) -> None:
-        """`on_reading` is shown what the sampler reads; None: nobody asks."""
+        """`on_reading` is shown what the sampler reads; None: nobody asks.
+
+        `queue_pairs` tells whose the queue pairs of ports are, as others keep it up to date; None: it is not known.
+        """
         self._clock = clock
         self._linger_ns = LINGER_PERIODS * sample_interval_ns
         self._patterns = patterns
@@ -89,6 +95,9 @@ class RdmaRails:
         self._wire: dict[tuple[str, str], RailWire] = {}
         self._handed_over = NOT_OBSERVED
         self._ledgers = RailLedgers()
+        self._queue_pairs = queue_pairs
+        self._claimed_at: dict[tuple[int, str], tuple[int | None, int, int]] = {}
+        """By port: which reading of queue pairs was the last one, and what the port had sent and received then."""
         self._utilization = Utilization(window_ns)
 
     def start(self) -> None:
@@ -168,6 +177,15 @@ class RdmaRails:
         """What is known of where a port's bytes came from; nothing while its bytes are not known."""
         port = facts.port
         if facts.transmit_bytes is not None and facts.receive_bytes is not None:
+            infiniband = port.link_layer == "InfiniBand"
+            claims = NO_CLAIMS
+            if self._queue_pairs is not None:
+                claims = self._queue_pairs.claims(port.device, port.port, rdma_headers(infiniband=infiniband))
+            counted = facts.transmit_bytes, facts.receive_bytes
+            before = self._claimed_at.get(_key(port))
+            if before is None or before[0] != claims.read_ns:
+                before = self._claimed_at[_key(port)] = claims.read_ns, *counted
+            undecided = (counted[0] - before[1], counted[1] - before[2]) if claims.counted else (0, 0)
             yield rdma_evidence(
                 _key(port),
                 facts.transmit_bytes,
@@ -176,7 +194,9 @@ class RdmaRails:
                 self._wire.get((port.device, str(port.port))),
                 self._handed(port),
                 complete=self._handed_over.whole,
-                infiniband=port.link_layer == "InfiniBand",
+                infiniband=infiniband,
+                claims=claims,
+                undecided=undecided,
                 in_network=self._handed_over.in_network,
             )
 

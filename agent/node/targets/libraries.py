@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -55,6 +55,9 @@ LINGER_NS: Final = 60_000_000_000
 """How long probes stay on a library that nobody maps any more."""
 TENANTS_SHARE: Final = 64
 """Of the libraries that the programs have room for, so many are one tenant's at most where others may want some."""
+_REMEMBERED_NS: Final = 10_000_000_000
+_MOST_REMEMBERED: Final = 1_024
+"""Processes that have ended of which it is known a while longer what they mapped: their connections end with them."""
 _CROWD: Final = 64
 """Processes that map a library; fewer are all looked at, and waited for, before the agent says that it is ready."""
 _DELETED: Final = " (deleted)"
@@ -198,6 +201,8 @@ class Libraries:
         self._looked: dict[ProcessIdentity, _Mapper] = {}
         self._communication: dict[int, tuple[ProcessIdentity, frozenset[CommunicationLibrary]]] = {}
         """By pid, of every process that was looked at; read by other threads too."""
+        self._remembered: OrderedDict[int, tuple[int, frozenset[CommunicationLibrary]]] = OrderedDict()
+        """By pid, of those that have ended: until when it counts, and what they mapped."""
         self.errors: tuple[str, ...] = ()
         """What went wrong in the last scan, one line each."""
         self.unfinished = False
@@ -232,7 +237,7 @@ class Libraries:
         for gone in self._looked.keys() - survey.living:
             del self._looked[gone]
         for pid in [pid for pid, (identity, _) in self._communication.items() if identity not in survey.living]:
-            del self._communication[pid]
+            self._remember(pid)
         self._drop_overwritten(self.libraries, this)
         for number, identity in enumerate(survey.due):
             spent = number > 0 and budget_ns is not None and self._clock.monotonic_ns() - began_ns >= budget_ns
@@ -265,9 +270,16 @@ class Libraries:
         return next((file for file in looked.files if self._by_file.get(file) == library), None) if looked else None
 
     def communication_of(self, pid: int) -> frozenset[CommunicationLibrary] | None:
-        """The communication libraries that a process maps; None: it was not looked at (yet).  Safe from any thread."""
-        known = self._communication.get(pid)
-        return known[1] if known is not None else None
+        """The communication libraries that a process maps, or mapped until it ended; safe from any thread.
+
+        None: it was not looked at (yet), or has mapped something since.
+        """
+        if (known := self._communication.get(pid)) is not None:
+            return known[1]
+        remembered = self._remembered.get(pid)
+        if remembered is None or self._clock.monotonic_ns() >= remembered[0] or identity_of(self._procfs, pid):
+            return None
+        return remembered[1]
 
     @property
     def change_fd(self) -> int | None:
@@ -285,13 +297,20 @@ class Libraries:
         """Forget a mapper; the probes linger."""
         self._looked.pop(identity, None)
         if self._communication.get(identity.pid, (None,))[0] == identity:
-            del self._communication[identity.pid]
+            self._remember(identity.pid)
         for library in list(self._libraries.values()):
             self._forget(library, identity)
+
+    def _remember(self, pid: int) -> None:
+        self._remembered.pop(pid, None)
+        self._remembered[pid] = self._clock.monotonic_ns() + _REMEMBERED_NS, self._communication.pop(pid)[1]
+        if len(self._remembered) > _MOST_REMEMBERED:
+            self._remembered.popitem(last=False)
 
     def rescan_process(self, identity: ProcessIdentity) -> None:
         """A mapper executes another program: what that maps is found anew, and until the next scan no probe is lost."""
         self._looked.pop(identity, None)
+        self._communication.pop(identity.pid, None)
         for library in self._libraries.values():
             self._forget(library, identity)
 
@@ -355,6 +374,8 @@ class Libraries:
         try:
             sighting: Sighting = self._inspection.ask(tenant, Look(str(self._procfs), identity.pid)).answer
         except NotYet:
+            # What it mapped before tells nothing of a socket that it may have opened since.
+            self._communication.pop(identity.pid, None)
             return False
         except Refused:  # it has gone
             return True

@@ -1,0 +1,183 @@
+"""Whose the bytes of RDMA ports are, as far as queue pairs tell.
+
+A port counts all bytes together.  Two things tell whose they are besides collectives':
+
+* Counters that somebody has bound to queue pairs (`rdma statistic qp`), where the driver counts bytes in them (mlx5
+  with optional counters, Linux 6.15).  They are the bytes of who made these queue pairs.
+* Who has connected queue pairs there at all.  Where one owner has them all, what else the port counted is that owner's.
+
+A process that maps several libraries may be any of them.  The kernel's own queue pairs are storage's where they are of
+its protocols; those of IP over InfiniBand carry anybody's packets.  Queue pairs that a program made past the kernel
+(DevX, as GIN and IBGDA do) are in no list.
+
+Queue pairs are read seldom (agent/node/fabric/queue_pairs.py): who came since the last time is not known yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from railscope.agent.facts.snapshot import BoundCounterFacts, NodeQueuePairs, QueuePairFacts
+from railscope.agent.facts.traffic_owners import TrafficOwner
+from railscope.agent.node.attribution.ledger import HeaderSizes, Sockets
+from railscope.agent.node.attribution.parties import STORAGE_PORTS, MappedBy, Unlooked, libraries_above
+from railscope.probes.libraries.communication import CommunicationLibrary
+
+Owners = frozenset[TrafficOwner]
+
+NOBODY_KNOWS: Final[Owners] = frozenset({TrafficOwner.UNKNOWN})
+_CARRIES_DATA: Final = frozenset({"RTR", "RTS", "SQD"})
+_MANAGEMENT: Final = frozenset({"SMI", "GSI"})
+_STORAGE_USERS: Final = frozenset(
+    {
+        *("nvme_rdma", "nvmet_rdma", "rpcrdma", "ib_iser", "ib_isert", "ib_srp", "ib_srpt", "ko2iblnd"),
+        *("rtrs_client", "rtrs_server", "ksmbd", "cifs"),
+    }
+)
+"""Modules of the kernel that make queue pairs for storage."""
+_RDMA_CM: Final = "rdma_cm"
+"""As which the kernel names those that rdma_create_qp() made for any module."""
+_STORAGE_SERVICES: Final = STORAGE_PORTS | {20_049}
+"""NFS over RDMA has a port of its own."""
+_IPOIB: Final = "ib_ipoib"
+_COLUMNS: Final = (
+    *(("rdma_tx_bytes", "tx_bytes"), ("rdma_tx_packets", "tx_pkts")),
+    *(("rdma_rx_bytes", "rx_bytes"), ("rdma_rx_packets", "rx_pkts")),
+)
+"""Bytes and packets sent, bytes and packets received, by driver."""
+_BYTES: Final = frozenset(name for names in (_COLUMNS[0], _COLUMNS[2]) for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class PortClaims:
+    """What queue pairs tell of a port; totals never fall."""
+
+    claimants: Owners
+    """Who may have moved what nothing else explains."""
+    sent: Mapping[TrafficOwner, Sockets] = field(default_factory=dict)
+    """As bound counters have it; what a queue pair sent counts like what a connection did."""
+    received: Mapping[TrafficOwner, Sockets] = field(default_factory=dict)
+    counted: bool = False
+    """Whether counters that are bound there count bytes: what they do comes with the next reading."""
+    read_ns: int | None = None
+    """When queue pairs were read last; None: never."""
+
+
+NO_CLAIMS: Final = PortClaims(NOBODY_KNOWS)
+
+_Port = tuple[str, int]
+
+
+class QueuePairOwners:
+    """Not thread-safe: the daemon's lock guards it."""
+
+    def __init__(self, mapped_by: MappedBy, *, sees_everyone: Callable[[], bool]) -> None:
+        """`sees_everyone`: whether the kernel shows us the queue pairs of all processes, and not only a container's."""
+        self._mapped_by = mapped_by
+        self._sees_everyone = sees_everyone
+        self._read_ns: int | None = None
+        self._claimants: dict[_Port, Owners] = {}
+        self._of_device: dict[str, Owners] = {}
+        """Of queue pairs that are tied to no port."""
+        self._hidden = False
+        self._counters: dict[tuple[str, int, int], tuple[int, ...]] = {}
+        """By device, port and number: what a bound counter had at the last reading."""
+        self._totals: dict[tuple[str, int, TrafficOwner], list[int]] = {}
+        """As _COLUMNS."""
+        self._counted: frozenset[_Port] = frozenset()
+
+    def update(self, found: NodeQueuePairs) -> None:
+        """Take a reading, once."""
+        if found.read_ns is None or found.read_ns == self._read_ns:
+            return
+        first, self._read_ns = self._read_ns is None, found.read_ns
+        self._hidden = found.left_out > 0 or not self._sees_everyone()
+        owners = {(one.device, one.number): self._owners_of(one) for one in found.queue_pairs}
+        claimants: dict[_Port, Owners] = {}
+        of_device: dict[str, Owners] = {}
+        for pair in found.queue_pairs:
+            if pair.state not in _CARRIES_DATA or pair.kind in _MANAGEMENT:
+                continue
+            mine = owners[pair.device, pair.number]
+            if pair.port is None:
+                of_device[pair.device] = of_device.get(pair.device, frozenset()) | mine
+            else:
+                port = pair.device, pair.port
+                claimants[port] = claimants.get(port, frozenset()) | mine
+        self._claimants, self._of_device = claimants, of_device
+        self._count(found.bound, owners, first=first)
+
+    def claims(self, device: str, port: int, headers: HeaderSizes) -> PortClaims:
+        """What is known of a port, where a packet has such headers."""
+        if self._read_ns is None:
+            return NO_CLAIMS
+        claimants = self._claimants.get((device, port), frozenset()) | self._of_device.get(device, frozenset())
+        if self._hidden or not claimants:
+            claimants |= NOBODY_KNOWS
+        sent: dict[TrafficOwner, Sockets] = {}
+        received: dict[TrafficOwner, Sockets] = {}
+        for (one, number, owner), totals in self._totals.items():
+            if (one, number) == (device, port):
+                sent[owner] = _like_sockets(totals[0], totals[1], headers)
+                received[owner] = _like_sockets(totals[2], totals[3], headers)
+        return PortClaims(claimants, sent, received, (device, port) in self._counted, self._read_ns)
+
+    def _owners_of(self, pair: QueuePairFacts) -> Owners:
+        if pair.kernel_user == _IPOIB:
+            return NOBODY_KNOWS
+        if pair.kernel_user:
+            storage = pair.kernel_user in _STORAGE_USERS or (
+                pair.kernel_user == _RDMA_CM and not _STORAGE_SERVICES.isdisjoint(pair.services)
+            )
+            return frozenset({TrafficOwner.STORAGE if storage else TrafficOwner.RDMA_OTHER})
+        if pair.pid is None:
+            return NOBODY_KNOWS
+        mapped = self._mapped_by(pair.pid)
+        return NOBODY_KNOWS if isinstance(mapped, Unlooked) else owners_of_queue_pairs(mapped)
+
+    def _count(
+        self, bound: Sequence[BoundCounterFacts], owners: Mapping[tuple[str, int], Owners], *, first: bool
+    ) -> None:
+        """Add up what bound counters counted since the last reading; of the first one it is not known since when."""
+        counters: dict[tuple[str, int, int], tuple[int, ...]] = {}
+        counted: set[_Port] = set()
+        for one in bound:
+            told = dict(one.counters)
+            if _BYTES.isdisjoint(told):
+                continue
+            counted.add((one.device, one.port))
+            now = tuple(next((told[name] for name in names if name in told), 0) for names in _COLUMNS)
+            key = one.device, one.port, one.number
+            before = self._counters.get(key, (0,) * len(now))
+            if any(new < old for new, old in zip(now, before, strict=True)):
+                before = (0,) * len(now)  # its number was given to another one
+            counters[key] = now
+            if first:
+                continue
+            whose: Owners = frozenset()
+            for number in one.queue_pairs:
+                whose |= owners.get((one.device, number), NOBODY_KNOWS)
+            owner = next(iter(whose)) if len(whose) == 1 else TrafficOwner.UNKNOWN
+            totals = self._totals.setdefault((one.device, one.port, owner), [0] * len(now))
+            for place, (new, old) in enumerate(zip(now, before, strict=True)):
+                totals[place] += new - old
+        self._counters, self._counted = counters, frozenset(counted)
+
+
+def owners_of_queue_pairs(mapped: frozenset[CommunicationLibrary]) -> Owners:
+    """Which owners a process may be that maps these libraries and has made queue pairs.
+
+    Gloo, which comes with every PyTorch, makes none where another library is.
+    """
+    found = libraries_above(mapped)
+    if found != {CommunicationLibrary.GLOO}:
+        found -= {CommunicationLibrary.GLOO}
+    return frozenset(TrafficOwner(one.value) for one in found) or frozenset({TrafficOwner.RDMA_OTHER})
+
+
+def _like_sockets(count: int, packets: int, headers: HeaderSizes) -> Sockets:
+    """Bytes of packets as a device counts them, headers included."""
+    header_bytes = min(count, packets * headers.usual)
+    return Sockets(count - header_bytes, 0, packets, header_bytes, 0)
