@@ -10,7 +10,7 @@ is of it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -31,6 +31,7 @@ from railscope.agent.dataset.files import HOUR_NS
 from railscope.agent.dataset.schema import SCHEMA_VERSION
 from railscope.agent.dataset.writer import DatasetWriter
 from railscope.agent.facts.label_numbers import UNKNOWN, parse_number
+from railscope.agent.facts.snapshot import NeighbourFacts
 from railscope.agent.facts.transfers import PeerTransfers
 from railscope.agent.recording.recording import RecordedCommunicator, RecordedRail, RecordedStall, Recording
 
@@ -132,10 +133,12 @@ class RecordingWriter:
         losses: Losses,
         stalls: Mapping[StallKey, RecordedStall],
         transfers: Mapping[Hashable, PeerTransfers] = MappingProxyType({}),
+        neighbours: Sequence[NeighbourFacts] = (),
     ) -> list[tuple[str, Path]]:
         """Write one piece, which begins where the one before ended; returns the files of events with their tables.
 
         `stalls` and `transfers` are as they stand now: what earlier pieces had of the same keys gives way.
+        `neighbours` are the switches that rails have heard by now.
 
         Raises:
             OSError: it cannot be written; it may be given again.
@@ -148,7 +151,7 @@ class RecordingWriter:
                 communicator.instance, _communicator(communicator, self._numbered.get(communicator.instance))
             )
         for rail in piece.rails:
-            self._rails.put(rail.device, _rail(rail))
+            self._rails.put(rail.device, _rail(rail, _neighbour_of(rail, neighbours)))
         for key in connection_keys(piece.connections):
             names = ("instance", "peer", "channel", "send", "net_device")
             self._connections.put(key, dict(zip(names, key, strict=True)))
@@ -295,7 +298,16 @@ def _communicator(one: RecordedCommunicator, numbered_from_start: bool | None) -
     }
 
 
-def _rail(rail: RecordedRail) -> dict[str, Any]:
+def _neighbour_of(rail: RecordedRail, neighbours: Sequence[NeighbourFacts]) -> NeighbourFacts | None:
+    """The switch at a rail's other end: heard on its own network device, or on that of an RDMA port's rail."""
+    if rail.netns:
+        return None
+    own = [one for one in neighbours if one.device == rail.name]
+    found = own or [one for one in neighbours if rail.rail and one.rail == rail.rail and "/" in rail.name]
+    return found[0] if len(found) == 1 else None
+
+
+def _rail(rail: RecordedRail, neighbour: NeighbourFacts | None) -> dict[str, Any]:
     return {
         "rail_id": rail.device,
         "rail": _text_or_none(rail.rail),
@@ -304,6 +316,8 @@ def _rail(rail: RecordedRail) -> dict[str, Any]:
         "pci": _text_or_none(rail.pci),
         "driver": _text_or_none(rail.driver),
         "speed_bytes_per_second": rail.speed_bytes_per_second,
+        "switch": None if neighbour is None else _text_or_none(neighbour.switch),
+        "switch_port": None if neighbour is None else _text_or_none(neighbour.port),
     }
 
 

@@ -165,6 +165,8 @@ TABLES: Final[Mapping[str, pa.Schema]] = {
         ("pci", pa.string(), "address"),
         ("driver", pa.string(), "of the device, as the kernel names it"),
         ("speed_bytes_per_second", pa.int64(), "of the link, each way"),
+        ("switch", pa.string(), "at the other end of the cable, as it says itself (LLDP); null: none was heard"),
+        ("switch_port", pa.string(), "of that switch"),
     ),
     "rail_samples": _table(
         _RECORDING,

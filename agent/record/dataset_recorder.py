@@ -38,7 +38,7 @@ MEMORY_BYTES: Final = 64 << 20
 """For what came in and is not written; several times what a busy host makes until then."""
 _WINDOW_NS: Final = 60_000_000_000
 """How long rails that are gone are remembered; everything else is taken within seconds."""
-_RECORDED: Final = frozenset({"collective", "netdev", "rdma"})
+_RECORDED: Final = frozenset({"collective", "netdev", "rdma", "lldp"})
 """Collectors of which something is in the tables."""
 _RING_BYTES: Final = 16 << 20
 _MOST_NAMED: Final = 3

@@ -147,7 +147,7 @@ class DatasetStream:
             lost["completions"] + overwritten["completions"],
         )
         try:
-            files = self._writer.add(recording, losses, given.stalls, given.transfers)
+            files = self._writer.add(recording, losses, given.stalls, given.transfers, given.neighbours)
         except OSError as error:
             self._complain(f"cannot be written to: {error.strerror or error}; trying again")
             return None

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from railscope.agent.dataset.reader import open_dataset
 from railscope.agent.node.fabric.neighbours import Neighbours
 from railscope.probes.clock import SystemClock
 from railscope.probes.netdev.lldp import ETHERTYPE, NEAREST_BRIDGE
@@ -62,6 +63,23 @@ def test_a_rail_knows_its_switch_and_one_that_hears_nothing_has_none() -> None:
     assert done.returncode == 0, done.stderr
     heard = [labels for name, labels, _ in metrics_of(done.stdout) if name == "railscope_rail_switch_info"]
     assert heard == [{"rail": "0", "device": "rail0", "switch": "leaf-a", "switch_port": "Ethernet1/3"}]
+
+
+def test_a_recording_names_the_switch_of_each_rail_that_heard_one(tmp_path: Path) -> None:
+    dataset = tmp_path / "dataset"
+    command = [str(RAILSCOPE), "record", "-o", str(dataset), "--seconds", "6", "--no-collector.collective"]
+    with Fabric(hosts=1, rails=2) as fabric, speaking(fabric):
+        inside = ["ip", "netns", "exec", fabric.hosts[0].namespace]
+        done = subprocess.run(
+            [*inside, *command, "--rail.devices", "rail*"], capture_output=True, text=True, timeout=120
+        )
+    assert done.returncode == 0, done.stderr
+    opened = open_dataset([dataset])
+    rows = opened.rows(opened["rails"]).to_pylist()
+    assert sorted((row["device"], row["switch"], row["switch_port"]) for row in rows) == [
+        ("rail0", "leaf-a", "Ethernet1/3"),
+        ("rail1", None, None),
+    ]
 
 
 def test_what_lldpd_says_is_understood(tmp_path: Path) -> None:

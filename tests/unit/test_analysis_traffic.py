@@ -257,6 +257,29 @@ def test_without_a_leaf_map_each_rail_is_taken_to_have_one_leaf_and_it_is_said(j
     assert not any("leaf" in one.reason for one in unknown)
 
 
+@pytest.mark.parametrize(
+    ("leaves", "spine", "assumed"),
+    [
+        # One leaf a rail, one leaf a server, and one rail that did not hear its switch.
+        ({(0, 0): "x", (0, 1): "y", (1, 0): "x", (1, 1): "y"}, 7, False),
+        ({(0, 0): "x", (0, 1): "x", (1, 0): "y", (1, 1): "y"}, 12, False),
+        ({(0, 0): "x", (0, 1): "x", (1, 0): "y", (1, 1): None}, 7, True),
+    ],
+)
+def test_leaves_are_those_that_every_rail_heard(
+    job: JobDataset, leaves: dict[tuple[int, int], str | None], spine: int, assumed: bool
+) -> None:
+    for (server, rail), leaf in leaves.items():
+        names = {"rail": str(rail), "device": f"mlx5_{rail}", "switch": leaf, "switch_port": leaf and "Ethernet1"}
+        job.row(server, "rails", rail_id=90 + rail, **names)
+    job.call("all", 0, "Send", 5, peer=2)
+    job.call("all", 0, "Send", 7, peer=3)
+    traffic, unknown = found(job)
+    assert (traffic.spine_wire_bytes, traffic.spine_assumed) == (spine, assumed)
+    assert ("LLDP" in traffic.basis) is not assumed
+    assert not any("leaf" in one.reason for one in unknown)
+
+
 def test_rails_of_servers_of_different_sizes_are_not_known(tmp_path: Path) -> None:
     job = JobDataset(tmp_path, servers=(1, 2))
     job.communicator("all", (0, 1, 2))

@@ -1,7 +1,7 @@
-"""Which leaf switch a GPU's traffic enters the fabric at, as the user says it.
+"""Which leaf switch a GPU's traffic enters the fabric at, as the user says it, or as the switches say themselves.
 
-A recording does not know switches.  The map is CSV; its first line names the columns, lines that begin with `#` are
-skipped:
+Where all rails of a job hear their switches (LLDP), a recording names them; what the user says goes before that.  His
+map is CSV; its first line names the columns, lines that begin with `#` are skipped:
 
     server,leaf             server,rail,leaf
     node-1,leaf-a           node-1,0,leaf-a
@@ -14,12 +14,14 @@ The first form puts a whole server on one leaf; the second one each rail of it, 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from railscope.agent.config.file import ConfigError
+from railscope.agent.dataset.reader import Dataset
 from railscope.agent.estimate.options import read_text
 
 _FORMS: Final = (("server", "leaf"), ("server", "rail", "leaf"))
@@ -50,6 +52,17 @@ class LeafMap:
             columns = "server,rail,leaf" if self.by_rail else "server,leaf"
             raise ConfigError(f"{self.file}: {what}{more} is missing: add a line {columns}")
         return tuple(self.leaves[place] for place in wanted)
+
+
+def recorded_leaf_map(dataset: Dataset, places: Collection[tuple[str, str]]) -> LeafMap | None:
+    """The leaf switches that rails heard, where they tell the leaf of each of these (server, rail); else None."""
+    heard: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    for row in dataset.rows(dataset["rails"]).to_pylist():
+        if row["switch"] and row["rail"]:
+            server = f"{row['node']}/{row['netns']}" if row["netns"] else row["node"]
+            heard[server, row["rail"]].add(row["switch"])
+    leaves = {place: next(iter(found)) for place, found in heard.items() if len(found) == 1}
+    return LeafMap(Path("LLDP"), True, leaves) if places and leaves.keys() >= set(places) else None
 
 
 def read_leaf_map(file: Path) -> LeafMap:

@@ -43,7 +43,7 @@ from railscope.agent.analysis.facts.report import Traffic, Unknown
 from railscope.agent.analysis.tables.calls import CountedCalls
 from railscope.agent.analysis.tables.gpus import Communicator, Gpus
 from railscope.agent.analysis.tables.grouping import Integers, sum_by_index
-from railscope.agent.analysis.tables.leaf_map import LeafMap
+from railscope.agent.analysis.tables.leaf_map import LeafMap, recorded_leaf_map
 from railscope.agent.analysis.traffic.gpu_rails import find_rails
 from railscope.agent.dataset.reader import Dataset
 from railscope.agent.dataset.schema import UNNAMED_NODE
@@ -60,6 +60,7 @@ _ONE_LEAF_A_RAIL: Final = (
     "All ports of a rail are taken to be at one leaf switch, each rail at its own, so that what crosses rails reaches "
     "the spine; where they are otherwise, give --leaf-map FILE."
 )
+_HEARD: Final = "Leaf switches are those that rails heard from the switches themselves (LLDP)."
 _ROWS_AT_A_TIME: Final = 1 << 20
 _ELEMENT_BYTES: Final = {kind.name: max(size, 1) for kind, size in DATA_TYPE_BYTES.items()}
 """By name of the data type; what is not known is taken for bytes."""
@@ -377,11 +378,15 @@ def _result(
     told = find_rails(dataset, gpus.gpus, talked, gpus.others)
     rails = told.of_gpu
     crossing = None if rails is None else int(talked.sent_apart(count, server, _numbered(rails)[1]).sum())
+    heard = None
+    if leaf_map is None and rails is not None:
+        leaf_map = heard = recorded_leaf_map(dataset, list(zip(servers, rails, strict=True)))
     spine_assumed = leaf_map is None and rails is not None
     spine = crossing if spine_assumed else None
     if leaf_map is not None and (rails is not None or not leaf_map.by_rail):
         places = [(name, rails[number] if rails else "") for number, name in enumerate(servers)]
         spine = int(talked.sent_apart(count, server, _numbered(leaf_map.leaves_of(places))[1]).sum())
+    of_leaves = _HEARD if heard is not None else _ONE_LEAF_A_RAIL if spine_assumed else ""
     traffic = Traffic(
         gpus=count,
         pairs=talked,
@@ -392,7 +397,7 @@ def _result(
         cross_rail_wire_bytes=crossing,
         spine_wire_bytes=spine,
         server_transmit_wire_bytes=tuple(zip(names, sum_by_index(server, leaving, len(names)).tolist(), strict=True)),
-        basis=f"{basis}  {told.basis}{f'  {_ONE_LEAF_A_RAIL}' if spine_assumed else ''}".rstrip(),
+        basis="  ".join(filter(None, (basis, told.basis, of_leaves))),
         spine_assumed=spine_assumed,
     )
     return traffic, tuple(_unknown(traffic, leaf_map, told.doubt, names))

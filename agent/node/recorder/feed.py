@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 from railscope.agent.config.options import Config
 from railscope.agent.facts.rail_decision import RailDecision
-from railscope.agent.facts.snapshot import Snapshot
+from railscope.agent.facts.snapshot import NeighbourFacts, Snapshot
 from railscope.agent.facts.transfers import NodeTransfers, PeerTransfers
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder, Piece
 from railscope.agent.node.recorder.triggers import make_recorded_stall
@@ -53,6 +53,8 @@ class StreamPiece:
     transfers: Mapping[Hashable, PeerTransfers] = field(default_factory=dict)
     """What processes have transferred with other libraries so far, by pid, library, operation, peer, and the number of
     processes before that had these.  What an earlier piece had of the same key gives way."""
+    neighbours: tuple[NeighbourFacts, ...] = ()
+    """The switches at the rails' other ends, as far as they were heard by now."""
 
 
 class Stream(Protocol):
@@ -142,7 +144,7 @@ class RecorderFeed:
             for stall in (*snapshot.stalls.ended, *snapshot.stalls.current)
         }
         piece = self._recorder.read_new("record", snapshot, open_operations=operations, connections=connections)
-        stream.enqueue(StreamPiece(piece, stalls, self._transfers(snapshot.transfers)))
+        stream.enqueue(StreamPiece(piece, stalls, self._transfers(snapshot.transfers), snapshot.fabric.neighbours))
 
     def _transfers(self, known: NodeTransfers) -> Mapping[Hashable, PeerTransfers]:
         """What has ended since the last piece, and what goes on."""
