@@ -23,7 +23,7 @@ PACKAGES_VM := $(PACKAGES_ROOT) qemu-system-x86 xz-utils zstd
 
 include build.mk
 
-.PHONY: help docs setup build bytecode demo stack check test test-search test-faults lint bench bench-fleet packages packages-test packages-bench packages-panels packages-spark packages-vm packages-deb packages-image deb rpm release test-packages test-panels test-spark test-vm gpu-kit clean wheel lock service-env fuzz soak soak-harm test-controls
+.PHONY: help docs setup build bytecode demo stack check test test-search test-faults lint bench bench-fleet packages packages-test packages-bench packages-panels packages-spark packages-vm packages-deb packages-image deb rpm image release test-packages test-panels test-spark test-vm gpu-kit clean wheel lock service-env fuzz soak soak-harm test-controls
 
 help:  ## what there is to make
 	@sed -n 's/^\([a-z-]*\):[^#]*##/\1:/p' $(MAKEFILE_LIST) | sort | awk -F ':  *' '{ printf "%-16s%s\n", $$1, substr($$0, length($$1) + 3) }'
@@ -174,6 +174,9 @@ deb: setup packages-deb  ## dist/railscope_*.deb for amd64 and arm64
 
 rpm: setup packages-deb  ## dist/railscope-*.rpm for x86_64 and aarch64, of the files of the Debian packages
 	deploy/rpm/build
+
+image: setup packages-deb packages-image  ## dist/railscope-*.oci.tar, the agent as an image for amd64 and arm64
+	deploy/image/build amd64 arm64
 
 release: setup packages-deb packages-image  ## dist/release, which must be empty: packages, wheels, image, chart, checksums, SBOM; SNAPSHOT=1 between releases
 	$(PYTHON) deploy/release/release.py dist/release $(if $(SNAPSHOT),--snapshot)
