@@ -19,11 +19,16 @@ from tests.nccl.library import REPOSITORY
 helm = pytest.importorskip("helm_python", reason="Helm's library is missing: run 'make test-packages'")
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="schemas are missing: run 'make test-packages'")
 
-from tests.packages.manifests import CHART, MANIFEST, objects, plain, render  # noqa: E402
+from tests.packages.manifests import CHART, MANIFEST, NAME, objects, plain, render  # noqa: E402
 
 ALL: Final[dict[str, Any]] = {
     "image": {"repository": "registry.example/railscope", "digest": "sha256:" + "0" * 64},
-    "config": {"series": {"profile": "lean"}, "node": {"cluster": "a"}, "web": {"telemetry_path": "/m"}},
+    "config": {
+        "series": {"profile": "lean"},
+        "node": {"cluster": "a"},
+        "web": {"telemetry_path": "/m"},
+        "limits": {"series": 60_000},
+    },
     "webConfigSecret": "railscope-web",
     "olderKernels": True,
     "networkModules": True,
@@ -38,15 +43,32 @@ ALL: Final[dict[str, Any]] = {
     "podAnnotations": {"note": "x"},
     "commonLabels": {"part-of": "telemetry"},
     "extraEnv": [{"name": "RAILSCOPE_LOGGING_LEVEL", "value": "debug"}],
-    "podMonitor": {"enabled": True, "profile": "lean", "labels": {"release": "p"}, "endpoint": {"scheme": "https"}},
-    "prometheusRule": {"enabled": True, "joins": True, "labels": {"release": "p"}},
-    "dashboards": {"enabled": True, "annotations": {"folder": "railscope"}},
+    "extraVolumes": [{"name": "more", "emptyDir": {}}],
+    "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
+    "podMonitor": {
+        "enabled": True,
+        "profile": "lean",
+        "labels": {"release": "p"},
+        "relabelings": [{"targetLabel": "cluster", "replacement": "a"}],
+        "endpoint": {"scheme": "https"},
+    },
+    "prometheusRule": {
+        "enabled": True,
+        "joins": True,
+        "labels": {"release": "p"},
+        "runbooks": "https://wiki.example/railscope/",
+        "interval": "",
+    },
+    "dashboards": {"enabled": True, "annotations": {"folder": "railscope"}, "namespace": "grafana"},
     "networkPolicy": {"enabled": True},
 }
 KUBERNETES: Final = ("1.25", "1.30", "1.37")
 """The oldest that the chart takes, the first with a field for AppArmor, and the newest that schemas are there for."""
 OPERATORS: Final = ("PodMonitor", "PrometheusRule")
 """Kinds that Kubernetes itself does not know."""
+
+
+MONITORED: Final[dict[str, Any]] = {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}}
 
 
 def only(kind: str, values: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -100,7 +122,8 @@ def test_plain_manifests_are_fresh_and_kustomize_takes_them() -> None:
 
 def test_kustomize_makes_the_monitoring_of_the_chart() -> None:
     folder = REPOSITORY / "deploy/kustomize"
-    subprocess.run([folder / "lay-monitoring"], check=True, capture_output=True, timeout=60)
+    options = "--label release=p --runbooks https://wiki.example/railscope --profile lean --joins".split()
+    subprocess.run([folder / "lay-monitoring", *options], check=True, capture_output=True, timeout=60)
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is missing: put it into PATH and run 'make test-packages' again")
     done = subprocess.run(
@@ -108,7 +131,11 @@ def test_kustomize_makes_the_monitoring_of_the_chart() -> None:
     )
     made = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(done.stdout)}
     by_chart = objects(
-        {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}, "dashboards": {"enabled": True}}
+        {
+            "podMonitor": {"enabled": True, "profile": "lean", "labels": {"release": "p"}},
+            "prometheusRule": ALL["prometheusRule"] | {"interval": "15s"},
+            "dashboards": {"enabled": True},
+        }
     )
     wanted = {
         (one["kind"], one["metadata"]["name"]): one
@@ -120,6 +147,7 @@ def test_kustomize_makes_the_monitoring_of_the_chart() -> None:
         # The chart names its namespace; there a monitor sees its own alone anyway.
         one.get("spec", {}).pop("namespaceSelector", None)
         assert made[name].get("spec") == one.get("spec"), name
+        assert made[name]["metadata"]["labels"]["release"] == "p"
         assert {key: text.strip() for key, text in made[name].get("data", {}).items()} == {
             key: text.strip() for key, text in one.get("data", {}).items()
         }
@@ -180,7 +208,9 @@ def test_the_pod_monitor_honours_the_ranks_labels_and_names_hosts_by_their_nodes
     assert endpoint["honorLabels"] is True
     assert endpoint["params"] == {"profile": ["lean"]}
     assert endpoint["scheme"] == "https"
-    assert endpoint["relabelings"][0]["targetLabel"] == "instance"
+    assert [one["targetLabel"] for one in endpoint["relabelings"]] == ["instance", "cluster"]
+    assert endpoint["path"] == "/m"
+    assert (monitor["spec"]["sampleLimit"], only("PodMonitor", MONITORED)["spec"]["sampleLimit"]) == (75_000, 25_000)
     assert endpoint["port"] in {port["name"] for port in agent(ALL)["ports"]}
     assert monitor["spec"]["selector"]["matchLabels"] == only("DaemonSet", ALL)["spec"]["selector"]["matchLabels"]
 
@@ -188,8 +218,12 @@ def test_the_pod_monitor_honours_the_ranks_labels_and_names_hosts_by_their_nodes
 def test_rules_and_dashboards_are_what_the_project_ships() -> None:
     rules = {one["metadata"]["name"]: one["spec"] for one in objects(ALL) if one["kind"] == "PrometheusRule"}
     for name in ("recording", "alerts", "joins"):
-        shipped = yaml.safe_load((REPOSITORY / f"dashboards/rules/railscope-{name}.yml").read_text())
-        assert rules[f"railscope-{name}"] == shipped
+        text = (REPOSITORY / f"dashboards/rules/railscope-{name}.yml").read_text()
+        ours = text.replace("https://railscope.example/runbooks/", "https://wiki.example/railscope/")
+        assert rules[f"railscope-{name}"] == yaml.safe_load(ours)
+        assert (ours != text) == (name == "alerts")
+    groups = [group for one in objects(MONITORED) if one["kind"] == "PrometheusRule" for group in one["spec"]["groups"]]
+    assert {group["interval"] for group in groups} == {"15s"}
     boards = [one for one in objects(ALL) if one["kind"] == "ConfigMap" and "railscope.yml" not in one["data"]]
     texts = {name: text for one in boards for name, text in one["data"].items()}
     shipped_boards = {file.name: file.read_text() for file in (REPOSITORY / "dashboards/json").glob("*.json")}
@@ -197,6 +231,7 @@ def test_rules_and_dashboards_are_what_the_project_ships() -> None:
         name: json.loads(text) for name, text in shipped_boards.items()
     }
     assert all(one["metadata"]["labels"]["grafana_dashboard"] == "1" for one in boards)
+    assert {one["metadata"]["namespace"] for one in boards} == {"grafana"}
 
 
 @pytest.mark.parametrize(
@@ -215,9 +250,46 @@ def test_rules_and_dashboards_are_what_the_project_ships() -> None:
         ({"config": {"node": {"name": "gpu-1"}}}, "name"),
         ({"hostPaths": {"state": "run"}}, "hostPaths"),
         ({"podMonitor": {"profile": "thin"}}, "profile"),
+        # The chart has written these keys already.
+        ({"podMonitor": {"endpoint": {"relabelings": []}}}, "relabelings"),
+        ({"prometheusRule": {"runbooks": "wiki.example"}}, "runbooks"),
     ],
 )
 def test_wrong_values_are_refused_by_their_names(values: dict[str, Any], said: str) -> None:
     with pytest.raises(helm.HelmError) as refused:
         render(values)
     assert re.search(rf"\b{said}\b", str(refused.value))
+
+
+def test_an_agent_that_pushes_may_ask_the_network() -> None:
+    policy = {"networkPolicy": {"enabled": True}}
+    assert only("NetworkPolicy", policy)["spec"]["egress"] == []
+    pushes = only("NetworkPolicy", policy | {"config": {"otlp": {"endpoint": "http://collector:4318"}}})["spec"]
+    assert pushes["policyTypes"] == ["Ingress"]
+    assert "egress" not in pushes
+
+
+@pytest.mark.parametrize(
+    ("values", "said", "unsaid"),
+    [
+        ({}, ("No PodMonitor", "No NVML", "no password"), ("no pod starts", "release", "railscope.example")),
+        (
+            MONITORED,
+            ("railscope.example", "`release` (podMonitor.labels)", "(prometheusRule.labels)"),
+            ("No PodMonitor",),
+        ),
+        ({"nvidia": {"runtimeClassName": "nvidia"}}, ('without the runtime "nvidia" no pod starts',), ("No NVML",)),
+        (
+            {"nvidia": {"runtimeClassName": "nvidia"}, "nodeSelector": {"nvidia.com/gpu.present": "true"}},
+            (),
+            ("No NVML", "no pod starts"),
+        ),
+        (ALL, (), ("No PodMonitor", "No NVML", "no pod starts", "`release`", "railscope.example", "no password")),
+    ],
+)
+def test_notes_say_what_is_missing(values: dict[str, Any], said: tuple[str, ...], unsaid: tuple[str, ...]) -> None:
+    from helm_python.chart import Chart
+
+    rendered = Chart.load(CHART).render(values, name=NAME, namespace=NAME)
+    (notes,) = (text for path, text in rendered.items() if path.endswith("NOTES.txt"))
+    assert [one for one in said if one not in notes] == [one for one in unsaid if one in notes] == []
