@@ -68,6 +68,7 @@ OPERATORS: Final = ("PodMonitor", "PrometheusRule")
 """Kinds that Kubernetes itself does not know."""
 
 
+HOW_TO: Final = REPOSITORY / "docs/how-to/kubernetes.md"
 MONITORED: Final[dict[str, Any]] = {"podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}}
 
 
@@ -293,3 +294,50 @@ def test_notes_say_what_is_missing(values: dict[str, Any], said: tuple[str, ...]
     rendered = Chart.load(CHART).render(values, name=NAME, namespace=NAME)
     (notes,) = (text for path, text in rendered.items() if path.endswith("NOTES.txt"))
     assert [one for one in said if one not in notes] == [one for one in unsaid if one in notes] == []
+
+
+def shown(what: str) -> str:
+    """The YAML that the how-to shows after a mark."""
+    (text,) = re.findall(rf"^<!-- {what}: .*? -->\n```yaml\n(.*?)^```$", HOW_TO.read_text(), re.MULTILINE | re.DOTALL)
+    return str(text)
+
+
+def test_values_of_the_how_to_make_what_it_says() -> None:
+    values = yaml.safe_load(shown("values"))
+    pod = only("DaemonSet", values)["spec"]["template"]["spec"]
+    assert pod["containers"][0]["image"].startswith("registry.example/railscope:")
+    assert pod["runtimeClassName"] == "nvidia"
+    assert pod["nodeSelector"] == {"kubernetes.io/os": "linux", "nvidia.com/gpu.deploy.client": "true"}
+    assert {"key": "dedicated", "operator": "Equal", "value": "training"} in pod["tolerations"]
+    assert only("PodMonitor", values)["spec"]["podMetricsEndpoints"][0]["params"] == {"profile": ["lean"]}
+    taken = [one for one in objects(values) if one["metadata"]["labels"].get("release") == "kube-prometheus-stack"]
+    assert sorted(one["kind"] for one in taken) == ["PodMonitor", *["PrometheusRule"] * 3]
+    assert only("NetworkPolicy", values)["spec"]["ingress"][0]["from"]
+
+
+def test_the_overlay_of_the_how_to_makes_what_it_says(tmp_path: Path) -> None:
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is missing: put it into PATH and run 'make test-packages' again")
+    checkout = tmp_path / "railscope/deploy/kustomize"
+    shutil.copytree(REPOSITORY / "deploy/kustomize", checkout, ignore=shutil.ignore_patterns("monitoring"))
+    shutil.copytree(REPOSITORY / "dashboards", tmp_path / "railscope/dashboards")
+    line = next(line for line in HOW_TO.read_text().splitlines() if line.startswith("deploy/kustomize/lay-monitoring"))
+    subprocess.run(line.split(), cwd=tmp_path / "railscope", check=True, capture_output=True, timeout=60)
+    (tmp_path / "overlay").mkdir()
+    (tmp_path / "overlay/kustomization.yaml").write_text(shown("overlay"))
+    command = ["kubectl", "kustomize", str(tmp_path / "overlay")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    made = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(done.stdout)}
+    daemons = made["DaemonSet", "railscope"]
+    kubernetes_validate.validate(daemons, KUBERNETES[-1], strict=True)
+    pod = daemons["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["image"].startswith("registry.mine/railscope:")
+    assert {"name": "RAILSCOPE_SERIES_PROFILE", "value": "lean"} in container["env"]
+    assert (pod["runtimeClassName"], pod["nodeSelector"]["nvidia.com/gpu.deploy.client"]) == ("nvidia", "true")
+    # Nothing that the chart gives with a runtime class is left out.
+    by_chart = agent({"nvidia": {"runtimeClassName": "nvidia"}})["env"]
+    assert [one for one in by_chart if one not in container["env"]] == []
+    assert made["PodMonitor", "railscope"]["metadata"]["labels"]["release"] == "kube-prometheus-stack"
+    assert ("PrometheusRule", "railscope-joins") in made
