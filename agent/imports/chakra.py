@@ -16,7 +16,7 @@ counted again.
 Many traces have no times: then they tell the order of each rank, and nothing else.  What PyTorch itself writes and
 Chakra calls "host trace" is the business of `execution_trace`.
 
-Source: schema/protobuf/et_def.proto, src/converter and src/jsonizer of Chakra 1.0 (schema 0.0.4);
+Source: schema/protobuf/et_def.proto, src/converter, src/feeder and src/jsonizer of Chakra 1.0 (schema 0.0.4);
 torch/csrc/profiler/standalone/execution_trace_observer.cpp (`## process_group:init ##`).
 """
 
@@ -88,6 +88,7 @@ _LONGEST_PREFIX: Final = 10
 """Bytes of a length."""
 _MADE_UP_STEP_NS: Final = 1_000
 _MOST_MICROSECONDS: Final = 1 << 52
+_PEEK_BYTES: Final = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,8 @@ class ChakraNode:
 
 def has_format(head: bytes) -> bool:
     """Whether the beginning of a file looks like a Chakra execution trace."""
+    if b'"workload_graph"' in head and b'"NodeType"' in head:
+        return True
     if (
         b'"startTimeMicros"' in head
         or b'"durationMicros"' in head
@@ -364,8 +367,9 @@ class _Trace:
             self._target.add(self._node, ImportedKernel(self._pid, None, begin_ns, end_ns, found.name[:200]))
 
     def _communication(self, found: ChakraNode, op: Op) -> None:
-        size_bytes = whole_number(found.attributes["comm_size"])
-        if size_bytes is None or not 0 <= size_bytes <= LARGEST_PAYLOAD_BYTES:
+        said = found.attributes["comm_size"]
+        size_bytes = whole_number(said)
+        if said is not None and (size_bytes is None or not 0 <= size_bytes <= LARGEST_PAYLOAD_BYTES):
             self._problems.count_skipped(self._source.name, found.number, "a node with an impossible comm_size")
             return
         begin_ns = self._time_ns(found)
@@ -375,7 +379,7 @@ class _Trace:
             )
             return
         payload_bytes: int | None = size_bytes
-        if op in _SHARED:
+        if op in _SHARED and size_bytes is not None:
             ranks = self._groups.size(found.group)
             if ranks is not None and size_bytes % ranks:
                 self._problems.count_skipped(
@@ -401,7 +405,7 @@ class _Trace:
         )
         if not found.duration_us or not self._timed:
             return
-        said = parse_kernel_name(found.name)
+        kernel = parse_kernel_name(found.name)
         self._target.add(
             self._node,
             ImportedOperation(
@@ -410,8 +414,8 @@ class _Trace:
                 end_ns=begin_ns + found.duration_us * 1000,
                 op=op.name,
                 payload_bytes=payload_bytes,
-                algorithm=said.algorithm or None,
-                protocol=said.protocol or None,
+                algorithm=kernel.algorithm or None,
+                protocol=kernel.protocol or None,
                 peer=peer,
                 source="kernel",
             ),
@@ -435,11 +439,14 @@ def _nodes(source: Source, problems: Problems) -> Iterator[ChakraNode]:
             def skip(line: int, reason: str) -> None:
                 problems.count_skipped(source.name, line, reason)
 
-            for element in JsonStream(stream, (), skip).elements():
+            of_graph = b'"workload_graph"' in stream.peek(_PEEK_BYTES)
+            for element in JsonStream(stream, {"workload_graph"} if of_graph else (), skip).elements():
+                if of_graph and element.key != "workload_graph":
+                    continue
                 if not isinstance(element.value, dict):
                     skip(element.line, "a malformed node")
                 else:
-                    yield _of_json(element.line, element.value)
+                    yield (_of_graph if of_graph else _of_json)(element.line, element.value)
         else:
             yield from _of_messages(source, stream, problems)
         if stream.damage:
@@ -474,6 +481,25 @@ def _of_message(number: int, message: bytes) -> ChakraNode:
         duration_us=min(node.duration_micros, _MOST_MICROSECONDS),
         attributes=attribute_values(node.attr),
         inputs=node.inputs.values if node.name == _GROUPS else "",
+    )
+
+
+def _of_graph(line: int, node: Mapping[str, Any]) -> ChakraNode:
+    """A node of the feeder's JSON."""
+    kind = whole_number(node.get("NodeType")) or 0
+    attributes = {name: value for name, value in node.items() if isinstance(value, int | str)}
+    communicates = kind in (_SEND, _RECEIVE, _COLLECTIVE) and node.get("is_cpu_op") is not True
+    if communicates and "comm_type" not in attributes:
+        said = parse_kernel_name(text(node.get("Name"))).op
+        number = next((at for at, op in enumerate(_COLLECTIVES) if op is not None and op.name == said), None)
+        attributes |= {"comm_type": number} if number is not None else {}
+    return ChakraNode(
+        number=line,
+        kind=kind,
+        name=text(node.get("Name")),
+        start_us=None,
+        duration_us=0,
+        attributes={"comm_size": None, **attributes} if communicates else attributes,
     )
 
 

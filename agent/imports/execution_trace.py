@@ -7,7 +7,9 @@
 
 From PyTorch 2.4 attributes say what is done (`collective_name`, `in_msg_nelems`, `dtype`, `pg_name`, …); before, the
 values of the inputs do: tensors (their fourth number is their elements), numbers of the call, the group, the own rank
-in it (of Send and Recv the peer), the name, the parts of an AllToAll, and last the size of the group.
+in it (of Send and Recv the peer), the name, the parts of an AllToAll, and last the size of the group.  In schema 1.0
+inputs are these values alone, types stand beside them, a group is the address of an object, and only the parts of an
+AllToAll tell its size.
 
 There are no times in it: it tells the order, and nothing else.
 
@@ -45,6 +47,7 @@ _TENSOR_TYPE: Final = re.compile(r"Tensor\(([^()]{1,60})\)")
 _TENSOR_NUMBERS: Final = 5
 _STEP_NS: Final = 1_000
 _MOST_DEPTH: Final = 8
+NO_COLLECTIVES: Final = "these execution traces have no collectives (record_param_comms)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +71,14 @@ def has_format(head: bytes) -> bool:
 def import_files(sources: Sequence[Source], target: ImportTarget, problems: Problems, node: str | None) -> None:
     """Put operations of PyTorch's execution traces into the dataset as calls; `node` None: the traces do not say."""
     base_ns = min(source.modified_ns for source in sources)
+    called = 0
     for source in sources:
-        _Trace(source, target, problems, node or UNNAMED_NODE, base_ns).read()
+        trace = _Trace(source, target, problems, node or UNNAMED_NODE, base_ns)
+        trace.read()
+        called += trace.called
+    if not called:
+        problems.add_note(NO_COLLECTIVES)
+        return
     target.times_known = False
     problems.add_note("timestamps are synthetic and give only the order: execution traces have none")
     if node is None:
@@ -94,6 +103,13 @@ class _Trace:
         self._descriptions: dict[str, str] = {}
         self._own: dict[tuple[str, int | None], int] = {}
         """The own rank in each group."""
+        self._sizes: dict[int, int] = {}
+        """Of groups that are told by the address of an object."""
+
+    @property
+    def called(self) -> int:
+        """How many operations it has."""
+        return self._count
 
     def read(self) -> None:
         with self._source.open() as stream:
@@ -132,7 +148,7 @@ class _Trace:
         if node.get("name") != _NODE:
             return
         try:
-            self._operation(_parse_attributes(node))
+            self._operation(_parse_attributes(node, self._sizes))
         except UnknownName as error:
             self._skip(element.line, str(error))
 
@@ -168,9 +184,10 @@ class _Trace:
         self._problems.count_skipped(self._source.name, line, reason)
 
 
-def _parse_attributes(node: Mapping[str, Any]) -> _Said:
+def _parse_attributes(node: Mapping[str, Any], sizes: dict[int, int]) -> _Said:
+    """What a node says; `sizes`: of groups by address, as far as nodes have told them, this one included."""
     attributes = _attributes(node)
-    inputs, outputs = node.get("inputs"), node.get("outputs")
+    inputs, outputs = _values(node, "input"), _values(node, "output")
     values = inputs.get("values") if isinstance(inputs, dict) else None
     values = values if isinstance(values, list) else []
     place = next((at for at, one in enumerate(values) if isinstance(one, str) and _is_operation(one)), None)
@@ -183,6 +200,11 @@ def _parse_attributes(node: Mapping[str, Any]) -> _Said:
     size = small_number(attributes.get("pg_size"))
     if size is None and len(behind) > 2:
         size = small_number(behind[-1])
+    address = whole_number(values[place - 2]) if place is not None and place > 1 else None
+    if address is not None and size is None:
+        size = len(parts[0]) if parts and parts[0] else sizes.get(address)
+        if size is not None and len(sizes) < MOST_RANKS:
+            sizes[address] = size
     if size is not None and size > MOST_RANKS:
         raise UnknownName(f"a group of {size} ranks")
     splits = [
@@ -204,6 +226,12 @@ def _parse_attributes(node: Mapping[str, Any]) -> _Said:
         description=text(attributes.get("pg_desc")) or (groups[0][1] if groups else ""),
         rank=small_number(values[place - 1]) if place else None,
     )
+
+
+def _values(node: Mapping[str, Any], side: str) -> object:
+    """The values of a node's inputs or outputs, with their types; those of older schemas lie side by side."""
+    said = node.get(f"{side}s")
+    return {"values": said, "types": node.get(f"{side}_types")} if isinstance(said, list) else said
 
 
 def _attributes(node: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ FORMATS: Final = (
     "deepspeed",
     "nsys",
     "rocpd",
+    "rocprofv3",
     "railscope",
 )
 """By the names that users give them."""

@@ -41,8 +41,8 @@ _COPIED_BYTES: Final = 1 << 20
 _MOST_NS: Final = 1 << 62
 _PEER_TO_PEER: Final = 10
 """CUPTI_ACTIVITY_MEMCPY_KIND_PTOP."""
-NO_SIZES: Final = "these databases do not say what NCCL was called for: sizes and communicators are unknown"
-FROM_BOOT: Final = "times of rocpd databases count from the boot of each host: what several hosts did is not aligned"
+NO_SIZES: Final = "these files do not say what NCCL was called for: sizes and communicators are unknown"
+FROM_BOOT: Final = "times of rocprofv3 count from the boot of each host: what several hosts did is not aligned"
 
 Row = tuple[Any, ...]
 
@@ -209,7 +209,7 @@ class _Nsys:
                     continue
                 ends = small_number(source), small_number(destination)
                 between = copy_kind == _PEER_TO_PEER or (None not in ends and ends[0] != ends[1])
-                work.add_copy(f"{kind} PtoP" if between else kind, span, _size(size), between_gpus=between)
+                work.add_copy(f"{kind} PtoP" if between else kind, span, known_size(size), between_gpus=between)
         self._processes.finish()
         return skipped
 
@@ -217,7 +217,7 @@ class _Nsys:
         start, end, stream, device, global_pid = place
         process = whole_number(global_pid)
         pid = None if process is None else process >> 24 & 0xFFFFFF
-        return _span(start, end, stream, device, self._began_ns), self._processes.work_of(self._node, pid)
+        return known_span(start, end, stream, device, self._began_ns), self._processes.work_of(self._node, pid)
 
 
 class _Rocpd:
@@ -255,7 +255,7 @@ class _Rocpd:
         for start, end, stream, process, agent, kernel in database.rows(
             f"{_DISPATCHES}{uuid}", [*columns, "agent_id", "kernel_id"]
         ):
-            span = _span(start, end, stream, gpus.get(agent), 0)
+            span = known_span(start, end, stream, gpus.get(agent), 0)
             work = self._processes.work_of(node, pids.get(process))
             if span is None or work is None:
                 skipped += 1
@@ -265,17 +265,18 @@ class _Rocpd:
             f"rocpd_memory_copy{uuid}", [*columns, "src_agent_id", "dst_agent_id", "size"]
         ):
             ends = gpus.get(source), gpus.get(destination)
-            span = _span(start, end, stream, ends[1] if ends[1] is not None else ends[0], 0)
+            span = known_span(start, end, stream, ends[1] if ends[1] is not None else ends[0], 0)
             work = self._processes.work_of(node, pids.get(process))
             if span is None or work is None:
                 skipped += 1
                 continue
             between = None not in ends and source != destination
-            work.add_copy("Memcpy PtoP" if between else "Memcpy", span, _size(size), between_gpus=between)
+            work.add_copy("Memcpy PtoP" if between else "Memcpy", span, known_size(size), between_gpus=between)
         return skipped
 
 
-def _span(start: object, end: object, stream: object, device: object, began_ns: int) -> Span | None:
+def known_span(start: object, end: object, stream: object, device: object, began_ns: int) -> Span | None:
+    """When and where a GPU worked, by what a profiler's file says, `began_ns` after 1970; None: it makes no sense."""
     begin_ns, end_ns = whole_number(start), whole_number(end)
     if begin_ns is None or end_ns is None or not 0 <= begin_ns <= end_ns < _MOST_NS - began_ns:
         return None
@@ -283,7 +284,8 @@ def _span(start: object, end: object, stream: object, device: object, began_ns: 
     return Span(began_ns + begin_ns, began_ns + end_ns, whole_number(stream), None if gpu is None else str(gpu))
 
 
-def _size(value: object) -> int | None:
+def known_size(value: object) -> int | None:
+    """Bytes of a copy; None: they are not told."""
     size = whole_number(value)
     return size if size is not None and 0 <= size <= LARGEST_PAYLOAD_BYTES else None
 

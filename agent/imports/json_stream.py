@@ -41,6 +41,8 @@ _LEAST_BATCH: Final = 1 << 16
 """Letters that are read element by element before another batch is tried."""
 _TRIES: Final = 8
 _SPACES_BETWEEN: Final = 64
+_DEEPEST: Final = 8
+"""Of values that are opened, one in the other."""
 
 Decode = Callable[[bytes], list[Any]]
 """Takes elements: a JSON array of them, or one a line where no array holds them.
@@ -84,10 +86,14 @@ class JsonStream:
     key each; an array at the outermost level has its elements without a key.
     """
 
-    def __init__(self, stream: io.BufferedIOBase, streamed: Collection[str], report: Report) -> None:
-        """`streamed`: keys of the outermost object whose arrays are read element by element."""
+    def __init__(
+        self, stream: io.BufferedIOBase, streamed: Collection[str], report: Report, opened: Collection[str] = ()
+    ) -> None:
+        """`streamed`: keys of the outermost object whose arrays are read element by element; `opened`: keys whose
+        values, objects or arrays of objects, are read as if what they hold stood in the outermost object."""
         self._stream = stream
         self._streamed = streamed
+        self._opened = opened
         self._report = report
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._decoder = json.JSONDecoder(strict=False)
@@ -129,7 +135,8 @@ class JsonStream:
                 elif (element := self._element("")) is not None:
                     yield element
 
-    def _object(self) -> Iterator[Element | Batch]:
+    def _object(self, depth: int = 0) -> Iterator[Element | Batch]:
+        """What an object holds, and move behind it."""
         self._at += 1
         while (letter := self._peek()) not in ("}", ""):
             if letter == ",":
@@ -146,12 +153,29 @@ class JsonStream:
             if key in self._streamed and self._peek() == "[":
                 self._at += 1
                 yield from self._array(key)
+            elif key in self._opened and depth < _DEEPEST and self._peek() in ("{", "["):
+                yield from self._inside(depth + 1)
             else:
                 self._peek()
                 if (element := self._element(key)) is not None:
                     yield element
-        if not letter:
+        if letter:
+            self._at += 1
+        else:
             self._report(self._here(), "the file ends in the middle of an object")
+
+    def _inside(self, depth: int) -> Iterator[Element | Batch]:
+        """What an object holds, or what those of an array hold."""
+        if self._peek() == "{":
+            yield from self._object(depth)
+            return
+        self._at += 1
+        while (letter := self._peek(_BETWEEN_ELEMENTS)) not in ("]", ""):
+            if letter == "{":
+                yield from self._object(depth)
+            else:
+                self._element("")
+        self._at += 1
 
     def _array(self, key: str) -> Iterator[Element | Batch]:
         while (letter := self._peek(_BETWEEN_ELEMENTS)) not in ("]", ""):

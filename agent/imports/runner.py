@@ -24,6 +24,7 @@ from railscope.agent.imports import (
     nccl_profiler,
     nccl_ras,
     railscope_recording,
+    rocprof_json,
     torch_flight_recorder,
 )
 from railscope.agent.imports.communication_kernels import KernelNames
@@ -44,6 +45,7 @@ _TESTS: Final[tuple[tuple[str, Callable[[bytes], bool]], ...]] = (
     (railscope_recording.FORMAT, railscope_recording.has_format),
     (gpu_database.ROCPD, gpu_database.is_rocpd),
     (gpu_database.NSYS, gpu_database.is_nsys),
+    (rocprof_json.FORMAT, rocprof_json.has_format),
     (nccl_inspector.FORMAT, nccl_inspector.has_format),
     (nccl_profiler.FORMAT, nccl_profiler.has_format),
     (nccl_ras.FORMAT, nccl_ras.has_format),
@@ -257,6 +259,8 @@ def _import(name: str, sources: Sequence[Source], target: ImportTarget, problems
         gpu_database.import_nsys(sources, target, problems, node, said.names)
     elif name == gpu_database.ROCPD:
         gpu_database.import_rocpd(sources, target, problems, node, said.names)
+    elif name == rocprof_json.FORMAT:
+        rocprof_json.import_files(sources, target, problems, node, said.names)
     elif name == kineto.FORMAT:
         kineto.import_files(sources, target, problems, node, said.names)
     elif name == torch_flight_recorder.FORMAT:
