@@ -29,6 +29,10 @@ OPTIONS = JobOptions(
     verify=False,
     pace_us=200_000,
 )
+ALL_DETAIL = ("--series.detail", "all", "--series.peers", "8")
+"""Profile lean has none of it."""
+TOTALS = {"all", "any", "both", "everything", "none", "nothing", "sum", "total"}
+"""What no value of a label may be: it stands for all other values, or for none, and sums count once."""
 OF_STALLS = (
     *("railscope_comm_stalled", "railscope_comm_stall_info", "railscope_comm_stall_seconds_total"),
     *("railscope_comm_stall_collectives", "railscope_comm_info", "railscope_comm_enqueued_total"),
@@ -61,7 +65,7 @@ def test_a_node_of_eight_rails_and_sixty_four_communicators_has_few_series_and_t
     with Fabric(hosts=2, rails=RAILS) as fabric, jobs(fabric) as running:
         here = [pid for job in running for pid in job.pids[: OPTIONS.ranks_per_host]]
         watched = [word for pid in here for word in ("--pid", str(pid))]
-        with AgentProcess(*watched, "--series.profile", "lean") as agent:
+        with AgentProcess(*watched, "--series.profile", "lean", *ALL_DETAIL) as agent:
             agent.until(lambda: agent.samples("railscope_processes_observed") == [({}, float(len(here)))])
             for job in running:
                 job.release()
@@ -77,5 +81,8 @@ def test_a_node_of_eight_rails_and_sixty_four_communicators_has_few_series_and_t
                 agent.until(lambda: named(scrape(agent), *OF_STALLS[:1]) != set())
                 # Ranks may be found between two scrapes.
                 agent.until(lambda: told(agent) == told(agent, "?profile=full"))
+                shown = scrape(agent, "?profile=full")
+                values = {(name, *label) for name, labels in shown for label in labels}
+                assert not [one for one in values if one[2] in TOTALS]
             finally:
                 os.kill(here[0], signal.SIGCONT)

@@ -67,7 +67,8 @@ def test_live_steps_and_their_parts_agree_with_the_report_of_the_same_job(
     # Steps whose operations ended within the job; the last of them may yet wait for the next one.
     assert 0.5 * seconds < sum(parts.values()) <= seconds
     assert parts["communication"] > 0
-    assert spent["steps"] > 0.8 * seconds
+    # On a busy machine ranks wait for processors, which is a stall, and steps take longer because of it.
+    assert spent["steps"] + spent["stalled"] > 0.8 * seconds, spent
 
 
 def steps(agent: AgentProcess) -> float:

@@ -169,3 +169,16 @@ def test_what_takes_long_to_read_is_not_put_off_and_comes_after_the_others(monke
         before = bench.reads()
         bench.reads_over(20, calm=True)
         assert [after - earlier for after, earlier in zip(bench.reads(), before, strict=True)] == [20, 10, 10]
+
+
+def test_that_the_last_process_of_a_namespace_has_ended_is_no_trouble_to_warn_of(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is read between the end of its process and the moment when that is noticed."""
+    left = NetworkNamespace(0xF1234567, Path("/proc/0/ns/net"), own=False)
+    bench.watch.add_process(7, left)
+    bench.sampler.read_due(bench.clock.monotonic_ns())
+    bench.watch.update(bench.decisions)
+    (result,) = [one for one in bench.watch.collectors() if one.collector == f"qdisc net:[{left.inode}]"]
+    assert not result.success
+    assert not caplog.records
