@@ -124,7 +124,8 @@ def privilege_remedy() -> str:
 
 def capability_remedy(name: str) -> str:
     """How to get one capability."""
-    return f"{privilege_remedy()}; in a systemd unit: AmbientCapabilities={name}"
+    in_a_pod = f"capabilities: {{add: [{name.removeprefix('CAP_')}]}}"
+    return f"{privilege_remedy()}; in a systemd unit: AmbientCapabilities={name}; in a pod: {in_a_pod}"
 
 
 def one_line(error: BaseException) -> str:

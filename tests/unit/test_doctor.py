@@ -92,6 +92,7 @@ def test_every_missing_capability_says_what_is_lost_and_how_to_get_it(tmp_path: 
     }
     for finding in findings:
         assert f"AmbientCapabilities={finding.check}" in finding.remedy
+        assert finding.remedy.endswith(f"in a pod: capabilities: {{add: [{finding.check.removeprefix('CAP_')}]}}")
         assert "without it: " in finding.what
 
 
