@@ -262,6 +262,17 @@ def test_wrong_values_are_refused_by_their_names(values: dict[str, Any], said: s
     assert re.search(rf"\b{said}\b", str(refused.value))
 
 
+@pytest.mark.parametrize(
+    ("value", "lost"), [("prometheusRule", "railscope-recording.yml"), ("dashboards", "dashboards")]
+)
+def test_a_chart_whose_links_were_left_behind_is_refused_and_not_rendered_without_them(
+    value: str, lost: str, tmp_path: Path
+) -> None:
+    shutil.copytree(CHART, tmp_path / "chart", ignore=shutil.ignore_patterns("files"))
+    with pytest.raises(helm.HelmError, match=lost):
+        render({value: {"enabled": True}}, tmp_path / "chart")
+
+
 def test_an_agent_that_pushes_may_ask_the_network() -> None:
     policy = {"networkPolicy": {"enabled": True}}
     assert only("NetworkPolicy", policy)["spec"]["egress"] == []

@@ -55,3 +55,8 @@ tcpSocket: {port: metrics}
 httpGet: {path: {{ .path }}, port: metrics}
 {{- end -}}
 {{- end -}}
+
+{{/* In a checkout the chart's files are links to the project's, which some tools leave behind. */}}
+{{- define "railscope.without" -}}
+{{- fail (printf "%s: the chart has no such file, as a tool left links behind that lead out of its folder: take a release's railscope-chart, or what `helm package` makes" .) -}}
+{{- end -}}
