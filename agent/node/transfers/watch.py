@@ -56,6 +56,8 @@ MOST_LOOKED_AT: Final = 256
 """Requests of one process that were let go and are looked at in its memory."""
 MOST_PEERS: Final = 64
 """Of one process that are told of by name: the busiest."""
+MOST_PAIRS: Final = 512
+"""Of one user's processes and peers that are told of: those that moved most."""
 MOST_ENDED: Final = 512
 """Pairs of processes that have ended: the latest ones are told of until others take their place."""
 
@@ -395,7 +397,10 @@ class TransferWatch:
         return (one for one, over in zip(requests, complete, strict=True) if over)
 
     def _by_peer(self, keys: Records, totals: Records) -> tuple[PeerTransfers, ...]:
-        """By process, function and peer; what has no name, and what is beyond the busiest, is one sum each."""
+        """By process, function and peer; what has no name, or is beyond the busiest of a process, is one sum each.
+
+        Of one user so many: who starts processes by the thousand costs others no more.
+        """
         rows: dict[tuple[int, int, str], list[int]] = {}
         of_process: Counter[int] = Counter()
         named = _have_names(keys)
@@ -412,8 +417,15 @@ class TransferWatch:
         groups = np.split(rest[np.argsort(which, kind="stable")], np.cumsum(counts)[:-1])
         for (pid, function), group in zip(places.tolist(), groups, strict=bool(len(places))):
             rows[pid, function, ""] = group.tolist()
-        found = [_peer_transfers(pid, function, peer, totals[some]) for (pid, function, peer), some in rows.items()]
-        return tuple(sorted(found, key=lambda one: (-(one.payload_bytes or 0), -one.operations)))
+        moved, uids = totals["bytes"].tolist(), totals["uid"].tolist()
+        of_user: Counter[int] = Counter()
+        found = []
+        for names, some in sorted(rows.items(), key=lambda one: -sum(map(moved.__getitem__, one[1]))):
+            user = uids[some[0]]
+            if of_user[user] < MOST_PAIRS:
+                of_user[user] += 1
+                found.append(_peer_transfers(*names, totals[some]))
+        return tuple(found)
 
     def _peer(self, pid: int, function: int, peer: int) -> str:
         library = OPERATIONS[function].library

@@ -1,0 +1,131 @@
+"""What is told of processes and their peers: names, sums, and no more of one user than of another.
+
+Simulated: the kernel's tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from railscope.agent.node.transfers.watch import MOST_PAIRS, MOST_PEERS, TransferWatch
+from railscope.probes.clock import SystemClock
+from railscope.probes.transfers.functions import OPERATIONS
+from railscope.probes.transfers.programs import TransferTables
+from railscope.probes.transfers.records import REQUEST, REQUEST_KEY, THREAD, TRANSFER_KEY, TRANSFER_TOTAL
+
+MIB = 1 << 20
+
+
+def number_of(library: str, op: str) -> int:
+    return next(at for at, one in enumerate(OPERATIONS) if (one.library.value, one.op) == (library, op))
+
+
+WRITE, PUT, SEND = number_of("nixl", "Write"), number_of("ucx", "Put"), number_of("mpi", "Send")
+
+
+class Programs:
+    """The loaded programs, with rows of (pid, function, peer, bytes, uid) of one operation each."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, int, int, int, int]] = []
+        self.ended: list[int] = []
+
+    def read(self) -> TransferTables:
+        keys, totals = self._tables([row for row in self.rows if row[0] not in self.ended])
+        none = (np.zeros(0, REQUEST_KEY), np.zeros(0, REQUEST), np.zeros(0, np.uint32), np.zeros(0, THREAD))
+        return TransferTables(keys, totals, *none)
+
+    def overflow(self) -> Any:
+        return np.zeros(0, TRANSFER_TOTAL)
+
+    def peer_name(self, pid: int, peer: int) -> str:
+        return "" if pid in self.ended else f"decode-{peer}"
+
+    def take_ended(self, _pids: object) -> Any:
+        gone = [row for row in self.rows if row[0] in self.ended]
+        self.rows = [row for row in self.rows if row[0] not in self.ended]
+        names = {(pid, peer): f"decode-{peer}" for pid, _, peer, _, _ in gone}
+        return *self._tables(gone), np.zeros(0, np.uint32), names
+
+    def _tables(self, rows: list[tuple[int, int, int, int, int]]) -> tuple[Any, Any]:
+        keys, totals = np.zeros(len(rows), TRANSFER_KEY), np.zeros(len(rows), TRANSFER_TOTAL)
+        for at, (pid, function, peer, moved, uid) in enumerate(rows):
+            keys[at] = (peer, pid, function)
+            totals["bytes"][at], totals["uid"][at] = moved, uid
+            totals["operations"][at], totals["completed"][at], totals["sum_ns"][at] = 1, 1, 1000
+            totals["buckets"][at, 0] = 1
+        return keys, totals
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def programs() -> Programs:
+    return Programs()
+
+
+@pytest.fixture
+def watch(programs: Programs) -> Iterator[TransferWatch]:
+    made = TransferWatch(lambda: cast(Any, programs), Path("/proc"), cast(Any, None), SystemClock())
+    made._programs = cast(Any, programs)
+    yield made
+    made.close()
+
+
+def pairs(watch: TransferWatch) -> list[tuple[int, str, str, int, int | None]]:
+    return [(one.pid, one.op, one.peer, one.operations, one.payload_bytes) for one in watch.facts().by_peer]
+
+
+def test_named_peers_stand_by_themselves_and_endpoints_without_a_name_are_one_sum(
+    programs: Programs, watch: TransferWatch
+) -> None:
+    programs.rows = [(7, WRITE, 1, MIB, 0), (7, WRITE, 2, 3 * MIB, 0), *((7, PUT, 4096 + at, 5, 0) for at in range(9))]
+    assert pairs(watch) == [
+        (7, "Write", "decode-2", 1, 3 * MIB),
+        (7, "Write", "decode-1", 1, MIB),
+        (7, "Put", "", 9, 45),
+    ]
+    (put,) = [one for one in watch.facts().by_peer if one.op == "Put"]
+    assert put.durations is not None
+    assert (put.completed, put.durations.counts[0]) == (9, 9)
+    assert put.seconds == pytest.approx(9e-6)
+
+
+def test_one_rank_whose_number_comes_with_garbage_above_it_is_one_peer(
+    programs: Programs, watch: TransferWatch
+) -> None:
+    programs.rows = [(7, SEND, 3, 10, 0), (7, SEND, 3 | 5 << 32, 20, 0)]
+    assert pairs(watch) == [(7, "Send", "rank 3", 2, 30)]
+
+
+def test_peers_beyond_the_busiest_of_a_process_are_summed_up(programs: Programs, watch: TransferWatch) -> None:
+    programs.rows = [(7, WRITE, at, 100 + at, 0) for at in range(MOST_PEERS + 10)]
+    found = pairs(watch)
+    assert len(found) == MOST_PEERS + 1
+    assert {one[2] for one in found} == {"", *(f"decode-{at}" for at in range(10, MOST_PEERS + 10))}
+    assert sum(one[3] for one in found) == MOST_PEERS + 10
+
+
+def test_a_user_with_thousands_of_processes_hides_no_pair_of_another(programs: Programs, watch: TransferWatch) -> None:
+    greedy = [(pid, PUT, 4096, 10 * MIB, 1000) for pid in range(10_000, 10_000 + 3 * MOST_PAIRS)]
+    programs.rows = [*greedy, (7, WRITE, 1, 8, 1001)]
+    found = pairs(watch)
+    assert len(found) == MOST_PAIRS + 1
+    assert found[-1] == (7, "Write", "decode-1", 1, 8)
+
+
+def test_pairs_of_a_process_that_ends_are_kept_with_their_names(programs: Programs, watch: TransferWatch) -> None:
+    programs.rows = [(7, WRITE, 1, MIB, 0), (8, WRITE, 1, MIB, 0)]
+    programs.ended = [7]
+    watch._take_ended({7})
+    facts = watch.facts()
+    assert [(one.pid, one.peer) for one in facts.by_peer] == [(8, "decode-1")]
+    assert [(one.pid, one.peer, one.payload_bytes) for one in facts.ended] == [(7, "decode-1", MIB)]
+    assert facts.ended_count == 1
+    assert sum(one.operations for one in facts.totals) == 2
