@@ -4,7 +4,8 @@ A job's ranks are in several communicators at once.  One that is stopped keeps i
 keep theirs waiting in others, and so on: only the first of them waits for a culprit.
 
 So this begins with those who are to blame and goes from communicator to communicator as they wait: each process and
-each communicator is visited once, however many paths cross, so that the shortest path is found.
+each communicator is visited once, however many paths cross, so that the shortest path is found.  Only communicators in
+which something is in flight are visited; of the others it is found out when one is asked about.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ class Dependencies:
         self._ranks = ranks
         self._places: dict[int, tuple[RankFacts, ...]] = {}
         self._lost: dict[int, bool] = {}
-        self._why: dict[str, str] | None = None
+        self._stopped: dict[int, str] | None = None
+        self._held: dict[int, tuple[int, str]] | None = None
+        self._why: dict[str, str | None] = {}
+        """By the communicator's name, of those that were asked about."""
 
     def waiting_elsewhere(self, peers: Iterable[RankFacts]) -> tuple[Elsewhere, ...]:
         """Those of these ranks that have nothing in flight, and whose process is held up in another communicator.
@@ -58,7 +62,7 @@ class Dependencies:
                 continue
             place = self._place_besides(peer)
             if place is not None and self._ranks.runs(peer.pid):
-                found.append(Elsewhere(peer.pid, peer.name, place.comm, self._held_up().get(place.comm, "")))
+                found.append(Elsewhere(peer.pid, peer.name, place.comm, self._held_up(place.comm) or ""))
             elif len(self._ranks.by_process.get(peer.pid, ())) > 1 and self._lost_a_peer(peer.pid):
                 why = "connections of its process were closed at their other end"
                 found.append(Elsewhere(peer.pid, peer.name, "", why))
@@ -66,24 +70,20 @@ class Dependencies:
 
     def _place_besides(self, rank: RankFacts) -> RankFacts | None:
         """Where else the process of a rank has something in flight, or lost a peer: rather where it is known why."""
-        first = None
-        for place in self._places_of(rank.pid):
-            if place.comm != rank.comm:
-                if place.comm in self._held_up():
-                    return place
-                first = first or place
-        return first
+        return next((place for place in self._places_of(rank.pid) if place.comm != rank.comm), None)
 
     def _places_of(self, pid: int) -> tuple[RankFacts, ...]:
         """Where a process has something in flight, or lost a peer; first those of which it is known what holds them."""
         if pid not in self._places:
-            ranks = self._ranks
-            perhaps = ranks.by_process.get(pid, ()) if ranks.perhaps_in is None else ranks.perhaps_in(pid)
-            places = [one for one in perhaps if self._is_in(one)]
-            # Most processes are nowhere: what holds up communicators takes a look at all of them.
-            held_up = self._held_up() if places else {}
-            self._places[pid] = tuple(sorted(places, key=lambda one: one.comm not in held_up))
+            places = self._in_flight_of(pid)
+            self._places[pid] = tuple(sorted(places, key=lambda one: self._held_up(one.comm) is None))
         return self._places[pid]
+
+    def _in_flight_of(self, pid: int) -> list[RankFacts]:
+        """Ranks of a process in which something is in flight, or whose communicator lost a peer."""
+        ranks = self._ranks
+        perhaps = ranks.by_process.get(pid, ()) if ranks.perhaps_in is None else ranks.perhaps_in(pid)
+        return [one for one in perhaps if self._is_in(one)]
 
     def _is_in(self, rank: RankFacts) -> bool:
         flight = rank.in_flight
@@ -95,45 +95,68 @@ class Dependencies:
             self._lost[pid] = self._ranks.lost_a_peer(pid)
         return self._lost[pid]
 
-    def _held_up(self) -> Mapping[str, str]:
-        """What holds a communicator up in the end, in words, by its name; those of which that is not seen are left
-        out."""
-        if self._why is None:
-            self._why = self._follow(self._first_causes())
-        return self._why
+    def _held_up(self, comm: str) -> str | None:
+        """What holds a communicator up in the end, in words; None: that is not seen."""
+        if comm not in self._why:
+            self._why[comm] = self._first_cause(comm) or self._later_cause(comm)
+        return self._why[comm]
 
-    def _first_causes(self) -> dict[str, str]:
-        """Communicators that wait for a rank which no other communicator holds up."""
-        stopped = {
-            pid: facts.condition
-            for pid in self._ranks.by_process
-            if (facts := self._ranks.facts_of(pid)) is not None and facts.condition != "running"
-        }
-        why = {}
-        for comm, ranks in self._ranks.by_comm.items():
-            gone = self._ranks.gone_of(comm)
-            held = next((one for one in ranks if one.pid in stopped), None)
-            if gone is not None:
-                why[comm] = gone.sentence
-            elif held is not None:
-                why[comm] = f"process {held.pid} of its rank {held.name} is {stopped[held.pid]}"
-        return why
+    def _first_cause(self, comm: str) -> str | None:
+        """The rank for which a communicator waits, and which no other communicator holds up, in words."""
+        gone = self._ranks.gone_of(comm)
+        if gone is not None:
+            return gone.sentence
+        if self._stopped is None:
+            facts = ((pid, self._ranks.facts_of(pid)) for pid in self._ranks.by_process)
+            self._stopped = {pid: one.condition for pid, one in facts if one is not None and one.condition != "running"}
+        stopped = self._stopped
+        held = next((one for one in self._ranks.by_comm.get(comm, ()) if one.pid in stopped), None) if stopped else None
+        return None if held is None else f"process {held.pid} of its rank {held.name} is {stopped[held.pid]}"
 
-    def _follow(self, why: dict[str, str]) -> dict[str, str]:
-        """The same, with communicators that wait for a process that waits in one of these."""
+    def _later_cause(self, comm: str) -> str | None:
+        """The communicator in which a rank of this one waits that makes no call here, in words."""
+        held = self._held_processes()
+        idle = (one.pid for one in self._ranks.by_comm.get(comm, ()) if one.in_flight is None) if held else ()
+        first = min((held[pid] for pid in idle if pid in held), default=None)
+        return None if first is None else self._because_of(first[1])
+
+    def _because_of(self, comm: str) -> str:
+        return f"and that because of communicator {comm}: {self._held_up(comm)}"
+
+    def _held_processes(self) -> Mapping[int, tuple[int, str]]:
+        """Processes that wait in a communicator which is held up, by pid: how near to the cause, and in which."""
+        if self._held is None:
+            held = self._held = {}
+            waits_in, idle_in = self._waits()
+            ahead = deque(comm for comm in waits_in if self._first_cause(comm) is not None)
+            come_to = set(ahead)
+            while ahead:
+                comm = ahead.popleft()
+                for pid in waits_in[comm]:
+                    if pid in held:
+                        continue
+                    held[pid] = len(held), comm
+                    for other in idle_in[pid]:
+                        if other not in come_to:
+                            come_to.add(other)
+                            self._why[other] = self._because_of(comm)
+                            ahead.append(other)
+        return self._held
+
+    def _waits(self) -> tuple[Mapping[str, list[int]], Mapping[int, list[str]]]:
+        """Processes that have something in flight in each communicator, and where among these each makes no call.
+
+        Communicators in which nothing is in flight are left out: mostly that is all but a few of thousands.
+        """
+        by_comm = self._ranks.by_comm
         waits_in: defaultdict[str, list[int]] = defaultdict(list)
-        for comm, ranks in self._ranks.by_comm.items():
-            waits_in[comm] = [one.pid for one in ranks if self._is_in(one)]
-        come_to: set[int] = set()
-        ahead = deque(why)
-        while ahead:
-            comm = ahead.popleft()
-            for pid in waits_in[comm]:
-                if pid in come_to:
-                    continue
-                come_to.add(pid)
-                for idle in self._ranks.by_process[pid]:
-                    if idle.in_flight is None and idle.comm in self._ranks.by_comm and idle.comm not in why:
-                        why[idle.comm] = f"and that because of communicator {comm}: {why[comm]}"
-                        ahead.append(idle.comm)
-        return why
+        idle_in: defaultdict[int, list[str]] = defaultdict(list)
+        for pid in self._ranks.by_process:
+            for one in self._in_flight_of(pid):
+                if one.comm in by_comm:
+                    waits_in[one.comm].append(pid)
+        for comm in waits_in:
+            for one in by_comm[comm]:
+                if one.in_flight is None:
+                    idle_in[one.pid].append(comm)
+        return waits_in, idle_in
