@@ -20,7 +20,7 @@ from railscope.probes.clock import Clock
 from railscope.probes.netdev.connection_state import ConnectionState
 from railscope.probes.processes.namespaces import NetworkNamespace
 from railscope.probes.processes.processes import ProcessIdentity
-from railscope.probes.processes.state import ThreadTimes
+from railscope.probes.processes.state import ThreadTimes, thread_times
 from railscope.probes.processes.tree import ProcessTrees
 from tests.unit.exporters_snapshots import rail
 from tests.unit.stall_world import SimulatedClock
@@ -348,7 +348,32 @@ def test_a_tenant_with_many_threads_has_so_many_read_and_another_tenants_are_rea
             world.look.remember_threads(process)
         assert read == [*range(100, 100 + MOST_THREADS_READ // 1024), 200]
         read.clear()
-        world.wait()
+        world.wait(5)  # who has so many is not read again before
+
+
+def test_threads_of_a_process_with_very_many_are_read_more_seldom(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = world.process()
+    for tid in range(6, 500):
+        task = world.procfs / "5" / "task" / str(tid)
+        task.mkdir()
+        (task / "schedstat").write_text("0 0 0\n")
+    read: list[float] = []
+
+    def times(procfs: Path, pid: int) -> tuple[ThreadTimes, ...]:
+        read.append(world.clock.now_ns / 1e9)
+        return thread_times(procfs, pid)
+
+    monkeypatch.setattr(close_look, "thread_times", times)
+    began = world.clock.now_ns / 1e9
+    windows = set()
+    for _ in range(17):
+        world.look.remember_threads(process)
+        windows.add(world.look.process(process).window_ns)
+        world.wait(0.25)
+    assert [at - began for at in read] == [0.0, 2.0, 4.0]
+    assert windows == {0, 1_000_000_000, 2_000_000_000}
 
 
 def test_threads_that_ran_while_calls_were_made_take_part(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

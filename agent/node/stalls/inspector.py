@@ -36,6 +36,8 @@ _log = logging.getLogger("railscope.stalls")
 
 READ_PERIOD_NS: Final = 400_000_000
 """A process with hundreds of threads costs some milliseconds to look at."""
+_THREAD_PAUSE_NS: Final = 2_000_000
+"""For each of its threads: to read them takes half a percent of a core at most."""
 MOST_FRESH: Final = 16
 """Suspects that are new, for each of which connections are read out of turn: a reading is of all suspects, and one user
 may have thousands.  The others come with the next."""
@@ -136,7 +138,7 @@ class Inspector:
         now_ns = self._clock.monotonic_ns()
         _drop_if_old(readings, now_ns - _WINDOW_NS - self._gap_ns, lambda look: look.state.time_ns)
         outdated = process.identity.pid in self._outdated
-        if outdated or not readings or now_ns - readings[-1].state.time_ns >= READ_PERIOD_NS:
+        if outdated or not readings or now_ns - readings[-1].state.time_ns >= _pause_ns(readings[-1].state):
             self._outdated.discard(process.identity.pid)
             try:
                 readings.append(self._look_at(process))
@@ -224,7 +226,8 @@ class Inspector:
         pid, now_ns = process.identity.pid, self._clock.monotonic_ns()
         before_ns, before = self._runs.get(pid, (-_REMEMBER_NS, {}))
         # A process may have many communicators, each of which asks.
-        if now_ns - before_ns < _REMEMBER_NS or not self._may_read_threads(process.tenant, now_ns, 0):
+        pause_ns = max(_REMEMBER_NS, len(before) * 2 * _THREAD_PAUSE_NS)
+        if now_ns - before_ns < pause_ns or not self._may_read_threads(process.tenant, now_ns, 0):
             return
         now = {thread.tid: thread.runs for thread in thread_times(self._procfs, pid)}
         self._may_read_threads(process.tenant, now_ns, len(now))
@@ -483,6 +486,11 @@ def _drop_old(readings: deque[Reading], before_ns: int, time_of: Callable[[Readi
     """Keep one reading that is older than the window, so that the window is always covered."""
     while len(readings) > 2 and time_of(readings[1]) <= before_ns:
         readings.popleft()
+
+
+def _pause_ns(state: ProcessState) -> int:
+    """How long what was read of a process stands."""
+    return max(READ_PERIOD_NS, len(state.threads) * _THREAD_PAUSE_NS)
 
 
 def _drop_if_old(readings: deque[Reading], before_ns: int, time_of: Callable[[Reading], int]) -> None:
