@@ -101,16 +101,23 @@ class _UniqueId(ctypes.Structure):
     _fields_ = (("internal", ctypes.c_char * _ID_BYTES),)
 
 
+def _require(call: str, result: int) -> None:
+    """End the process, whatever its other thread waits for, where a call failed: as where no network device is up."""
+    if result:
+        print(f"{call} failed with {result}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
 def _run(library: ctypes.CDLL, ids: list[_UniqueId], rank: int, pace_seconds: float, made: threading.Barrier) -> None:
     send, receive = (ctypes.c_float * _ELEMENTS)(), (ctypes.c_float * _ELEMENTS)()
 
     def reduce(communicator: ctypes.c_void_p) -> None:
-        library.ncclAllReduce(send, receive, _ELEMENTS, _FLOAT, _SUM, communicator, None)
+        _require("ncclAllReduce", library.ncclAllReduce(send, receive, _ELEMENTS, _FLOAT, _SUM, communicator, None))
 
     communicators = []
     for identity in ids:
         communicator = ctypes.c_void_p()
-        library.ncclCommInitRank(ctypes.byref(communicator), 2, identity, rank)
+        _require("ncclCommInitRank", library.ncclCommInitRank(ctypes.byref(communicator), 2, identity, rank))
         reduce(communicator)
         communicators.append(communicator)
     made.wait()
