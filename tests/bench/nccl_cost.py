@@ -10,12 +10,12 @@ Observers are measured once they have come to rest: an agent that has just come 
 all busy, one that chooses its level first tries more, and takes it back within seconds, and all is done more often
 until it has been as it is for a while (agent/node/daemon/schedule.py).  A job of weeks pays for none of that.
 
-For level counts and for the default, which have an aim, that does not decide: the bare rate wanders by percents while a
-whole agent comes, rests and goes.  So the agent observes one of two jobs alike, which take turns of seconds
-(quick_turns.py).  Beside it stand nobody, in the same turns: how far from 1 such a figure can be without a cause; what
-the programs of the level take by themselves, without the process, with and without events; and a program that does
-nothing: what no accounting can do better than.  At its default an agent has the programs of the level at which the
-governor rested.
+For levels watch and counts and for the default, which have an aim, that does not decide: the bare rate wanders by
+percents while a whole agent comes, rests and goes.  So the agent observes one of two jobs alike, which take turns of
+seconds (quick_turns.py).  Beside it stand nobody, in the same turns: how far from 1 such a figure can be without a
+cause; what the programs of the level take by themselves, without the process, with and without events; and a program
+that does nothing: what no accounting can do better than.  At its default an agent has the programs of the level at
+which the governor rested.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _SCRIPT: Final = Path(__file__).with_name("nccl_cost.bt")
 
 _AUTO, _BPFTRACE = "default", "bpftrace on what rails probes"
 _LEVELS: Final = {f"level {level_name(level)}": level for level in Level}
-_COUNTS, _RAILS = "level counts", "level rails"
+_WATCH, _COUNTS, _RAILS = "level watch", "level counts", "level rails"
 _EMPTY: Final = "an empty uprobe at each call"
 _SILENT: Final = "the programs of level counts without events"
 _NOBODY: Final = "noise floor"
@@ -103,9 +103,17 @@ CASES: Final = (
     Case(
         "nccl-1KiB",
         1 << 10,
-        (*(name for name in _LEVELS if name != _COUNTS), _BPFTRACE),
+        (*(name for name in _LEVELS if name not in (_WATCH, _COUNTS)), _BPFTRACE),
         {_COUNTS: Limit(Bound.AT_LEAST, 0.98), _AUTO: Limit(Bound.AT_LEAST, 0.97)},
         (Level.COUNTS,),
+        6,
+    ),
+    Case(
+        "nccl-watch",
+        1 << 10,
+        (),
+        {_WATCH: Limit(Bound.AT_LEAST, 0.999)},
+        (),
         6,
     ),
     Case(
