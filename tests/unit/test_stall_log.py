@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from railscope.agent.facts.stall import Stall
 from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.stalls.stall_log import MOST_LINES, WINDOW_NS, StallLog
 from tests.unit.exporters_snapshots import stall
@@ -15,6 +16,15 @@ from tests.unit.stall_world import SimulatedClock
 
 GREEDY, MODEST = 1, 2
 TENANTS = {GREEDY: Tenant(5000), MODEST: Tenant(5001)}
+
+
+def of_rank(pid: int, rank: int) -> Stall:
+    return replace(stall(), pid=pid, rank=str(rank))
+
+
+def told_of(lines: list[str]) -> list[str]:
+    """Process and rank of each line about a stall that begins."""
+    return [f"{line.rpartition('process ')[2][0]} {line.partition(' rank ')[2].partition(' ')[0]}" for line in lines]
 
 
 @pytest.fixture(autouse=True)
@@ -27,11 +37,11 @@ def test_many_stalls_of_one_tenant_leave_another_s_lines_and_are_summed_up(caplo
     clock = SimulatedClock()
     log = StallLog(clock, TENANTS.__getitem__)
     for number in range(500):
-        log.begun(replace(stall(), pid=GREEDY), f"greedy {number}")
+        log.begun(of_rank(GREEDY, number))
     for _ in range(400):
         log.ended(replace(stall(ended_ns=clock.now_ns), pid=GREEDY))
-    log.begun(replace(stall(), pid=MODEST), "modest 0")
-    assert caplog.messages == [*(f"greedy {number}" for number in range(MOST_LINES)), "modest 0"]
+    log.begun(of_rank(MODEST, 0))
+    assert told_of(caplog.messages) == [*(f"{GREEDY} {number}" for number in range(MOST_LINES)), f"{MODEST} 0"]
     log.sum_up()
     assert len(caplog.messages) == MOST_LINES + 1, "not before the minute is over"
     assert log.owes
@@ -49,7 +59,7 @@ def test_each_minute_has_lines_of_its_own(caplog: pytest.LogCaptureFixture) -> N
     log = StallLog(clock, TENANTS.__getitem__)
     for _ in range(3):
         for number in range(MOST_LINES):
-            log.begun(replace(stall(), pid=GREEDY), str(number))
+            log.begun(of_rank(GREEDY, number))
         clock.sleep(WINDOW_NS / 1e9)
     assert len(caplog.messages) == 3 * MOST_LINES
     assert not log.owes
@@ -59,8 +69,10 @@ def test_a_minute_that_is_over_is_summed_up_before_the_next_line(caplog: pytest.
     clock = SimulatedClock()
     log = StallLog(clock, TENANTS.__getitem__)
     for number in range(MOST_LINES + 1):
-        log.begun(replace(stall(), pid=GREEDY), str(number))
+        log.begun(of_rank(GREEDY, number))
     caplog.clear()
     clock.sleep(WINDOW_NS / 1e9)
-    log.begun(replace(stall(), pid=GREEDY), "again")
-    assert caplog.messages == ["of the ranks of uid 5000, 1 more begin to stall: /stalls has them one by one", "again"]
+    log.begun(of_rank(GREEDY, 99))
+    summed_up, again = caplog.messages
+    assert summed_up == "of the ranks of uid 5000, 1 more begin to stall: /stalls has them one by one"
+    assert told_of([again]) == [f"{GREEDY} 99"]

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from railscope.agent.facts.causes import Cause
-from railscope.agent.facts.stall import Stall
+from railscope.agent.facts.rank_process import describe_process
+from railscope.agent.facts.stall import Stall, rail_name
 from railscope.agent.node.inspection.tenants import Tenant
 from railscope.probes.clock import Clock
 
@@ -47,10 +48,10 @@ class StallLog:
         """Whether something is still to be summed up."""
         return any(minute.left_out for minute in self._minutes.values())
 
-    def begun(self, stall: Stall, sentence: str) -> None:
-        """A stall has begun, which `sentence` tells."""
+    def begun(self, stall: Stall) -> None:
+        """A stall has begun."""
         if self._has_room(stall, "begin to stall"):
-            _log.warning("%s", sentence)
+            _log.warning("%s", _sentence(stall))
 
     def ended(self, stall: Stall) -> None:
         """A stall has ended."""
@@ -88,3 +89,21 @@ class StallLog:
             return True
         minute.left_out[what] = minute.left_out.get(what, 0) + 1
         return False
+
+
+def _sentence(stall: Stall) -> str:
+    diagnosis = stall.diagnosis
+    whom = [f"rank {diagnosis.blamed_rank}"] if diagnosis.blamed_rank is not None else []
+    end = " or its other end" if diagnosis.either_end else ""
+    whom += [f"{rail_name(diagnosis.rail, diagnosis.device, diagnosis.netns)}{end}"] if diagnosis.rail else []
+    blamed = f", blamed on {' and '.join(whom)}" if whom else ""
+    if stall.library:
+        peer = f" with {stall.peer}" if stall.peer else ""
+        return (
+            f"{stall.op}{peer} does not complete: {diagnosis.cause.value}: {'; '.join(diagnosis.evidence)} "
+            f"({describe_process(stall.pid, stall.owner)})"
+        )
+    return (
+        f"communicator {stall.comm} rank {stall.rank} of {stall.nranks} stalls in {stall.op}: "
+        f"{diagnosis.cause.value}{blamed}: {'; '.join(diagnosis.evidence)} ({describe_process(stall.pid, stall.owner)})"
+    )

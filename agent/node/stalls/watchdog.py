@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +20,8 @@ from typing import Final
 from railscope.agent.facts.clocks import read_clocks
 from railscope.agent.facts.label_numbers import UNKNOWN, parse_number
 from railscope.agent.facts.rank_identity import RankKey
-from railscope.agent.facts.rank_process import describe_process
-from railscope.agent.facts.snapshot import CommunicatorStall, NodeStalls, NodeTimes, NvlinkFacts, StallTotal
-from railscope.agent.facts.stall import Diagnosis, Disagreement, InFlight, ProcessStack, Stall, rail_name
+from railscope.agent.facts.snapshot import NodeStalls, NodeTimes, NvlinkFacts
+from railscope.agent.facts.stall import Diagnosis, Disagreement, InFlight, ProcessStack, Stall
 from railscope.agent.node.collectives.call_counts import Table
 from railscope.agent.node.collectives.slow_ranks import RankWait, SlowRanks
 from railscope.agent.node.collectives.stragglers import Stragglers
@@ -41,6 +40,7 @@ from railscope.agent.node.stalls.root_cause import held_process
 from railscope.agent.node.stalls.sources import InFlightTables, Inspection, Known
 from railscope.agent.node.stalls.stacks import MOST_STACKS, Stacks
 from railscope.agent.node.stalls.stall_log import StallLog
+from railscope.agent.node.stalls.stall_totals import StallTotals
 from railscope.agent.node.stalls.stuck_transfers import StuckTransfers, Transfers
 from railscope.agent.node.stalls.told_calls import CallNumbers
 from railscope.agent.node.stalls.unseen_work import DriverCallTables, UnseenWork
@@ -67,7 +67,6 @@ LONGEST_BRIDGED_NS: Final = 4 * LONGEST_LOOK_PAUSE_NS
 """After a longer pause, as where the agent was stopped, what was read before it says nothing about the last moments."""
 _CROWD: Final = 256
 """Where more ranks of one tenant may not be well, they are looked at in turns of their own: no other tenant waits."""
-_MOST_ENDED: Final = 100
 _MOST_NAMED: Final = 4
 
 __all__ = ("EVALUATION_NS", "REST_NS", "InFlightTables", "Known", "Watchdog")
@@ -167,12 +166,7 @@ class Watchdog:
         """By communicator: by which calls of its ranks here, and what was found of those, in this look."""
         self._disagreements_before = self._disagreements
         """The same of the look before."""
-        self._totals: defaultdict[tuple[str, str], int] = defaultdict(int)
-        self._lengths: defaultdict[int, defaultdict[tuple[str, str, str], int]] = defaultdict(lambda: defaultdict(int))
-        """Sum of all stalls, ns, by instance; then by communicator, rank and cause."""
-        self._counted_ns: dict[int, int] = {}
-        """By instance: up to when its current stall is part of that sum."""
-        self._ended: deque[Stall] = deque(maxlen=_MOST_ENDED)
+        self._totals = StallTotals()
         self._began = began
         self._stall_log = StallLog(clock, self._tenant_of)
 
@@ -237,8 +231,7 @@ class Watchdog:
             _log.error("calls under way cannot be read: %s", refusal.strerror)
             return
         self._log_changes(changes.begun, changes.ended)
-        for number in found.pop_forgotten(now_ns):
-            self._lengths.pop(number, None)
+        self._totals.forget(found.pop_forgotten(now_ns))
 
     def evaluate(self) -> int:
         """Judge every living communicator that may not be well; returns when to look again, in ns from now.
@@ -275,7 +268,7 @@ class Watchdog:
             if self._stacks is not None:
                 self._stacks.follow(self._blamed().values())
             self._find_crowds(now_ns, time.thread_time_ns() - began_ns)
-        self._count_lengths(now_ns)
+        self._totals.count(self.current, now_ns)
         quiet_until_ns = self._reader.quiet_until_ns
         if quiet_until_ns is None or self._deaths:
             return EVALUATION_NS
@@ -444,8 +437,7 @@ class Watchdog:
         gone = tuple(instances)
         now_ns = self._clock.monotonic_ns()
         self._log_changes((), self._detector.forget(now_ns, gone))
-        for instance in gone:
-            self._lengths.pop(instance, None)
+        self._totals.forget(gone)
         self._reader.forget(gone)
         self._stragglers.forget(gone)
 
@@ -456,17 +448,12 @@ class Watchdog:
     def facts(self) -> NodeStalls:
         """Current stalls with the lengths of all that were, how many began on this node, and who writes to storage."""
         now_ns = self._clock.monotonic_ns()
-        self._count_lengths(now_ns)
+        self._totals.count(self.current, now_ns)
         self._find_slow_ranks(now_ns)
-        current = {(stall.instance, *_length_key(stall)): stall for stall in self.current}
         return NodeStalls(
-            lengths=tuple(
-                CommunicatorStall(*key, length / 1e9, current.get((instance, *key)))
-                for instance, lengths in self._lengths.items()
-                for key, length in lengths.items()
-            ),
-            totals=tuple(StallTotal(op, cause, count) for (op, cause), count in self._totals.items()),
-            ended=tuple(self._ended),
+            lengths=self._totals.lengths(self.current),
+            totals=self._totals.begun,
+            ended=self._totals.ended,
             writing=self._writing(),
             slow=self._slow_ranks.found,
             last=tuple(
@@ -544,28 +531,16 @@ class Watchdog:
 
     def _log_changes(self, begun: Iterable[Stall], ended: Iterable[Stall]) -> None:
         for stall in begun:
-            self._totals[stall.op, stall.diagnosis.cause.value] += 1
-            self._stall_log.begun(stall, _sentence(stall))
+            self._totals.begin(stall)
+            self._stall_log.begun(stall)
             self._began(stall)
         for stall in ended:
-            self._count_length(stall, stall.ended_ns or self._clock.monotonic_ns())
-            del self._counted_ns[stall.instance]
-            self._ended.append(stall)
+            self._totals.end(stall, stall.ended_ns or self._clock.monotonic_ns())
             self._stall_log.ended(stall)
 
     def _tenant_of(self, pid: int) -> Tenant:
         process = self._known.process(pid)
         return process.tenant if process is not None else UNKNOWN_TENANT
-
-    def _count_lengths(self, now_ns: int) -> None:
-        for stall in self.current:
-            self._count_length(stall, now_ns)
-
-    def _count_length(self, stall: Stall, now_ns: int) -> None:
-        """Add what a stall has grown by to the sum of its cause, which may be another one than before."""
-        since_ns = self._counted_ns.get(stall.instance, stall.since_ns)
-        self._lengths[stall.instance][_length_key(stall)] += max(0, now_ns - since_ns)
-        self._counted_ns[stall.instance] = now_ns
 
     def _evidence(self, rank: RankFacts) -> Evidence:
         process = self._known.process(rank.pid)
@@ -676,29 +651,7 @@ class Watchdog:
         return self._processes[pid]
 
 
-def _length_key(stall: Stall) -> tuple[str, str, str]:
-    return stall.comm, stall.rank, stall.diagnosis.cause.value
-
-
 def _words(code: int | None) -> str:
     if code is None:
         return "the exit status was not seen"
     return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
-
-
-def _sentence(stall: Stall) -> str:
-    diagnosis = stall.diagnosis
-    whom = [f"rank {diagnosis.blamed_rank}"] if diagnosis.blamed_rank is not None else []
-    end = " or its other end" if diagnosis.either_end else ""
-    whom += [f"{rail_name(diagnosis.rail, diagnosis.device, diagnosis.netns)}{end}"] if diagnosis.rail else []
-    blamed = f", blamed on {' and '.join(whom)}" if whom else ""
-    if stall.library:
-        peer = f" with {stall.peer}" if stall.peer else ""
-        return (
-            f"{stall.op}{peer} does not complete: {diagnosis.cause.value}: {'; '.join(diagnosis.evidence)} "
-            f"({describe_process(stall.pid, stall.owner)})"
-        )
-    return (
-        f"communicator {stall.comm} rank {stall.rank} of {stall.nranks} stalls in {stall.op}: "
-        f"{diagnosis.cause.value}{blamed}: {'; '.join(diagnosis.evidence)} ({describe_process(stall.pid, stall.owner)})"
-    )
