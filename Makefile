@@ -111,6 +111,7 @@ test-faults: setup packages-test $(STAMPS)/nccl  ## break things on purpose: wha
 $(STAMPS)/transfers: testbed/transfers/wheels.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: \
 		--upgrade --target $(VENV)/transfers --requirement $<
+	@testbed/transfers/fetch-gloo $(VENV)/transfers/gloo || echo "Gloo is not there: its test will be skipped"
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/nccl: testbed/nccl/wheels.txt

@@ -16,7 +16,7 @@ def _rate(metric: object) -> str:
 
 
 def transfer_panels() -> list[AnyPanel]:
-    """UCX, NIXL, MPI and NVSHMEM: how much, how long, with whom, and what does not complete."""
+    """Libraries other than NCCL: how much, how long, with whom, and what does not complete."""
     seconds = catalogue.TRANSFER_SECONDS
     return [
         timeseries(

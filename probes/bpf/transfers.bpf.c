@@ -333,6 +333,49 @@ VERIFIED_ONCE int read_nixl(struct transfer *transfer, __u32 tgid, __u64 cookie)
 	return 0;
 }
 
+/* What Transport::TransferRequest begins with (transport.h of Mooncake 0.3); how long it is depends on the build. */
+struct mooncake_request {
+	__u32 opcode; /* READ, WRITE */
+	__u32 padding;
+	__u64 source;
+	__u64 segment;
+	__u64 offset;
+	__u64 length;
+};
+
+#define MOONCAKE_MOST 64
+
+VERIFIED_ONCE int read_mooncake(__u64 list, __u64 stride, struct transfer *transfer)
+{
+	struct mooncake_request one = {};
+	__u64 vector[2] = {}, bytes, count, total = 0;
+	__u32 kind = 2;
+
+	if (!transfer || stride < sizeof(one))
+		return 0;
+	if (bpf_probe_read_user(vector, sizeof(vector), (const void *)list))
+		return 1;
+	bytes = vector[1] - vector[0];
+	count = bytes / stride;
+	if (vector[1] < vector[0] || bytes % stride || count > MOONCAKE_MOST)
+		return 0;
+	for (__u32 i = 0; i < MOONCAKE_MOST; i++) {
+		if (i >= count)
+			break;
+		if (bpf_probe_read_user(&one, sizeof(one), (const void *)(vector[0] + i * stride)))
+			return 1;
+		/* Of another length than this build's, what is read makes no sense. */
+		if (one.opcode > 1 || one.length > MOST_BYTES)
+			return 0;
+		kind = !i || kind == one.opcode ? one.opcode : 2;
+		total += one.length;
+	}
+	if (kind < 2)
+		transfer->function += 1 + kind;
+	size_transfer(transfer, total, 1);
+	return 0;
+}
+
 static __noinline struct transfer_total *total_of(__u64 peer, __u32 tgid, __u32 function)
 {
 	struct transfer_key key = {.peer = peer, .tgid = tgid, .function = function & 0xff};
@@ -467,10 +510,48 @@ static __always_inline void read_transfer(const struct registers *ctx, __u64 coo
 		failed |= read_ucx(&given, cookie, transfer);
 	else if (size == SIZE_NIXL)
 		failed |= read_nixl(transfer, tgid, cookie);
+	else if (size == SIZE_MOONCAKE)
+		failed |= read_mooncake(given.buffer, 8 * COOKIE_SHIFT(cookie), transfer);
 	else if (size != SIZE_NONE)
 		failed |= read_mpi(&given, cookie, transfer);
 	if (failed)
 		count_transfer(TRANSFER_STAT_UNREADABLE);
+}
+
+VERIFIED_ONCE int add_request(__u64 request, struct transfer_thread *call, __u32 tid)
+{
+	struct transfer_request_key key = {.request = request};
+	struct transfer_request fresh = {}, *stale;
+	__u64 place;
+
+	if (!call)
+		return 0;
+	key.tgid = call->tgid;
+	fresh.start_ns = call->start_ns;
+	fresh.bytes = call->bytes;
+	fresh.peer = call->peer;
+	fresh.function = call->function;
+	fresh.tid = tid;
+	if (!call->followed)
+		return add_ended(call->peer, OF(key.tgid, call->function), 0, GIVEN_UP);
+	stale = bpf_map_lookup_elem(&transfer_requests, &key);
+	if (stale) {
+		/* The library has used its memory again: it is over, and nobody saw when. */
+		__u64 peer = stale->peer, function = stale->function;
+
+		fresh.uid = stale->uid;
+		bpf_map_update_elem(&transfer_requests, &key, &fresh, BPF_EXIST);
+		return add_ended(peer, OF(key.tgid, function), 0, GIVEN_UP);
+	}
+	place = take_place(answerable(), key.tgid, SHARED_TRANSFER_REQUESTS, transfer_entries);
+	if (place) {
+		fresh.uid = (__u32)place;
+		if (!bpf_map_update_elem(&transfer_requests, &key, &fresh, BPF_NOEXIST))
+			return 0;
+		return_place(fresh.uid, key.tgid, SHARED_TRANSFER_REQUESTS);
+	}
+	count_transfer(TRANSFER_STAT_FULL);
+	return add_ended(call->peer, OF(key.tgid, call->function), 0, GIVEN_UP);
 }
 
 /* Entry of a call; returns whether its return matters. */
@@ -522,43 +603,12 @@ static __always_inline int enter_transfer(struct registers *ctx, __u64 cookie)
 	known->followed = transfer.followed;
 	known->last_ns = now;
 	known->start_ns = now;
-	return 1;
-}
-
-VERIFIED_ONCE int add_request(__u64 request, struct transfer_thread *call, __u32 tid)
-{
-	struct transfer_request_key key = {.request = request};
-	struct transfer_request fresh = {}, *stale;
-	__u64 place;
-
-	if (!call)
+	if (completion == COMPLETION_ENDED) {
+		add_request(transfer.request, known, thread.tid);
+		known->start_ns = 0;
 		return 0;
-	key.tgid = call->tgid;
-	fresh.start_ns = call->start_ns;
-	fresh.bytes = call->bytes;
-	fresh.peer = call->peer;
-	fresh.function = call->function;
-	fresh.tid = tid;
-	if (!call->followed)
-		return add_ended(call->peer, OF(key.tgid, call->function), 0, GIVEN_UP);
-	stale = bpf_map_lookup_elem(&transfer_requests, &key);
-	if (stale) {
-		/* The library has used its memory again: it is over, and nobody saw when. */
-		__u64 peer = stale->peer, function = stale->function;
-
-		fresh.uid = stale->uid;
-		bpf_map_update_elem(&transfer_requests, &key, &fresh, BPF_EXIST);
-		return add_ended(peer, OF(key.tgid, function), 0, GIVEN_UP);
 	}
-	place = take_place(answerable(), key.tgid, SHARED_TRANSFER_REQUESTS, transfer_entries);
-	if (place) {
-		fresh.uid = (__u32)place;
-		if (!bpf_map_update_elem(&transfer_requests, &key, &fresh, BPF_NOEXIST))
-			return 0;
-		return_place(fresh.uid, key.tgid, SHARED_TRANSFER_REQUESTS);
-	}
-	count_transfer(TRANSFER_STAT_FULL);
-	return add_ended(call->peer, OF(key.tgid, call->function), 0, GIVEN_UP);
+	return 1;
 }
 
 /* A request has come to its end. */

@@ -17,7 +17,7 @@
 #define PLACE_REQUEST 24
 #define COOKIE_SIZE(c) ((__u32)((c) >> 28) & 0xf)
 #define COOKIE_COMPLETION(c) ((__u32)((c) >> 32) & 0xf)
-#define COOKIE_SHIFT(c) ((__u32)((c) >> 36) & 0xf) /* of SIZE_ELEMENTS: the bytes of one, as a power of two */
+#define COOKIE_SHIFT(c) ((__u32)((c) >> 36) & 0xf) /* of SIZE_ELEMENTS: the bytes of one, as a power of two; of SIZE_MOONCAKE: the words of a request */
 #define COOKIE_BACK(c) ((__u32)((c) >> 48) & 0xffff) /* of COMPLETION_ENDS_UCX: from a request back to its status; 0: not known */
 #define COOKIE_KIND_AT(c) ((__u32)((c) >> 48) & 0x1ff) /* of SIZE_NIXL: in nixlXferReqH, its kind of operation; 0: not known */
 
@@ -29,6 +29,7 @@ enum transfer_size {
 	SIZE_MPICH, /* elements of an MPI_Datatype that is a number */
 	SIZE_OPEN_MPI, /* elements of an MPI_Datatype that is a pointer */
 	SIZE_NIXL, /* what a nixlXferReqH describes; its kind of operation is counted under the next numbers */
+	SIZE_MOONCAKE, /* a list of TransferRequest; their kind of operation as with NIXL */
 };
 
 /* How it is known that what a call began is complete. */
@@ -41,6 +42,8 @@ enum transfer_completion {
 	COMPLETION_ENDS_UCX, /* ucp_request_free */
 	COMPLETION_ENDS_STATUS, /* asks for the status of one */
 	COMPLETION_ENDS_CANCELS, /* gives one up, complete or not */
+	/* Of a function that transfers. */
+	COMPLETION_ENDED, /* under way from its entry until a function tells of its end; the request is an argument */
 };
 
 #define TRANSFER_BUCKETS 28 /* i: up to 2^(10+i) ns; the last one has no bound */

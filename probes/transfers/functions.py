@@ -5,7 +5,8 @@ A function is described by the positions of its arguments in its C signature, as
 
 Bytes are payload: what the arguments say, without headers.  Of a receive they are not known: its argument is the room
 that there is.  Sources: ucp.h of UCX 1.22 (older functions than `nbx` call those), nixl.h and transfer_request.h of
-NIXL 0.3 to 1.5, the MPI standard 4.0, nvshmemx.h of NVSHMEM 3.
+NIXL 0.3 to 1.5, the MPI standard 4.0, nvshmemx.h of NVSHMEM 3, transfer_engine.h and transport.h of Mooncake 0.3, and
+gloo/transport/unbound_buffer.h as in PyTorch and Debian.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class TransferFunction:
     peer: int | None = None
     request: int | None = None
     element_shift: int = 0
-    """Of `Size.ELEMENTS` the bytes of one, as a power of two; of MPI's 1: the count has 64 bits."""
+    """Of `Size.ELEMENTS` the bytes of one, as a power of two; of MPI's 1: the count has 64 bits; of `Size.MOONCAKE` the
+    words (of 8 bytes) of a request."""
 
 
 def _ucx() -> Iterator[TransferFunction]:
@@ -233,25 +235,81 @@ def _nvshmem() -> Iterator[TransferFunction]:
         yield TransferFunction((symbol,), operation("Barrier", Direction.NONE), Completion.UNSEEN)
 
 
+# A program may free a batch long after it is complete: one that is under way stalls nobody.
+MOONCAKE_TRANSFER: Final = TransferOperation(CommunicationLibrary.MOONCAKE, "Transfer", Direction.BOTH, awaited=False)
+"""Of a batch of both kinds, or one whose requests have another length than this build's."""
+_MOONCAKE_KINDS: Final = (
+    TransferOperation(CommunicationLibrary.MOONCAKE, "Read", Direction.RECEIVE, awaited=False),
+    TransferOperation(CommunicationLibrary.MOONCAKE, "Write", Direction.TRANSMIT, awaited=False),
+)
+"""In the order of TransferRequest::OpCode."""
+
+
+_MOONCAKE_TASK_GROUPS: Final = (
+    "_ZN8mooncake12TcpTransport23submitTransferTaskGroupERKSt6vectorIPNS_9Transport12TransferTaskESaIS4_EE"
+)
+"""Where a build has this, each request ends with the number of its group, a word more."""
+
+
+def _mooncake() -> Iterator[TransferFunction]:
+    """Methods that return an object: the first argument is where that goes, the second the engine."""
+    yield TransferFunction(
+        ("_ZN8mooncake14TransferEngine14submitTransferEmRKSt6vectorINS_9Transport15TransferRequestESaIS3_EE",),
+        MOONCAKE_TRANSFER, Completion.ENDED, Size.MOONCAKE, buffer=3, request=2, element_shift=6,
+    )  # fmt: skip
+    # Programs free a batch once all of it is complete, or has failed.
+    yield TransferFunction(("_ZN8mooncake14TransferEngine11freeBatchIDEm",), None, Completion.ENDS_UCX, request=2)
+
+
+def _gloo() -> Iterator[TransferFunction]:
+    """A function that fails throws, so that no return may be probed."""
+    library = CommunicationLibrary.GLOO
+    send = TransferOperation(library, "Send", Direction.TRANSMIT)
+    receive = TransferOperation(library, "Recv", Direction.RECEIVE, awaited=False, sized=False)
+    buffer = "_ZN4gloo9transport3tcp13UnboundBuffer"
+    yield TransferFunction((f"{buffer}4sendEimmm",), send, Completion.UNSEEN, Size.ELEMENTS, elements=4, peer=1)
+    yield TransferFunction((f"{buffer}4recvEimmm",), receive, Completion.UNSEEN, peer=1)
+    yield TransferFunction((f"{buffer}4recvESt6vectorIiSaIiEEmmm",), receive, Completion.UNSEEN)
+    for op, symbol in (
+        ("AllReduce", "9allreduceERKNS_16AllreduceOptionsE"),
+        ("AllGather", "9allgatherERNS_16AllgatherOptionsE"),
+        ("AllGatherV", "10allgathervERNS_17AllgathervOptionsE"),
+        ("AllToAll", "8alltoallERNS_15AlltoallOptionsE"),
+        ("AllToAllV", "9alltoallvERNS_16AlltoallvOptionsE"),
+        ("Broadcast", "9broadcastERNS_16BroadcastOptionsE"),
+        ("Gather", "6gatherERNS_13GatherOptionsE"),
+        ("GatherV", "7gathervERNS_14GathervOptionsE"),
+        ("Reduce", "6reduceERNS_13ReduceOptionsE"),
+        ("Scatter", "7scatterERNS_14ScatterOptionsE"),
+        ("Barrier", "7barrierERNS_14BarrierOptionsE"),
+    ):
+        # Their payload is counted where they send it.
+        collective = TransferOperation(library, op, Direction.NONE)
+        yield TransferFunction((f"_ZN4gloo{symbol}",), collective, Completion.UNSEEN)
+
+
 FUNCTIONS: Final[Mapping[CommunicationLibrary, tuple[TransferFunction, ...]]] = {
     CommunicationLibrary.UCX: tuple(_ucx()),
     CommunicationLibrary.NIXL: tuple(_nixl()),
     CommunicationLibrary.MPI: tuple(_mpi()),
     CommunicationLibrary.NVSHMEM: tuple(_nvshmem()),
+    CommunicationLibrary.MOONCAKE: tuple(_mooncake()),
+    CommunicationLibrary.GLOO: tuple(_gloo()),
 }
+_KINDS: Final = {NIXL_TRANSFER: _NIXL_KINDS, MOONCAKE_TRANSFER: _MOONCAKE_KINDS}
+"""Of operations whose kind only a request tells: those that they are counted under then."""
 _OPEN_MPI_MARKER: Final = "ompi_mpi_init"
 _MPICH_MARKERS: Final = ("MPIR_Err_create_code", "MPIR_Err_return_comm", "MPID_Abort", "MPIX_GPU_query_support")
 
 
 def _operations() -> tuple[TransferOperation, ...]:
-    """Numbered as they first occur; NIXL's kinds follow the one for both."""
+    """Numbered as they first occur; kinds follow the one for both."""
     found: dict[TransferOperation, None] = {}
     for functions in FUNCTIONS.values():
         for function in functions:
             if function.operation is not None:
                 found.setdefault(function.operation)
-                if function.operation == NIXL_TRANSFER:
-                    found.update(dict.fromkeys(_NIXL_KINDS))
+                found.update(dict.fromkeys(_KINDS.get(function.operation, ())))
     return tuple(found)
 
 
@@ -266,6 +324,9 @@ class TransferPoints:
     """Whose functions are in the file: a program may have several linked into it."""
     calls: tuple[ProbePoint, ...]
     """Functions whose entry and return matter."""
+    entries: tuple[ProbePoint, ...]
+    """Functions that transfer and of which the entry alone matters.  A probe on a return would end a C++ program whose
+    exception passes through the function."""
     ends: tuple[ProbePoint, ...]
     """Functions that tell of a request at their entry."""
     refused: tuple[str, ...]
@@ -273,7 +334,7 @@ class TransferPoints:
 
     @property
     def every(self) -> tuple[ProbePoint, ...]:
-        return (*self.calls, *self.ends)
+        return (*self.calls, *self.entries, *self.ends)
 
 
 def transfer_points(elf: Elf) -> TransferPoints | None:
@@ -288,6 +349,7 @@ def transfer_points(elf: Elf) -> TransferPoints | None:
     if not libraries:
         return None
     calls: dict[int, ProbePoint] = {}
+    entries: dict[int, ProbePoint] = {}
     ends: dict[int, ProbePoint] = {}
     refused: list[str] = []
     for library in libraries:
@@ -301,14 +363,22 @@ def transfer_points(elf: Elf) -> TransferPoints | None:
                 continue
             if function.size is Size.MPICH and sizes is not None:
                 function = replace(function, size=sizes)
-            at_entry = function.completion in (Completion.ENDS_UCX, Completion.ENDS_CANCELS)
+            if function.size is Size.MOONCAKE and elf.symbols([_MOONCAKE_TASK_GROUPS]):
+                function = replace(function, element_shift=7)
             where = _offset(elf, symbols[name])
             if where is None:
                 refused.append(name)
                 continue
             point = ProbePoint(name, where, _cookie(function, elf.machine) | extra.get(function.completion, 0) << 48)
-            (ends if at_entry else calls).setdefault(where, point)
-    return TransferPoints(libraries, tuple(calls.values()), tuple(ends.values()), tuple(refused))
+            if function.completion in (Completion.ENDS_UCX, Completion.ENDS_CANCELS):
+                ends.setdefault(where, point)
+            elif function.completion in (Completion.UNSEEN, Completion.ENDED):
+                entries.setdefault(where, point)
+            else:
+                calls.setdefault(where, point)
+    return TransferPoints(
+        libraries, tuple(calls.values()), tuple(entries.values()), tuple(ends.values()), tuple(refused)
+    )
 
 
 def _offset(elf: Elf, symbol: Symbol) -> int | None:

@@ -127,10 +127,11 @@ class TransferPrograms:
             # Ends first: a request without its end would never be taken out.
             links.attach(kind, programs[_END], path, points.ends)
             if _SESSION in programs:
-                links.attach(kind, programs[_SESSION], path, points.calls, session=True)
+                # It asks for no return where the entry alone matters.
+                links.attach(kind, programs[_SESSION], path, (*points.calls, *points.entries), session=True)
             else:
                 links.attach(kind, programs[_RETURN], path, points.calls, on_return=True)
-                links.attach(kind, programs[_ENTRY], path, points.calls)
+                links.attach(kind, programs[_ENTRY], path, (*points.calls, *points.entries))
         except KernelRefusal:
             links.close()
             raise

@@ -66,6 +66,7 @@ class Size(IntEnum):
     MPICH = 3
     OPEN_MPI = 4
     NIXL = 5
+    MOONCAKE = 6
 
 
 class Completion(IntEnum):
@@ -78,6 +79,7 @@ class Completion(IntEnum):
     ENDS_UCX = 4
     ENDS_STATUS = 5
     ENDS_CANCELS = 6
+    ENDED = 7
 
 
 class TransferStat(IntEnum):

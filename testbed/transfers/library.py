@@ -1,4 +1,4 @@
-"""Where the real NIXL and UCX lie.
+"""Where the real NIXL and UCX lie, and Mooncake and Gloo for tests.
 
 wheels.txt pins them and `make .venv/.stamps/transfers` unpacks them into .venv/transfers of a checkout; no part of them
 is kept in the repository.
@@ -15,6 +15,8 @@ REPOSITORY: Final = Path(__file__).resolve().parents[2]
 WHEELS: Final = REPOSITORY / ".venv/transfers"
 PERFTEST: Final = WHEELS / "libucx/bin/ucx_perftest"
 """UCX's own benchmark."""
+GLOO: Final = WHEELS / "gloo/usr"
+"""Debian's Gloo."""
 
 
 def find_nixl(wheels: Path = WHEELS) -> Path:

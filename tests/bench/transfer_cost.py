@@ -175,7 +175,7 @@ def _empty_programs(built: Built, loop: Loop) -> Iterator[None]:
     points = loop.points()
     with ExitStack() as stack:
         for kind, some, session in (
-            (BPF_TRACE_UPROBE_SESSION, points.calls, True),
+            (BPF_TRACE_UPROBE_SESSION, (*points.calls, *points.entries), True),
             (BPF_TRACE_UPROBE_MULTI, points.ends, False),
         ):
             loaded = libbpf.load(built.empty_object, attach_types={_PROGRAM: kind}, map_entries={})

@@ -39,6 +39,10 @@ DISTANCE = 0x104
 IN_USE, DATA_TYPE, CALLBACK = 1, 8, 2
 POST = "_ZNK9nixlAgent11postXferReqEP12nixlXferReqHPK21nixlAgentOptionalArgs"
 STATUS = "_ZNK9nixlAgent13getXferStatusEP12nixlXferReqH"
+SUBMIT = "_ZN8mooncake14TransferEngine14submitTransferEmRKSt6vectorINS_9Transport15TransferRequestESaIS3_EE"
+FREE = "_ZN8mooncake14TransferEngine11freeBatchIDEm"
+GLOO_SEND = "_ZN4gloo9transport3tcp13UnboundBuffer4sendEimmm"
+GLOO_REDUCE = "_ZN4gloo9allreduceERKNS_16AllreduceOptionsE"
 RELEASE = "_ZNK9nixlAgent14releaseXferReqEP12nixlXferReqH"
 
 
@@ -65,6 +69,12 @@ FUNCTIONS = {
     "MPI_Allreduce": "push %rbp; 1: pause; cmpq $0,(%rdi); je 1b; mov 8(%rdi),%rax; pop %rbp; ret",
     "MPI_Send": returning("%r9"),
     "MPIR_Err_create_code": returning("%rdi"),
+    "_ZN8mooncake14TransferEngine15allocateBatchIDEm": returning("%rdi"),
+    SUBMIT: returning("%rdi"),
+    FREE: returning("%rdi"),
+    "_ZN4gloo9transport3tcp12CreateDeviceERKNS1_4attrE": returning("%rdi"),
+    GLOO_SEND: returning("%rdi"),
+    GLOO_REDUCE: returning("%rdi"),
 }
 
 
@@ -240,6 +250,53 @@ def test_what_one_library_does_through_another_counts_once(library: Path, mode: 
     assert list(totals) == ["nixl Transfer"]
     total = totals["nixl Transfer"]
     assert [total[name] for name in ("operations", "bytes", "completed", "failed", "lost")] == [2, 30, 1, 0, 1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_batch_of_mooncake_is_under_way_from_its_entry_until_it_is_freed(
+    library: Path, mode: tuple[AttachKind, EnqueueTime]
+) -> None:
+    read, write, retries = 0, 1, 0
+
+    def batch(caller: Caller, *requests: tuple[int, int], words: tuple[int, ...] = (retries,)) -> int:
+        content = b"".join(
+            struct.pack(f"<{5 + len(words)}Q", opcode, 4096, 1, 8192, length, *words) for opcode, length in requests
+        )
+        begin = store(caller, content)
+        return store(caller, struct.pack("<3Q", begin, begin + len(content), begin + len(content)))
+
+    with Caller(library) as caller, followed(library, caller, mode) as seen:
+        caller.call(SUBMIT, 1, 0, 1, 700, batch(caller, (write, 100), (write, 20)))
+        caller.call(SUBMIT, 1, 0, 1, 701, batch(caller, (read, 3)))
+        caller.call(SUBMIT, 1, 0, 1, 702, batch(caller, (read, 3), (write, 4)))
+        assert seen.under_way() == 3
+        for number in (700, 701, 702, 700):
+            caller.call(FREE, 1, 0, 1, number)
+        assert seen.under_way() == 0
+        # Requests of another build, a length that no process can hold, a list that ends before it begins.
+        caller.call(SUBMIT, 1, 0, 1, 703, batch(caller, *[(read, 9)] * 6, words=()))
+        caller.call(SUBMIT, 1, 0, 1, 704, batch(caller, (write, 2**63)))
+        caller.call(SUBMIT, 1, 0, 1, 705, store(caller, struct.pack("<3Q", 8192, 4096, 4096)))
+        totals, stats = seen.totals(), seen.programs.stats()
+    assert [totals["mooncake Write"][name] for name in ("operations", "bytes", "completed")] == [1, 120, 1]
+    assert [totals["mooncake Read"][name] for name in ("operations", "bytes", "completed")] == [1, 3, 1]
+    both = totals["mooncake Transfer"]
+    assert [both[name] for name in ("operations", "bytes", "unsized", "completed")] == [4, 7, 3, 1]
+    assert stats[TransferStat.RETURNS] == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_gloo_sends_is_counted_at_entries_alone_as_it_may_throw(
+    library: Path, mode: tuple[AttachKind, EnqueueTime]
+) -> None:
+    with Caller(library) as caller, followed(library, caller, mode) as seen:
+        caller.call(GLOO_REDUCE, 1, 4096)
+        caller.call(GLOO_SEND, 2, 4096, 1, 7, 0, 1000)
+        caller.call(GLOO_SEND, 1, 4096, 1, 7, 0, 2**64 - 1)
+        totals, stats = seen.totals(), seen.programs.stats()
+    assert [totals["gloo Send"][name] for name in ("operations", "bytes", "unsized", "lost")] == [3, 2000, 1, 3]
+    assert totals["gloo AllReduce"]["operations"] == 1
+    assert (stats[TransferStat.ENTRIES], stats[TransferStat.RETURNS]) == (4, 0)
 
 
 @pytest.mark.parametrize("mode", MODES)

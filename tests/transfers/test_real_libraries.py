@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
 from railscope.testbed.hosts import Fabric, Host
 from railscope.testbed.transfers.inference import Inference, InferenceReport, KvWrites
-from railscope.testbed.transfers.library import PERFTEST, WHEELS
+from railscope.testbed.transfers.library import GLOO, PERFTEST, REPOSITORY, WHEELS
 from tests.fabric.agent_process import AgentProcess
 from tests.transfers.perftest import Perftest
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.root
 
 with_nixl = pytest.mark.skipif(
     not (WHEELS / "nixl_cu12").exists(), reason="NIXL is not there for this Python: run make .venv/.stamps/transfers"
+)
+with_mooncake = pytest.mark.skipif(
+    not (WHEELS / "mooncake").exists(), reason="Mooncake is not there for this Python: run make .venv/.stamps/transfers"
 )
 with_ucx = pytest.mark.skipif(not PERFTEST.exists(), reason="UCX is not there: run make .venv/.stamps/transfers")
 
@@ -92,3 +101,104 @@ def test_a_message_of_ucx_whose_receiver_stops_names_its_address_and_process(hos
     assert (stall["library"], stall["pid"], stall["blamed_pid"]) == ("ucx", sender, receiver)
     assert stall["peer"].startswith(hosts[1].addresses[0])
     assert stuck[0][0]["blamed_pid"] == str(receiver)
+
+
+@contextmanager
+def running(host: Host, *command: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        host.command(*command), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        env={**os.environ, **environment}, cwd=REPOSITORY,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def owned(agent: AgentProcess, host: Host, owner: str) -> dict[str, float]:
+    """An owner's bytes on a host's rail, by direction."""
+    return {
+        labels["direction"]: value
+        for labels, value in agent.samples("railscope_rail_bytes_by_owner_total", owner=owner)
+        if labels["netns"] == host.namespace
+    }
+
+
+@with_mooncake
+def test_what_mooncake_wrote_is_counted_and_its_own_on_the_rail(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    blocks, size = 40, 1 << 20
+    with ExitStack() as stack:
+        ends = [
+            stack.enter_context(
+                running(
+                    host, sys.executable, "-m", "tests.transfers.mooncake_ends", who, str(tmp_path), host.addresses[0],
+                    str(blocks), str(size), PYTHONPATH=f"{WHEELS}:{REPOSITORY}",
+                )
+            )
+            for who, host in zip(("give", "take"), hosts, strict=True)
+        ]  # fmt: skip
+        eventually((tmp_path / "ready").exists)
+        pids = [word for one in ends for word in ("--pid", str(one.pid))]
+        agent = stack.enter_context(AgentProcess(*pids))
+        agent.until(lambda: attached(agent) == {"mooncake"} and bool(owned_rails(agent)))
+        (tmp_path / "go").touch()
+        eventually((tmp_path / "done").exists)
+        agent.until(lambda: owned(agent, hosts[0], "mooncake").get("transmit", 0) >= blocks * size)
+        operations, payload = totals(agent, "operations_total"), totals(agent, "payload_bytes_total")
+        completed = totals(agent, "seconds_count")
+        moved = owned(agent, hosts[0], "mooncake")
+        (tmp_path / "end").touch()
+        said = [one.communicate(timeout=60)[0].splitlines()[-1] for one in ends]
+    assert said == [f"wrote {blocks} of {size}", "right"]
+    assert operations["mooncake", "Write"] == completed["mooncake", "Write"] == blocks
+    assert payload["mooncake", "Write"] == blocks * size
+    assert moved["transmit"] < 1.05 * blocks * size
+
+
+def owned_rails(agent: AgentProcess) -> list[tuple[dict[str, str], float]]:
+    return agent.samples("railscope_rail_bytes_by_origin_total")
+
+
+@pytest.fixture(scope="module")
+def gloo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program of the real Gloo."""
+    if not GLOO.exists() or shutil.which("g++") is None:
+        pytest.skip("Gloo or g++ is not there: install g++ and run make .venv/.stamps/transfers")
+    program = tmp_path_factory.mktemp("gloo") / "gloo_ends"
+    source = Path(__file__).with_name("gloo_ends.cpp")
+    command = ["g++", "-O1", "-std=c++17", f"-I{GLOO}/include", str(source), "-o", str(program), f"-L{GLOO}/lib"]
+    subprocess.run([*command, "-lgloo", "-Wl,--allow-shlib-undefined", "-pthread"], check=True)
+    return program
+
+
+def test_what_gloo_reduced_is_counted_where_it_sends_it(hosts: tuple[Host, Host], gloo: Path, tmp_path: Path) -> None:
+    elements, rounds = 1 << 18, 40
+    libraries = f"{GLOO}/lib:{GLOO}/lib/{platform.machine()}-linux-gnu"
+    with ExitStack() as stack:
+        ends = [
+            stack.enter_context(
+                running(
+                    host, str(gloo), str(rank), "2", str(tmp_path), host.addresses[0], str(elements), str(rounds),
+                    LD_LIBRARY_PATH=libraries,
+                )
+            )
+            for rank, host in enumerate(hosts)
+        ]  # fmt: skip
+        eventually(lambda: all((tmp_path / f"ready{rank}").exists() for rank in (0, 1)))
+        pids = [word for one in ends for word in ("--pid", str(one.pid))]
+        agent = stack.enter_context(AgentProcess(*pids, "--series.peers", "8"))
+        agent.until(lambda: attached(agent) == {"gloo"} and bool(owned_rails(agent)))
+        (tmp_path / "go").touch()
+        eventually(lambda: all((tmp_path / f"done{rank}").exists() for rank in (0, 1)))
+        agent.until(lambda: owned(agent, hosts[0], "gloo").get("transmit", 0) >= rounds * elements * 4)
+        operations, payload = totals(agent, "operations_total"), totals(agent, "payload_bytes_total")
+        moved = owned(agent, hosts[0], "gloo")
+        (tmp_path / "end").touch()
+        said = [float(one.communicate(timeout=60)[0]) for one in ends]
+    assert said == [float(2**rounds)] * 2
+    assert operations["gloo", "AllReduce"] == 2 * rounds
+    # A ring of two sends half of it twice.
+    assert payload["gloo", "Send"] == 2 * rounds * elements * 4
+    for direction in ("transmit", "receive"):
+        assert moved[direction] == pytest.approx(rounds * elements * 4, rel=0.05)

@@ -31,7 +31,7 @@ def test_what_tells_of_a_request_names_it_and_what_transfers_does_not_end_one() 
             assert ends == (one.operation is None)
             assert not ends or one.request is not None
             assert one.completion is not Completion.STATUS or one.request is not None
-            assert one.size in (Size.NONE, Size.NIXL, Size.UCX) or one.elements is not None
+            assert one.size in (Size.NONE, Size.NIXL, Size.UCX, Size.MOONCAKE) or one.elements is not None
 
 
 def test_every_library_that_is_followed_is_one_that_files_are_searched_for() -> None:

@@ -429,7 +429,7 @@ class TransferWatch:
 
     def _peer(self, pid: int, function: int, peer: int) -> str:
         library = OPERATIONS[function].library
-        if library in (CommunicationLibrary.MPI, CommunicationLibrary.NVSHMEM):
+        if library in (CommunicationLibrary.MPI, CommunicationLibrary.NVSHMEM, CommunicationLibrary.GLOO):
             # Ranks of a communicator or team that is not known; below 0 are none, or any.
             rank = int(np.int32(np.uint32(peer & 0xFFFFFFFF)))
             takes_rank = OPERATIONS[function].op in _WITH_RANKS
