@@ -133,11 +133,12 @@ class JobTime:
         return spent
 
     def _were_held_up(self, steps: Iterations) -> npt.NDArray[np.bool_]:
-        """Of each step, whether something held it up: what it took tells nothing of what is usual.
+        """Of each step, whether a stall held it up: what it took tells nothing of what is usual.
 
         Else operations that are slow for long, as on a slow rail, would pass for usual after some steps.
         """
-        held = np.array([(from_ns, to_ns) for _, from_ns, to_ns in self._held], np.int64).reshape(-1, 2)
+        stalls = [(from_ns, to_ns) for state, from_ns, to_ns in self._held if state == "stalled"]
+        held = np.array(stalls, np.int64).reshape(-1, 2)
         return union(held[:, 0], held[:, 1]).length_in(steps["start_ns"], steps["end_ns"]) > 0
 
     def _forget_held(self, from_ns: int) -> None:
