@@ -28,6 +28,7 @@ CALL_NAMES: Final[Mapping[LifecycleKind, str]] = {
     LifecycleKind.CONNECT: CONNECT,
     LifecycleKind.INIT_WORK: "ncclCommInitRank",
     LifecycleKind.WINDOW: "ncclCommWindowRegister",
+    LifecycleKind.DEVICE_COMM: "ncclDevCommCreate",
 }
 
 DRIVER_CALL_NAMES: Final[Mapping[DriverKind, str]] = {

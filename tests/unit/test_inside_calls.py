@@ -143,6 +143,7 @@ def test_a_call_that_returns_ends_its_stall(tmp_path: Path) -> None:
         (LifecycleKind.CONNECT, "connecting ranks"),
         (LifecycleKind.INIT_WORK, "ncclCommInitRank"),
         (LifecycleKind.WINDOW, "ncclCommWindowRegister"),
+        (LifecycleKind.DEVICE_COMM, "ncclDevCommCreate"),
     ],
 )
 def test_calls_on_a_communicator_are_stalls_of_it(tmp_path: Path, kind: LifecycleKind, op: str) -> None:

@@ -140,6 +140,8 @@ FOLLOWED_FUNCTIONS: Final = (
     ),
     FollowedFunction(LifecycleKind.INIT_WORK, ("_ZL20ncclCommInitRankFuncP12ncclAsyncJob",), comm=None),
     FollowedFunction(LifecycleKind.WINDOW, ("ncclCommWindowRegister",), comm=0),
+    # 2.28 and newer: every rank makes it, and its kernels communicate by themselves from then on.
+    FollowedFunction(LifecycleKind.DEVICE_COMM, ("ncclDevCommCreate",), comm=0),
 )
 """Where calls wait for other ranks beside those above.
 

@@ -252,6 +252,7 @@ class LifecycleKind(IntEnum):
     """From here on kinds of calls under way only, that no event has."""
     INIT_WORK = 14
     WINDOW = 15
+    DEVICE_COMM = 16
 
 
 class Stat(IntEnum):
