@@ -467,9 +467,9 @@ def _estimate(parsed: Any) -> int:
 
     if parsed.output is None:
         return run_estimate(parsed, sys.stdout)
-    from railscope.agent.analysis.matrix.command import run_estimate_picture
+    from railscope.agent.analysis.matrix.command import write_estimate_picture
 
-    return run_estimate_picture(parsed, sys.stdout) or run_estimate(parsed, sys.stdout)
+    return run_estimate(parsed, sys.stdout, write_estimate_picture)
 
 
 def _diagnose(parsed: Any) -> int:

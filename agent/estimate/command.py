@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, Final, TextIO
 
 from railscope.agent.config.file import ConfigError
@@ -25,13 +27,19 @@ FINE: Final = 0
 COULD_NOT_RUN: Final = 2
 
 
-def run_estimate(parsed: Any, out: TextIO) -> int:
-    """Print the estimate; returns 0, or 2 where no job can be so, with one line on standard error."""
+def run_estimate(parsed: Any, out: TextIO, write_picture: Callable[[Estimate, Path], Path] | None = None) -> int:
+    """Print the estimate; returns 0, or 2 where no job can be so, with one line on standard error.
+
+    `write_picture` draws it into the file that `-o` names, and returns that; what it cannot do is a ConfigError.
+    """
     try:
         estimate = estimate_of(request_from(parsed))
+        written = None if write_picture is None else write_picture(estimate, parsed.output)
     except (ConfigError, ShapeError) as error:
         print(f"railscope estimate: {error}", file=sys.stderr)
         return COULD_NOT_RUN
+    if written is not None and not estimate.request.as_json:
+        out.write(f"wrote {written}\n\n")
     out.write(as_json_text(estimate) if estimate.request.as_json else as_text(estimate))
     return FINE
 

@@ -98,14 +98,14 @@ def sides(folders: dict[str, Path]) -> dict[str, Side]:
     return {name: side_of(open_dataset([folders[name]]), name) for name in names}
 
 
-def compare(*arguments: str | Path) -> str:
+def compare(*arguments: str | int | Path) -> str:
     """What the command prints; it must succeed."""
     out = io.StringIO()
     assert run_compare(parsed(*arguments), out) == 0
     return out.getvalue()
 
 
-def parsed(*arguments: str | Path) -> argparse.Namespace:
+def parsed(*arguments: str | int | Path) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="railscope compare")
     add_compare_arguments(parser)
     return parser.parse_args([str(argument) for argument in arguments])
@@ -248,6 +248,22 @@ def test_recordings_of_different_length_are_compared_by_iteration(sides: dict[st
     calls = figures["AllReduce calls an iteration"]
     assert calls["a"] == calls["b"] == 24
     assert figures["wire bytes between GPUs an iteration"]["ratio"] == 1
+
+
+def test_a_recording_of_two_iterations_says_which_it_is_and_what_helps(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Where an iteration ends is not to be seen in so few; who knows how many there are, says it."""
+    two = timed_job(tmp_path / "two", 1.0, 2, iterations=2)
+    content = json.loads(compare(folders["usual"], two, "--json"))
+    (caveat,) = content["caveats"]
+    assert caveat.endswith(f"not found in the calls of B ({two}; --iterations-b N says how many).")
+    figures = by_name(content)
+    assert (figures["AllReduce calls"]["a"], figures["AllReduce calls"]["b"]) == (12 * 24, 2 * 24)
+    told = by_name(json.loads(compare(folders["usual"], two, "--iterations-b", 2, "--json")))
+    assert told["AllReduce calls an iteration"]["a"] == told["AllReduce calls an iteration"]["b"] == 24
+    # How long one took is not known.
+    assert told["period"]["b"] is None
 
 
 def test_too_few_iterations_decide_nothing(sides: dict[str, Side]) -> None:

@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 
 from railscope.agent.cli.main import main
+from railscope.agent.estimate import command
+from railscope.agent.estimate.answer import Estimate, estimate_of
+from railscope.agent.estimate.options import Request
 from railscope.agent.estimate.text import format_bytes
 
 SMALL = {
@@ -238,6 +241,25 @@ def test_what_leaves_the_nodes_is_assumed_to_go_at_the_speed_of_a_nic(capsys: py
 def text_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert main(["estimate", *words]) == 0
     return capsys.readouterr().out
+
+
+def test_a_picture_is_of_the_estimate_that_is_printed_which_is_computed_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[Request] = []
+
+    def counted(request: Request) -> Estimate:
+        computed.append(request)
+        return estimate_of(request)
+
+    monkeypatch.setattr(command, "estimate_of", counted)
+    file = tmp_path / "heat.svg"
+    text = text_of(capsys, *options(), "-o", str(file))
+    assert text == f"wrote {file}\n\n{text_of(capsys, *options())}"
+    assert file.read_text().startswith("<?xml")
+    assert len(computed) == 2  # one with the picture, one without
+    assert "heat.txt" in refusal(capsys, *options(), "-o", str(tmp_path / "heat.txt"))
+    assert "cannot write it" in refusal(capsys, *options(), "-o", str(tmp_path / "missing/heat.svg"))
 
 
 def test_the_text_says_what_an_operator_plans_with(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,6 +28,10 @@ _BETWEEN: Final = (
 )
 
 
+_WHOLE: Final = (
+    "Counts and bytes are those of whole recordings, which may differ in length: it takes three iterations to tell "
+    "where one ends, and they were not found in the calls of {}."
+)
 _UNLIKE: Final = (
     "A and B are different jobs, since {}.  Each figure is right by itself; none tells which of them does the same "
     "work faster, so no difference is tested."
@@ -47,9 +51,13 @@ def compare_runs(a: Sequence[Side], b: Sequence[Side]) -> Compared:
     kinds = {kind for side in sides for kind in side.latencies}
     unlike = why_unlike(*(run_of(name, side.report) for name, side in (("A", a[0]), ("B", b[0]))))
     caveats = [_UNLIKE.format(unlike)] if unlike else []
-    caveats += (
-        [] if by_iteration else ["Iterations were not found on both sides: counts and bytes cover whole recordings."]
-    )
+    unknown = [
+        f"{letter} ({runs[0].name}; {option} N says how many)"
+        for letter, option, runs in (("A", "--iterations", a), ("B", "--iterations-b", b))
+        if any(side.iterations is None for side in runs)
+    ]
+    if unknown:
+        caveats.append(_WHOLE.format(" and of ".join(unknown)))
     for side in sides:
         if not side.has_calls:
             caveats.append(f"{side.name}: no call was recorded, so its traffic is unknown.")

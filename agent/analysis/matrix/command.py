@@ -137,22 +137,22 @@ def show_prediction(estimate: Estimate, output: Path | None, out: TextIO, *, as_
     return FINE
 
 
-def run_estimate_picture(parsed: Any, out: TextIO) -> int:
-    """The picture of `railscope estimate -o FILE`; returns 0, or 2 with one line on standard error."""
+def write_estimate_picture(estimate: Estimate, named: Path) -> Path:
+    """Write the picture of `railscope estimate -o FILE`; returns where it is.
+
+    Raises:
+        ConfigError: the file cannot be written, has no ending of a picture, or what draws it is not installed.
+    """
     try:
         from railscope.agent.analysis.matrix.predicted import draw_prediction, prediction_as_csv
-        from railscope.agent.estimate.answer import estimate_of
 
-        output = picture_file(str(parsed.output))
-        estimate = estimate_of(request_from(parsed))
+        output = picture_file(str(named))
         write_output(output, lambda: draw_prediction(estimate), lambda: prediction_as_csv(estimate))
     except ModuleNotFoundError as error:
-        return _refused(not_installed(error), "estimate")
-    except (ConfigError, ShapeError, argparse.ArgumentTypeError) as error:
-        return _refused(str(error), "estimate")
-    if not parsed.json:
-        out.write(f"wrote {output}\n\n")
-    return FINE
+        raise ConfigError(not_installed(error)) from None
+    except argparse.ArgumentTypeError as error:
+        raise ConfigError(str(error)) from None
+    return output
 
 
 def _run_iterations(parsed: Any, out: TextIO) -> int:
