@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from railscope.agent.cluster.fleet.dumps import Dumps
-from railscope.agent.cluster.fleet.facts import Rank, Stall
+from railscope.agent.cluster.fleet.facts import Rank, Stall, StuckTransfer
 from railscope.agent.cluster.verdict.quantities import format_duration
 from railscope.agent.dataset.files import DatasetError, table_files
 from railscope.agent.dataset.writer import read_part
@@ -19,8 +19,10 @@ from railscope.agent.facts.causes import Cause, is_well_founded
 from railscope.agent.facts.rank_identity import rank_identity_from_labels
 from railscope.agent.imports.facts import Problems, printable
 from railscope.agent.imports.recording_hang import ranks_without_recording
+from railscope.probes.libraries.communication import CommunicationLibrary
 
 _OWN: Final = "railscope"
+_LIBRARIES: Final = frozenset(one.value for one in CommunicationLibrary if one is not CommunicationLibrary.NCCL)
 _ON_SECONDS: Final = 5.0
 """A stall that ended so shortly before its recording was on."""
 _MOST_NOTES: Final = 8
@@ -48,6 +50,7 @@ def read_hang_dataset(folder: Path, problems: Problems) -> Dumps:
         )
     own = {number: row for number, row in recordings.items() if row["source"] == _OWN}
     stalls: dict[tuple[int, str, int | None], _Row] = {}
+    transfers: list[StuckTransfer] = []
     notes: list[str] = []
     for row in _rows(folder, "stalls"):
         recording = own.get(row["recording"])
@@ -59,6 +62,8 @@ def read_hang_dataset(folder: Path, problems: Problems) -> Dumps:
             notes.append(
                 f"{row['node']}: a stall of {row['comm']} ended {format_duration(before)} before the recording"
             )
+        elif (stuck := _stuck_transfer(row)) is not None:
+            transfers.append(stuck)
         else:
             stalls[row["recording"], row["comm"], row["rank"]] = row
             notes += [f"{row['node']}: {line}" for line in (row["evidence"] or "").splitlines()]
@@ -78,11 +83,22 @@ def read_hang_dataset(folder: Path, problems: Problems) -> Dumps:
         told=(f"{len(own)} recording{'s' * (len(own) != 1)} of {folder}",),
         lacking=tuple(ranks_without_recording(ranks)),
         open=()
-        if stalls
+        if stalls or transfers
         else ("a recording that was made of no stall may be shorter than a stall takes to be called so",),
         tells_completion=False,
         notes=tuple(printable(note) for note in dict.fromkeys(notes))[:_MOST_NOTES],
+        stuck_transfers=tuple(sorted(transfers, key=lambda one: -one.seconds)),
     )
+
+
+def _stuck_transfer(row: _Row) -> StuckTransfer | None:
+    """A stall of a transfer, whose operation is called as in `nixl Write`; None: it is of a communicator."""
+    library, _, op = (row["op"] or "").partition(" ")
+    if row["comm"] is not None or library not in _LIBRARIES or not op:
+        return None
+    evidence = tuple(printable(line) for line in (row["evidence"] or "").splitlines()[:_MOST_NOTES])
+    host, cause = row["node"], row["cause"] or Cause.UNKNOWN
+    return StuckTransfer(host, library, printable(op), "", "", cause, "", row["seconds"] or 0.0, evidence)
 
 
 def _rows(folder: Path, table: str) -> Iterable[_Row]:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from railscope.agent.cluster.verdict.dumps import make_dump_verdict
 from railscope.agent.cluster.verdict.words import make_verdict
+from railscope.agent.imports.dataset_hang import read_hang_dataset
+from railscope.agent.imports.facts import Problems
 from tests.unit.canned_store import CannedStore, agent, rank, read, stalled
+from tests.unit.datasets import BEGAN_NS, JobDataset
 
 METRIC = "railscope_transfer_stalled_seconds"
 HOST = "host0:9779"
@@ -71,3 +77,19 @@ def test_a_transfer_whose_other_end_is_not_known_says_so() -> None:
     (found,) = make_verdict(read(store)).findings
     assert found.headline == "STALLED: nixl Write of process 70 on host0 does not complete, for 40 s so far."
     assert found.unknown
+
+
+def test_a_recording_of_a_stuck_transfer_is_a_finding_with_what_its_host_said(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, servers=(1,))
+    said = ["process 90 is stopped (state T)", "a nixl Write to decode-0 that process 70 began is not complete"]
+    job.row(
+        0, "stalls", op="nixl Write", cause="process_stopped", since_ns=BEGAN_NS, seconds=30.0, evidence="\n".join(said)
+    )  # fmt: skip
+    job.open()
+    dumps = read_hang_dataset(tmp_path, Problems())
+    (found,) = make_dump_verdict(dumps).findings
+    assert found.headline == (
+        "STALLED: nixl Write of a process on node-0 does not complete, for 30 s so far: a process is stopped."
+    )
+    assert found.evidence == tuple(f"node-0: {sentence}" for sentence in said)
+    assert not any("{" in step.command or "/proc//" in step.command for step in found.next_steps)

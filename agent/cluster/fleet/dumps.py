@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from railscope.agent.cluster.fleet.facts import Rank
+from railscope.agent.cluster.fleet.facts import Rank, StuckTransfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,8 @@ class Dumps:
     """Ranks were asked once, and not all at one moment: of a job that goes on, they may be a few operations apart."""
     notes: tuple[str, ...] = ()
     """What was left out."""
+    stuck_transfers: tuple[StuckTransfer, ...] = ()
+    """Of libraries other than NCCL."""
 
     def name_of(self, comm: str) -> str:
         """A communicator as people know it: `default_pg (pg-0-1a2b3c4d)`."""

@@ -300,13 +300,15 @@ class StuckTransfer:
     library: str
     op: str
     pid: str
-    """Of the process that waits."""
+    """Of the process that waits; empty: not told."""
     peer: str
     """Its other end, as the library calls it, or an address; empty: not known."""
     cause: str
     blamed_pid: str
     """Process of the same host that is to blame; empty: none is known."""
     seconds: float
+    evidence: tuple[str, ...] = ()
+    """What the host said, where a file keeps that."""
 
 
 @dataclass(frozen=True, slots=True)

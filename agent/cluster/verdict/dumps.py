@@ -19,6 +19,7 @@ from railscope.agent.cluster.verdict.advice import Step, next_steps
 from railscope.agent.cluster.verdict.culprits import missing_ranks
 from railscope.agent.cluster.verdict.finding import Finding, Verdict
 from railscope.agent.cluster.verdict.quantities import format_rank_numbers
+from railscope.agent.cluster.verdict.stuck_transfers import stuck_transfer_findings
 from railscope.agent.cluster.verdict.verdict import RootCause, find_root_causes
 from railscope.agent.cluster.verdict.words import describe_root_cause, more_findings, what_of
 from railscope.agent.facts.causes import Cause
@@ -35,8 +36,9 @@ def make_dump_verdict(dumps: Dumps, comm: str | None = None) -> Verdict:
     """The verdict on what files tell; `comm`: only of communicators whose name begins so."""
     ranks = tuple(rank for rank in dumps.ranks if comm is None or rank.comm.startswith(comm))
     comms = {rank.comm for rank in ranks}
-    fleet = Fleet(dumps.at, 0.0, None, (), ranks, communicators=len(comms))
-    findings = tuple(_finding(cause, fleet, dumps) for cause in find_root_causes(fleet, afterwards=True))
+    fleet = Fleet(dumps.at, 0.0, None, (), ranks, communicators=len(comms), stuck_transfers=dumps.stuck_transfers)
+    of_ranks = (_finding(cause, fleet, dumps) for cause in find_root_causes(fleet, afterwards=True))
+    findings = (*of_ranks, *stuck_transfer_findings(fleet, comm))
     told = " and ".join(dumps.told) or "these files"
     unseen = [*dumps.lacking, *dumps.open]
     if findings:

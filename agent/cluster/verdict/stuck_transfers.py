@@ -33,14 +33,15 @@ def stuck_transfer_findings(fleet: Fleet, comm: str | None) -> tuple[Finding, ..
 def _finding(those: Sequence[StuckTransfer]) -> Finding:
     """Of what waits for one other end, the oldest first."""
     first = those[0]
-    pids = list(dict.fromkeys(one.pid for one in those))
-    who = f"process {pids[0]}" if len(pids) == 1 else f"{len(pids)} processes"
+    pids = list(dict.fromkeys(one.pid for one in those if one.pid))
+    who = f"process {pids[0]}" if len(pids) == 1 else f"{len(pids)} processes" if pids else "a process"
     blamed = first.blamed_pid or (first.pid if first.cause in HELD else "")
     to = f" to {first.peer}" if first.peer else ""
     why = ""
     if first.cause in HELD:
-        whose = "the process at its other end" if first.blamed_pid else "the process itself"
-        why = f": {whose} (pid {blamed}) {_STATES[Cause(first.cause)]}"
+        whose = "the process at its other end" if first.blamed_pid else "the process itself" if blamed else "a process"
+        named = f" (pid {blamed})" if blamed else ""
+        why = f": {whose}{named} {_STATES[Cause(first.cause)]}"
     return Finding(
         cause=first.cause,
         comm="",
@@ -61,12 +62,17 @@ def _finding(those: Sequence[StuckTransfer]) -> Finding:
         healthy=(),
         waiting=(),
         next_steps=tuple(_steps(first, blamed)),
-        unknown=() if first.peer else ("the other end: the library has no name for it, and no connection tells",),
+        unknown=()
+        if first.peer or first.evidence
+        else ("the other end: the library has no name for it, and no connection tells",),
     )
 
 
 def _evidence(those: Sequence[StuckTransfer]) -> Iterator[str]:
     for one in those[:_MOST_LINES]:
+        if one.evidence:
+            yield from (f"{one.host}: {sentence}" for sentence in one.evidence)
+            continue
         to = f" to {one.peer}" if one.peer else ""
         yield (
             f"{one.host}: {one.library} {one.op} of process {one.pid}{to} is under way for "
@@ -80,6 +86,6 @@ def _steps(first: StuckTransfer, blamed: str) -> Iterator[Step]:
     """Those of the table of causes that need a process."""
     values = {"pid": blamed or first.pid, "rank": "", "gpu": ""}
     for step in facts_of(first.cause).now:
-        if "{rank}" not in step.why:
+        if "{rank}" not in step.why and (values["pid"] or "{pid}" not in step.command):
             host = first.host if step.command else ""
             yield Step(host, step.command.format(**values), step.why.format(**values))
