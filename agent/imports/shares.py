@@ -1,5 +1,8 @@
 """Imports files that stand for themselves, such as a trace or a dump for each rank, on all processors.
 
+Members of an archive are such files, where it is not compressed: of a compressed one every process would have to unpack
+all that comes before its own.
+
 Files are shared out, and each share is read and written by a process; what it comes to is put together in the order of
 the files, so that the result does not depend on how many processors there are.
 """
@@ -24,6 +27,10 @@ _SHARES_OF_A_PROCESSOR: Final = 4
 """So that none waits long for the last one."""
 
 
+_Place = tuple[Path, int]
+"""A file, and where in it a source begins: 0, but for members of an archive."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Share:
     """What one process is told to import."""
@@ -31,7 +38,7 @@ class _Share:
     number: int
     """From 1."""
     format: str
-    paths: tuple[Path, ...]
+    places: tuple[_Place, ...]
     folder: Path
     node: str | None
     names: KernelNames
@@ -76,8 +83,8 @@ def import_shares(
     tally = KernelTally()
     unfinished = 0
     shares = [
-        _Share(number, form, paths, target.folder, node, names, recordings)
-        for number, paths in enumerate(_shared_out(sources, workers.count), 1)
+        _Share(number, form, places, target.folder, node, names, recordings)
+        for number, places in enumerate(_shared_out(sources, workers.count), 1)
     ]
     for done in workers.map(_import_share, shares):
         target.add_share(done.nodes, done.written)
@@ -96,8 +103,10 @@ def _import_share(share: _Share) -> _Done:
     problems = Problems()
     rows = ImportedRows(share.folder, share.recordings.__getitem__, share.number)
     found: KernelTally | int
-    with Sources(share.paths, problems) as opened:
-        sources = [replace(source, count=count_bytes) for source in opened]
+    # What is wrong with archives was said when they were opened for the first time.
+    with Sources(tuple(dict.fromkeys(path for path, _ in share.places)), Problems()) as opened:
+        there = {(source.file, source.offset): source for source in opened}
+        sources = [replace(there[place], count=count_bytes) for place in share.places]
         if share.format == kineto.FORMAT:
             found = kineto.read_files(sources, rows, problems, share.node, share.names)
         else:
@@ -106,17 +115,17 @@ def _import_share(share: _Share) -> _Done:
     return _Done(rows.nodes, rows.written, problems, found)
 
 
-def _shared_out(sources: Sequence[Source], processors: int) -> list[tuple[Path, ...]]:
+def _shared_out(sources: Sequence[Source], processors: int) -> list[tuple[_Place, ...]]:
     """Files one after the other, in shares of about the same size."""
-    files = [(source.file, source.file.stat().st_size) for source in sources if source.file is not None]
     count = min(processors * _SHARES_OF_A_PROCESSOR, MOST_SHARES - 1)
-    least_bytes = sum(size for _, size in files) / count
-    shares: list[tuple[Path, ...]] = []
-    own: list[Path] = []
+    least_bytes = sum(source.size_bytes for source in sources) / count
+    shares: list[tuple[_Place, ...]] = []
+    own: list[_Place] = []
     size_bytes = 0
-    for file, size in files:
-        own.append(file)
-        size_bytes += size
+    for source in sources:
+        assert source.file is not None, "only such are shared out"
+        own.append((source.file, source.offset))
+        size_bytes += source.size_bytes
         if size_bytes >= least_bytes:
             shares.append(tuple(own))
             own, size_bytes = [], 0

@@ -129,7 +129,9 @@ class Source:
     size_bytes: int = 0
     """Of the file, or of the member of an archive, as it lies there."""
     file: Path | None = None
-    """The file that holds it and nothing else; None: an archive does."""
+    """The file that it lies in, where another process finds it as fast; None: a compressed archive."""
+    offset: int = 0
+    """Where in that file it begins: the header of a member of an archive."""
     count: Callable[[int], None] | None = None
     """Is told how many of these bytes are read."""
 
@@ -216,7 +218,7 @@ class Sources:
                 if member.size < 0:
                     raise tarfile.ReadError(f"a file of {member.size} bytes")
                 if member.isreg():
-                    yield _member(archive, member, name, most_bytes, latest)
+                    yield _member(archive, member, path, most_bytes, latest)
                 elif not member.isdir():
                     self._problems.count_skipped(name, 0, f"{member.name} is a link or a device: it is left out")
         except _DAMAGED as error:
@@ -248,8 +250,10 @@ class _Latest:
 
 
 def _member(
-    archive: tarfile.TarFile, member: tarfile.TarInfo, archive_name: str, most_bytes: int, latest: _Latest | None
+    archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path, most_bytes: int, latest: _Latest | None
 ) -> Source:
+    """`latest` None: the archive is not compressed."""
+
     def opener() -> SourceStream:
         kept = latest.open_member(archive, member) if latest is not None else None
         if kept is not None:
@@ -265,12 +269,14 @@ def _member(
         return _bounded(stream, compressed, most_bytes)
 
     return Source(
-        name=f"{archive_name}!{printable(member.name)}",
+        name=f"{printable(str(path))}!{printable(member.name)}",
         label=Path(member.name).name.removesuffix(".gz"),
         modified_ns=int(member.mtime * 1e9) if 0 <= member.mtime < _MOST_SECONDS else 0,
         path=None,
         opener=opener,
         size_bytes=member.size,
+        file=path if latest is None else None,
+        offset=member.offset,
     )
 
 

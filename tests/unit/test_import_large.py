@@ -6,24 +6,25 @@ import io
 import json
 import os
 import signal
+import tarfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.imports import json_stream, nccl_inspector, parallel, torch_flight_recorder
+from railscope.agent.imports import json_stream, nccl_inspector, parallel, shares, torch_flight_recorder
 from railscope.agent.imports.facts import ImportFailure, Problems
 from railscope.agent.imports.json_stream import Batch, Element, JsonStream
 from railscope.agent.imports.nccl_log_scan import OTHER, scan_block
 from railscope.agent.imports.parallel import Workers
 from railscope.agent.imports.progress import Progress
 from railscope.agent.imports.runner import Imported, import_paths
-from railscope.agent.imports.sources import LONGEST_LINE_BYTES, Sources, line_blocks, lines_of_block
+from railscope.agent.imports.sources import LONGEST_LINE_BYTES, Source, Sources, line_blocks, lines_of_block
 from tests.bench.import_cost import KINDS, make_files
 from tests.unit.importing import Result, written
 
@@ -238,6 +239,36 @@ def test_what_dumps_say_again_and_again_is_what_each_entry_says(
             one = import_paths([file], tmp_path_factory.mktemp("dataset"), None, None)
         found.append((content(Result(one)), one.problems.count, one.problems.first, one.problems.notes))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_members_of_an_archive_are_shared_out_as_files_are(
+    tmp_path: Path, mode: Literal["w", "w:gz"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = make_files(tmp_path, "torch-flight-recorder", 100_000)
+    files[2].write_text(files[2].read_text().replace('"time_created_ns"', '"none"', 1))
+    archive = tmp_path / "dumps.tar"
+    link = tarfile.TarInfo("link")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+    with tarfile.open(archive, mode) as made:
+        made.addfile(link)
+        for file in files:
+            made.add(file, f"job/{file.name}")
+    shared: list[int] = []
+    share_out = shares._shared_out
+
+    def counted(sources: Sequence[Source], processors: int) -> list[tuple[tuple[Path, int], ...]]:
+        shared.append(len(sources))
+        return share_out(sources, processors)
+
+    monkeypatch.setattr(shares, "_shared_out", counted)
+    alone = imported(tmp_path / "alone", [archive], 1, monkeypatch)
+    together = imported(tmp_path / "together", [archive], 2, monkeypatch)
+    assert shared == ([4] if mode == "w" else [])
+    assert content(Result(together)) == content(Result(alone))
+    assert len(content(Result(alone))["calls"]) > 80
+    assert together.problems.first == alone.problems.first
+    assert [one.file for one in alone.problems.first] == [str(archive), f"{archive}!job/{files[2].name}"]
 
 
 def test_what_a_share_leaves_out_is_counted_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
