@@ -223,7 +223,7 @@ def test_an_agent_that_records_nothing_has_nothing_to_give() -> None:
 
 def test_a_recorder_looks_at_nothing_that_no_table_holds() -> None:
     usual = recorders_config(Config(), 1 << 20)
-    assert usual.collectors == {"collective", "netdev", "rdma"}
+    assert usual.collectors == {"collective", "netdev", "rdma", "lldp"}
     assert usual.probe_enqueue_time == "off"
     assert (usual.recordings_memory_bytes, usual.recordings_directory) == (1 << 20, None)
     assert usual.ring_bytes == 16 << 20
