@@ -441,3 +441,25 @@ def test_bytes_of_a_new_connection_wait_until_it_is_known_whose_they_are() -> No
     given_up.update(undecided)
     ledger = given_up.update(replace(undecided, undecided_bytes=0))
     assert ledger.of_owner(TrafficOwner.UNKNOWN) == first[0] + rest[0], "nobody came to be known"
+
+
+def test_what_nothing_explains_is_nobodys_only_once_it_has_stayed_so_for_some_readings() -> None:
+    """A connection that is accepted late is counted from its beginning, when some of its bytes are seconds old."""
+    account = Account()
+    own, others = port(20 * MEGABYTE), port(MEGABYTE)
+
+    def read(number: int, bytes_and_packets: tuple[int, int], counted: int) -> Origins:
+        return account.update(Evidence(*bytes_and_packets, 0, True, sockets=sockets(counted), reading=number))
+
+    read(0, (0, 0), 0)
+    for number in (1, 2, 2, 2):
+        assert sum(classes(read(number, own, 0))) == 0
+    ledger = read(3, own, 20 * MEGABYTE)
+    assert (ledger.unseen, ledger.foreign) == (20 * MEGABYTE, 0)
+    both = own[0] + others[0], own[1] + others[1]
+    for number in (4, 5):
+        assert read(number, both, 20 * MEGABYTE).foreign == 0
+    assert read(6, both, 20 * MEGABYTE).foreign == others[0]
+    # No more readings come: what is left is nobody's at once.
+    last = Evidence(both[0] + 500, both[1] + 5, 0, True, sockets=sockets(20 * MEGABYTE), reading=7, closing=True)
+    assert sum(classes(account.update(last))) == both[0] + 500

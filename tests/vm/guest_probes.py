@@ -20,6 +20,7 @@ from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.layouts.layout import Layouts
 from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms
 from railscope.probes.nccl.programs.internals import Internals
+from railscope.probes.transfers.programs import TransferPrograms
 from railscope.testbed.job import LIBRARY
 from tests.root.probe_targets import Target, all_reduce, attached, counted, loaded, target
 
@@ -31,6 +32,7 @@ ENQUEUE_TIMES: Final = (EnqueueTime.OFF, EnqueueTime.PAIR)
 def main() -> None:
     ways: dict[str, Any] = {}
     internals: dict[str, Any] = {}
+    transfers: dict[str, Any] = {}
     with testbed_process() as process:
         comm = process.caller.new_communicator()
         for attach in AttachKind:
@@ -45,8 +47,9 @@ def main() -> None:
                         break  # not for the time: and refusing takes this processor long
                     ways[f"{attach.value}+{enqueue_time.value}"] = count(process, comm, programs)
                     if enqueue_time is EnqueueTime.OFF:
-                        internals[attach.value] = load_internals(programs)
-    print(json.dumps({"ways": ways, "internals": internals}))
+                        internals[attach.value] = load(Internals, programs)
+                        transfers[attach.value] = load(TransferPrograms, programs)
+    print(json.dumps({"ways": ways, "internals": internals, "transfers": transfers}))
 
 
 def count(process: Target, comm: int, programs: NcclPrograms) -> dict[str, Any]:
@@ -64,10 +67,10 @@ def count(process: Target, comm: int, programs: NcclPrograms) -> dict[str, Any]:
         }
 
 
-def load_internals(programs: NcclPrograms) -> dict[str, Any]:
-    """{"refused": why the programs below the entry points do not load, or None}."""
+def load(more: type[Internals] | type[TransferPrograms], programs: NcclPrograms) -> dict[str, Any]:
+    """{"refused": why further programs do not load, or None}."""
     try:
-        Internals.load(programs).close()
+        more.load(programs).close()
     except LoadError as error:
         return {"refused": str(error)}
     return {"refused": None}

@@ -32,9 +32,10 @@ def test_every_call_is_counted_once_in_every_way_that_the_kernel_has(seen: Seen)
     assert seen["probes"]["ways"] == expected
 
 
-def test_the_kernel_takes_the_probes_below_the_entry_points(seen: Seen) -> None:
+@pytest.mark.parametrize("programs", ["internals", "transfers"])
+def test_the_kernel_takes_the_probes_below_the_entry_points_and_on_other_libraries(seen: Seen, programs: str) -> None:
     kinds = ["multi", "perf"] if has_multi(seen) else ["perf"]
-    assert seen["probes"]["internals"] == {kind: {"refused": None} for kind in kinds}
+    assert seen["probes"][programs] == {kind: {"refused": None} for kind in kinds}
 
 
 def test_the_doctor_finds_no_problem_and_names_what_the_agent_uses(seen: Seen) -> None:

@@ -53,7 +53,7 @@ _SMALL_PACKET_BYTES: Final = 64
 """What a packet may carry where a device takes large ones, on average over those of others."""
 _MATTERS: Final = 64
 """Less than this part of all bytes does not change which evidence counts."""
-_READINGS: Final = 4
+_READINGS: Final = 3
 """For as many what nothing explains has to stay so before it is nobody's: connections are counted later than ports."""
 _MARGIN: Final = 20
 """Totals that are read one after the other may differ by this part of them, …"""
