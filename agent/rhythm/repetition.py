@@ -14,7 +14,9 @@ NCCL demands the same order every time.  So:
 4. That segment must hold calls of every communicator that moves bytes: a layer repeats too, and lacks the gradients.
 5. Of the anchors with the best coverage (within 6 %: one call more in every twentieth iteration does not make twenty
    iterations one) the one with the shortest segment wins; one whose segment is the same call over and over wins only
-   where there is no other.
+   where there is no other.  Training with an evaluation now and then repeats as a whole, too: where its segments are
+   made of ten and more of a shorter one, which begins after a silence as there is none within it, that is the step.
+   Layers and micro-batches do not pause so, lack the gradients, or are all that an iteration is made of.
 6. An iteration begins at the call of the segment before which the GPU was silent longest (median): since the call
    before it was made, or since all operations before it had ended.
 
@@ -58,6 +60,9 @@ _LEAST_REGULAR_TIME: Final = 0.8
 """Periods are regular if those within half of the median around it make up so much of the time."""
 _NEIGHBOURS: Final = 64
 """Periods whose median is one of them compared with: a busy machine's pace drifts."""
+_STEPS_OF_A_CYCLE: Final = 10
+_CALLS_OF_A_STEP: Final = 6
+"""So many at least, as a layer may have fewer."""
 _SAMPLED: Final = 4_000_000
 _ANCHORS_OF_A_COUNT: Final = 2
 _TRIAL: Final = 300_000
@@ -316,11 +321,32 @@ def _best_cut(evidence: _Evidence, encode: Encode) -> _Cut | None:
         good = [cut for cut in cuts if (cut.distinct > 1) == several]
         if good:
             least = max(cut.coverage for cut in good) - _AS_GOOD
-            return min(
-                (cut for cut in good if cut.coverage >= least),
-                key=lambda cut: (cut.length, -cut.coverage, int(cut.anchors[0])),
-            )
+            best = min((cut for cut in good if cut.coverage >= least), key=_rank)
+            return min((cut for cut in good if _is_step(evidence, cut, best)), key=_rank, default=best)
     return None
+
+
+def _usual(cut: _Cut) -> slice:
+    """The calls of a most frequent segment."""
+    start = int(cut.anchors[np.flatnonzero(cut.usual)[0]])
+    return slice(start, start + cut.length)
+
+
+def _rank(cut: _Cut) -> tuple[int, float, int]:
+    return cut.length, -cut.coverage, int(cut.anchors[0])
+
+
+def _is_step(evidence: _Evidence, cut: _Cut, cycle: _Cut) -> bool:
+    """Whether the segments of a cut are steps of which, and of something else, those of another are made."""
+    if cut.length < _CALLS_OF_A_STEP or cut.length * _STEPS_OF_A_CYCLE > cycle.length:
+        return False
+    size = int(evidence.symbol.max()) + 1
+    step, whole = (np.bincount(evidence.symbol[_usual(one)], minlength=size) for one in (cut, cycle))
+    if np.array_equal(step * (cycle.length // cut.length), whole):
+        # Forwards and backwards of a pipeline's micro-batches, in another order at the ends.
+        return False
+    silence = np.sort(_silences(evidence, cut))
+    return bool(silence[-1] >= _SILENCE * max(1.0, float(np.quantile(silence[:-1], 0.9))))
 
 
 def _cuts_of(
@@ -402,17 +428,22 @@ def _cut_at(
 
 def _holds(evidence: _Evidence, cut: _Cut, demanded: Flags) -> bool:
     """Whether the most frequent segment has calls of all these communicators."""
-    start = int(cut.anchors[np.flatnonzero(cut.usual)[0]])
     missing = demanded.copy()
-    missing[evidence.communicator[start : start + cut.length]] = False
+    missing[evidence.communicator[_usual(cut)]] = False
     return not missing.any()
 
 
 def _offset(evidence: _Evidence, cut: _Cut) -> int:
     """Calls before the one before which a usual segment is silent longest."""
+    return int(np.argmax(_silences(evidence, cut)))
+
+
+def _silences(evidence: _Evidence, cut: _Cut) -> NDArray[np.float64]:
+    """Before each call of a usual segment, the median."""
     usual = cut.anchors[:-1][cut.usual]
     sampled = usual[:: max(1, len(usual) * cut.length // _SAMPLED)]
-    return int(np.argmax(np.median(evidence.silence_ns[sampled[:, None] + np.arange(cut.length)], axis=0)))
+    found: NDArray[np.float64] = np.median(evidence.silence_ns[sampled[:, None] + np.arange(cut.length)], axis=0)
+    return found
 
 
 def _starts(evidence: _Evidence, cut: _Cut, offset: int) -> Integers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -105,6 +105,54 @@ def test_a_heavy_call_in_every_twentieth_iteration_does_not_make_twenty_iteratio
     repetition = find_repetition(found)
     assert repetition is not None
     assert find_most_frequent(found, repetition.starts, found.symbol) == (95 / 99, 8)
+
+
+def fsdp(iterations: int, begin: float = 0.0) -> list[Call]:
+    """Twelve layers are gathered forwards and backwards, and their gradients scattered; then the optimizer works."""
+    ops = ["AllGather"] * 12 + ["AllGather", "ReduceScatter"] * 12
+    return [
+        (begin + iteration * 0.4 + place * 0.01, 0, op, 40 * MIB)
+        for iteration in range(iterations)
+        for place, op in enumerate(ops)
+    ]
+
+
+def ddp(iterations: int, begin: float = 0.0) -> list[Call]:
+    return [
+        (begin + iteration * 0.4 + place * 0.01, 0, "AllReduce", (25 if place else 1) * MIB)
+        for iteration in range(iterations)
+        for place in range(6)
+    ]
+
+
+@pytest.mark.parametrize(("job", "batches"), [(ddp, 8), (ddp, 40), (fsdp, 8), (fsdp, 100)])
+def test_training_with_an_evaluation_now_and_then_has_the_training_step_as_iteration(
+    job: Callable[[int, float], list[Call]], batches: int
+) -> None:
+    """A hundred steps and an evaluation that gathers, five times: it makes up to two fifths of the calls."""
+    calls: list[Call] = []
+    for phase in range(5):
+        begin = phase * 200.0
+        calls += job(100, begin)
+        gathered = 12 * batches
+        calls += [(begin + 45 + place * 0.01, 0, "AllGather", 40 * MIB) for place in range(gathered)]
+    found = periods(series(calls))
+    assert found.count(0.4) == 495
+    # The others have an evaluation in them.
+    assert len(found) <= 500
+
+
+def test_micro_batches_in_another_order_at_the_ends_are_no_iterations() -> None:
+    """Forwards first, then each with a backward, backwards last: an iteration holds nothing but micro-batches."""
+    calls: list[Call] = []
+    now = 0.0
+    for _ in range(6):
+        for step in "F" * 5 + "FB" * 20 + "B" * 5:
+            now += 0.1 if step == "F" else 0.01
+            for size in (1, 2, 3) if step == "F" else (4, 5, 6):
+                now += 0.001
+                calls.append((now, 0, "AllReduce", size * MIB))
+    assert len(periods(series(calls))) == 5
 
 
 def test_calls_of_several_communicators_may_interleave_as_they_like() -> None:
