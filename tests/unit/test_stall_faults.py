@@ -236,8 +236,8 @@ def test_each_fault_is_found_in_time_and_over_when_it_goes_on(cause: Cause, faul
 
 def test_every_cause_that_a_host_finds_has_a_fault() -> None:
     """That nothing stands out is tried in tests/unit/test_root_cause.py, where it can be had by itself."""
-    # Tried in tests/unit/test_deaths.py, tests/unit/test_inside_calls.py and tests/unit/test_unseen_work.py.
-    elsewhere = {Cause.PROCESS_GONE, Cause.INSIDE_CALL, Cause.UNSEEN_WORK_STUCK}
+    # Tried in tests/unit/test_deaths.py, test_inside_calls.py, test_unseen_work.py and test_stuck_transfers.py.
+    elsewhere = {Cause.PROCESS_GONE, Cause.INSIDE_CALL, Cause.UNSEEN_WORK_STUCK, Cause.TRANSFER_STUCK}
     assert set(FAULTS) == {cause for cause, facts in CAUSES.items() if facts.by_host} - {Cause.UNKNOWN} - elsewhere
     assert all(FAULTS.values())
 

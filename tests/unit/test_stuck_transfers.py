@@ -92,6 +92,8 @@ def test_no_other_users_process_is_named(mine: tuple[Tenant, int], theirs: tuple
     host = Host({1: mine, 2: theirs}, {1: (NEAR, FAR), 2: (FAR, NEAR)}, (1,))
     (stall,) = host.stuck().update(100 * SECOND, StallLimits(after_ns=SECOND)).begun
     assert stall.diagnosis.culprit is named
+    assert stall.diagnosis.blamed_pid == (2 if named else None)
+    assert (stall.diagnosis.cause is Cause.TRANSFER_STUCK) is not named
     assert stall.peer == "10.0.0.2:6000"
 
 
