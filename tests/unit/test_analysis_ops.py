@@ -55,11 +55,20 @@ def test_calls_of_unknown_size_are_counted_and_said_but_have_no_size(job: JobDat
     job.call("all", 0, "AllReduce", None)
     job.call("all", 1, "AllReduce", 8)
     counted = count_calls(job.open())
-    assert find_ops(counted) == (OpUse("AllReduce", "Float16", 2, 8),)
+    (use,) = find_ops(counted)
+    assert use == OpUse("AllReduce", "Float16", 2, 8, unsized_calls=1)
+    assert use.known_payload_bytes == 8
     assert find_sizes(counted) == (SizeUse("AllReduce", 8, 1),)
     (unknown,) = unknown_of_calls(counted)
     assert unknown.row == 2
     assert unknown.reason.startswith("Of 1 calls the size is not known")
+
+
+def test_payload_of_calls_without_any_size_is_unknown_and_not_nothing(job: JobDataset) -> None:
+    job.call("all", 0, "AllReduce", None)
+    job.call("left", 0, "Broadcast", 0)
+    unknown, nothing = find_ops(count_calls(job.open()))
+    assert (unknown.known_payload_bytes, nothing.known_payload_bytes) == (None, 0)
 
 
 def test_calls_without_an_operation_or_data_type_are_called_unknown(job: JobDataset) -> None:

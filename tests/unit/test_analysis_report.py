@@ -97,7 +97,7 @@ def test_json_has_the_keys_that_others_build_on(report: Report) -> None:
     content = json.loads("".join(json_parts(report)))
     assert set(content) >= ISSUE_KEYS
     assert tuple(content) == KEYS
-    assert set(content["ops"][0]) == {"op", "dtype", "calls", "payload_bytes"}
+    assert set(content["ops"][0]) == {"op", "dtype", "calls", "payload_bytes", "unsized_calls"}
     assert set(content["sizes"][0]) == {"op", "bytes", "calls"}
     assert set(content["matrix"][0]) == {"source", "destination", "wire_bytes"}
     assert {"row", "reason"} <= set(content["unknown"][0])

@@ -21,6 +21,11 @@ class Unknown:
     """One sentence that says what was missing, and what to do to get it."""
 
 
+def known_payload(payload_bytes: int, calls: int, unsized_calls: int) -> int | None:
+    """Payload of calls of which some have no known size; None: none of them has one."""
+    return None if unsized_calls and unsized_calls >= calls else payload_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class OpUse:
     """All calls of one operation and data type (operations)."""
@@ -29,6 +34,13 @@ class OpUse:
     dtype: str
     calls: int
     payload_bytes: int
+    unsized_calls: int = 0
+    """Calls whose size is not known: `payload_bytes` is of the others."""
+
+    @property
+    def known_payload_bytes(self) -> int | None:
+        """None: of no call the size is known."""
+        return known_payload(self.payload_bytes, self.calls, self.unsized_calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +70,11 @@ class CommunicatorUse:
     ops: tuple[OpUse, ...]
     links: tuple[PeerLink, ...] = ()
     """Of Sends and Receives, in the order of ranks; empty where there are more than four a rank."""
+
+    @property
+    def known_payload_bytes(self) -> int | None:
+        """None: of no call the size is known."""
+        return known_payload(self.payload_bytes, self.calls, sum(use.unsized_calls for use in self.ops))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +162,18 @@ class Role:
     """Of one rank that takes part, on average."""
     rank_payload_bytes: float
     """As `payload_bytes`."""
+    unsized_calls: int = 0
+    """Calls whose size is not known: `payload_bytes` is of the others."""
+
+    @property
+    def known_payload_bytes(self) -> int | None:
+        """None: of no call the size is known."""
+        return known_payload(self.payload_bytes, self.calls, self.unsized_calls)
+
+    @property
+    def known_rank_payload_bytes(self) -> float | None:
+        """None: of no call the size is known."""
+        return None if self.known_payload_bytes is None else self.rank_payload_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +201,13 @@ class RankUse:
     op: str
     calls: int
     payload_bytes: int
+    unsized_calls: int = 0
+    """Calls whose size is not known: `payload_bytes` is of the others."""
+
+    @property
+    def known_payload_bytes(self) -> int | None:
+        """None: of no call the size is known."""
+        return known_payload(self.payload_bytes, self.calls, self.unsized_calls)
 
 
 @dataclass(frozen=True, slots=True)

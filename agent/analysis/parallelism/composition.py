@@ -49,7 +49,8 @@ def composition_of(counted: CountedCalls, gpus: Gpus, groups: Groups) -> Composi
         calls, sent = sum(use.calls for use in own), sum(use.payload_bytes for use in own if use.op != "Recv")
         takers = len({use.gpu for use in own})
         communicators = sum(found == role for found in groups.roles.values())
-        rows.append(Role(role, communicators, calls, sent, calls / takers, sent / takers))
+        unsized = sum(use.unsized_calls for use in own)
+        rows.append(Role(role, communicators, calls, sent, calls / takers, sent / takers, unsized))
     return Composition(tuple(rows), groups.parallelism, ranks)
 
 
@@ -65,14 +66,13 @@ def _rank_uses(counted: CountedCalls, gpus: Gpus, groups: Groups) -> tuple[RankU
     gpu = np.array(gpu_of_end, dtype=np.int64)[kinds.end]
     role = np.array(role_of_end, dtype=np.int64)[kinds.end]
     known = gpu >= 0
-    keys, (calls, payload) = sum_by_group(
-        (gpu[known], role[known], kinds.op[known]), kinds.calls[known], kinds.moved_bytes[known]
+    keys, sums = sum_by_group(
+        (gpu[known], role[known], kinds.op[known]),
+        *(column[known] for column in (kinds.calls, kinds.moved_bytes, kinds.unsized_calls)),
     )
     return tuple(
-        RankUse(own_gpu, ROLES[own_role], counted.op_names[op], count, size)
-        for own_gpu, own_role, op, count, size in zip(
-            *(column.tolist() for column in (*keys, calls, payload)), strict=True
-        )
+        RankUse(own_gpu, ROLES[own_role], counted.op_names[op], *numbers)
+        for own_gpu, own_role, op, *numbers in zip(*(column.tolist() for column in (*keys, *sums)), strict=True)
     )
 
 

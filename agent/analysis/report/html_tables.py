@@ -35,7 +35,13 @@ def operations(report: Report) -> list[Element]:
     """HTML table of operations: calls and payload by operation and data type."""
     calls = sum(use.calls for use in report.ops) or 1
     rows = [
-        (use.op, use.dtype, format_integer(use.calls), format_share(use.calls / calls), format_bytes(use.payload_bytes))
+        (
+            use.op,
+            use.dtype,
+            format_integer(use.calls),
+            format_share(use.calls / calls),
+            format_bytes(use.known_payload_bytes),
+        )
         for use in report.ops[:_MOST]
     ]
     return table(
@@ -137,9 +143,9 @@ def composition(report: Report) -> list[Element]:
             ROLE_NAMES.get(role.role, role.role),
             format_integer(role.communicators),
             format_integer(role.calls),
-            format_bytes(role.payload_bytes),
+            format_bytes(role.known_payload_bytes),
             format_digits(role.rank_calls),
-            format_bytes(role.rank_payload_bytes),
+            format_bytes(role.known_rank_payload_bytes),
         )
         for role in report.composition.roles
     ]
@@ -147,7 +153,7 @@ def composition(report: Report) -> list[Element]:
     found = table("By parallelism", header, rows, "<>>>>>", len(rows))
     number = min((gpu.number for gpu in report.gpus), default=0)
     first = [
-        (ROLE_NAMES.get(use.role, use.role), use.op, format_integer(use.calls), format_bytes(use.payload_bytes))
+        (ROLE_NAMES.get(use.role, use.role), use.op, format_integer(use.calls), format_bytes(use.known_payload_bytes))
         for use in report.composition.ranks
         if use.gpu == number
     ]
@@ -159,7 +165,7 @@ def composition(report: Report) -> list[Element]:
             _numbers(use.gpus),
             UNKNOWN if use.nranks is None else f"{len(use.gpus)} of {use.nranks}",
             format_integer(use.calls),
-            format_bytes(use.payload_bytes),
+            format_bytes(use.known_payload_bytes),
             describe_calls(use),
         )
         for use in select_communicators(report.communicators, _MOST)

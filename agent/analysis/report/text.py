@@ -95,7 +95,13 @@ def _job(report: Report) -> list[str]:
 def _ops(report: Report) -> list[str]:
     calls = sum(use.calls for use in report.ops)
     rows = [
-        (use.op, use.dtype, format_integer(use.calls), format_share(use.calls / calls), format_bytes(use.payload_bytes))
+        (
+            use.op,
+            use.dtype,
+            format_integer(use.calls),
+            format_share(use.calls / calls),
+            format_bytes(use.known_payload_bytes),
+        )
         for use in report.ops
     ]
     return _section(
@@ -155,7 +161,7 @@ def _communicator_row(use: CommunicatorUse) -> tuple[str, ...]:
         ranks,
         members,
         format_integer(use.calls),
-        format_bytes(use.payload_bytes),
+        format_bytes(use.known_payload_bytes),
         describe_calls(use),
     )
 
@@ -312,9 +318,9 @@ def _composition(report: Report) -> list[str]:
                 role.role,
                 format_integer(role.communicators),
                 format_integer(role.calls),
-                format_bytes(role.payload_bytes),
+                format_bytes(role.known_payload_bytes),
                 format_integer(role.rank_calls),
-                format_bytes(role.rank_payload_bytes),
+                format_bytes(role.known_rank_payload_bytes),
             )
             for role in composition.roles
         ],

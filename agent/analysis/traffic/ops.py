@@ -95,14 +95,13 @@ def _place(places: Mapping[str, int], gpus: Gpus, end: tuple[int, int]) -> int:
 def _uses(counted: CountedCalls, chosen: Integers) -> tuple[OpUse, ...]:
     """Calls of these kinds by operation and data type."""
     kinds = counted.kinds
-    (op, data_type), (calls, moved) = sum_by_group(
-        (kinds.op[chosen], kinds.data_type[chosen]), kinds.calls[chosen], kinds.moved_bytes[chosen]
+    (op, data_type), sums = sum_by_group(
+        (kinds.op[chosen], kinds.data_type[chosen]),
+        *(column[chosen] for column in (kinds.calls, kinds.moved_bytes, kinds.unsized_calls)),
     )
     uses = [
-        OpUse(counted.op_names[own_op], counted.type_names[own_type], number, count)
-        for own_op, own_type, number, count in zip(
-            op.tolist(), data_type.tolist(), calls.tolist(), moved.tolist(), strict=True
-        )
+        OpUse(counted.op_names[own_op], counted.type_names[own_type], *numbers)
+        for own_op, own_type, *numbers in zip(*(column.tolist() for column in (op, data_type, *sums)), strict=True)
     ]
     return tuple(sorted(uses, key=lambda use: (-use.calls, use.op, use.dtype)))
 
