@@ -15,7 +15,6 @@ from railscope.agent.node.rails import ethernet
 from railscope.agent.node.rails.ethernet import EthernetWatch
 from railscope.agent.node.rails.selection import decide_rails
 from railscope.agent.node.sampling.sampler import Sampler
-from railscope.probes.clock import SystemClock
 from railscope.probes.netdev.counters import CounterReading
 from railscope.probes.netdev.inventory import SysfsInventory
 from railscope.probes.processes.namespaces import NetworkNamespace, network_namespace
@@ -29,7 +28,7 @@ SOURCES = ("ethtool", "qdisc", "tcp")
 class Bench:
     """The machine's own namespace, with its loopback as a rail."""
 
-    clock: SteppedClock | SystemClock
+    clock: SteppedClock
     sampler: Sampler
     watch: EthernetWatch
     own: NetworkNamespace
@@ -43,7 +42,6 @@ class Bench:
 
     def reads_over(self, seconds: int, *, calm: bool = False) -> set[int]:
         """While a tick comes every second: how often each source was read."""
-        assert isinstance(self.clock, SteppedClock)
         before = self.reads()
         for _ in range(seconds):
             self.watch.update(self.decisions, calm=calm)
@@ -54,7 +52,7 @@ class Bench:
         return {after - earlier for after, earlier in zip(self.reads(), before, strict=True)}
 
 
-def opened(clock: SteppedClock | SystemClock, *, ethtool: bool = False) -> Iterator[Bench]:
+def opened(clock: SteppedClock, *, ethtool: bool = False) -> Iterator[Bench]:
     sampler = Sampler(clock)
     watch = EthernetWatch(clock, sampler, procfs=Path("/proc"), lifetime_ns=0, ethtool=ethtool)
     own = network_namespace(Path("/proc"), "self")
@@ -93,7 +91,6 @@ def test_where_no_observed_process_lives_sources_are_read_every_five_seconds(ben
 
 
 def test_a_process_that_comes_and_a_calm_that_ends_are_read_for_at_once(bench: Bench) -> None:
-    assert isinstance(bench.clock, SteppedClock)
     bench.reads_over(7)
     bench.clock.now_ns += SECOND_NS // 3
     for calm_ends in (False, True):
@@ -110,7 +107,6 @@ def test_a_process_that_comes_and_a_calm_that_ends_are_read_for_at_once(bench: B
 
 
 def test_rails_that_become_known_are_read_at_once_also_where_nobody_lives(bench: Bench) -> None:
-    assert isinstance(bench.clock, SteppedClock)
     bench.watch.update(())
     bench.sampler.read_due(bench.clock.now_ns)
     bench.clock.now_ns += SECOND_NS // 10
@@ -120,22 +116,35 @@ def test_rails_that_become_known_are_read_at_once_also_where_nobody_lives(bench:
     assert not bench.watch.unread_sources()
 
 
+class WaitedClock(SteppedClock):
+    """Whoever sleeps lets the sampler's thread work, which here is the caller's own."""
+
+    sampler: Sampler | None = None
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        if self.sampler is not None:
+            self.sampler.read_due(self.now_ns)
+
+
 def test_whoever_looks_closely_has_readings_of_that_moment_and_waits_for_them_once() -> None:
-    for bench in opened(SystemClock()):
-        bench.sampler.start()
+    clock = WaitedClock()
+    for bench in opened(clock):
+        clock.sampler = bench.sampler
         bench.watch.add_process(os.getpid(), bench.own)
-        for _ in range(3000):
-            bench.watch.update(bench.decisions, calm=True)
-            if not bench.watch.unread_sources() and len(bench.reads()) == 2:
-                break
-            bench.clock.sleep(0.01)
-        before = bench.reads()
+        bench.reads_over(4, calm=True)
+        clock.now_ns += SECOND_NS // 3
+        assert not bench.watch.unread_sources()
+        before, asked_ns = bench.reads(), clock.now_ns
         bench.watch.read_again(bench.own.inode)
         again = bench.reads()
-        assert {after - earlier for after, earlier in zip(again, before, strict=True)} == {1}
+        assert [after - earlier for after, earlier in zip(again, before, strict=True)] == [1, 1]
+        assert clock.now_ns - asked_ns <= ethernet._READ_PATIENCE_SECONDS * SECOND_NS
+        waited_until_ns = clock.now_ns
         bench.watch.read_again(bench.own.inode)
-        assert bench.reads() == again
+        assert (bench.reads(), clock.now_ns) == (again, waited_until_ns)
         bench.watch.read_again(0)
+        assert clock.now_ns == waited_until_ns
 
 
 class SlowStatistics:
