@@ -376,6 +376,20 @@ def test_threads_of_a_process_with_very_many_are_read_more_seldom(
     assert windows == {0, 1_000_000_000, 2_000_000_000}
 
 
+def test_a_process_with_very_many_threads_is_judged_by_two_readings_where_looks_are_rare(world: World) -> None:
+    process = world.process()
+    for tid in range(6, 518):
+        task = world.procfs / "5" / "task" / str(tid)
+        task.mkdir()
+        (task / "schedstat").write_text("0 0 0\n")
+    windows = []
+    for _ in range(12):
+        windows.append(world.look.process(process).window_ns)
+        world.wait(1.0)
+    # The times of 512 threads stand for a second, and what is not read at one look is two seconds old at the next.
+    assert windows == [0, 0, *[2_000_000_000] * 10]
+
+
 def test_threads_that_ran_while_calls_were_made_take_part(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[frozenset[int]] = []
 

@@ -136,9 +136,11 @@ class Inspector:
         """What a process did over the last moments."""
         readings = self._states.get(process.identity.pid, deque())
         now_ns = self._clock.monotonic_ns()
-        _drop_if_old(readings, now_ns - _WINDOW_NS - self._gap_ns, lambda look: look.state.time_ns)
+        pause_ns = _pause_ns(readings[-1].state) if readings else 0
+        longest_ns = _WINDOW_NS + self._gap_ns + max(0, pause_ns - READ_PERIOD_NS)
+        _drop_if_old(readings, now_ns - longest_ns, lambda look: look.state.time_ns)
         outdated = process.identity.pid in self._outdated
-        if outdated or not readings or now_ns - readings[-1].state.time_ns >= _pause_ns(readings[-1].state):
+        if outdated or not readings or now_ns - readings[-1].state.time_ns >= pause_ns:
             self._outdated.discard(process.identity.pid)
             try:
                 readings.append(self._look_at(process))
@@ -489,7 +491,7 @@ def _drop_old(readings: deque[Reading], before_ns: int, time_of: Callable[[Readi
 
 
 def _pause_ns(state: ProcessState) -> int:
-    """How long what was read of a process stands."""
+    """How long what was read of a process stands, ns: a second where it has `MOST_THREADS`."""
     return max(READ_PERIOD_NS, len(state.threads) * _THREAD_PAUSE_NS)
 
 
