@@ -88,6 +88,19 @@ def test_who_has_connected_queue_pairs_may_have_moved_what_a_port_counts(
         assert hiding.claims("mlx5_0", 1, ROCE_HEADERS).claimants == claimants | {UNKNOWN}
 
 
+def test_a_process_with_thousands_of_queue_pairs_is_asked_about_once_a_reading() -> None:
+    asked: list[int] = []
+
+    def mapped_by(pid: int) -> Unlooked:
+        asked.append(pid)
+        return Unlooked.YET
+
+    found = QueuePairOwners(mapped_by, sees_everyone=lambda: True)
+    pairs = tuple(pair(pid, 1000 * pid + at) for pid in (5, 6) for at in range(1000))
+    found.update(NodeQueuePairs(read_ns=1, queue_pairs=pairs))
+    assert sorted(asked) == [5, 6]
+
+
 def test_bound_counters_are_of_who_made_their_queue_pairs_from_the_second_reading_on() -> None:
     of_port = owners()
     pairs = (pair(1, 7), pair(2, 8), pair(2, 9))

@@ -94,7 +94,10 @@ class QueuePairOwners:
             return
         first, self._read_ns = self._read_ns is None, found.read_ns
         self._hidden = found.left_out > 0 or not self._sees_everyone()
-        owners = {(one.device, one.number): self._owners_of(one) for one in found.queue_pairs}
+        # A process may have made thousands, and to ask about it may read /proc.
+        pids = {one.pid for one in found.queue_pairs if one.pid is not None}
+        of_process = {pid: self._owners_of_process(pid) for pid in pids}
+        owners = {(one.device, one.number): _owners_of(one, of_process) for one in found.queue_pairs}
         claimants: dict[_Port, Owners] = {}
         of_device: dict[str, Owners] = {}
         for pair in found.queue_pairs:
@@ -124,17 +127,8 @@ class QueuePairOwners:
                 received[owner] = _like_sockets(totals[2], totals[3], headers)
         return PortClaims(claimants, sent, received, (device, port) in self._counted, self._read_ns)
 
-    def _owners_of(self, pair: QueuePairFacts) -> Owners:
-        if pair.kernel_user == _IPOIB:
-            return NOBODY_KNOWS
-        if pair.kernel_user:
-            storage = pair.kernel_user in _STORAGE_USERS or (
-                pair.kernel_user == _RDMA_CM and not _STORAGE_SERVICES.isdisjoint(pair.services)
-            )
-            return frozenset({TrafficOwner.STORAGE if storage else TrafficOwner.RDMA_OTHER})
-        if pair.pid is None:
-            return NOBODY_KNOWS
-        mapped = self._mapped_by(pair.pid)
+    def _owners_of_process(self, pid: int) -> Owners:
+        mapped = self._mapped_by(pid)
         return NOBODY_KNOWS if isinstance(mapped, Unlooked) else owners_of_queue_pairs(mapped)
 
     def _count(
@@ -164,6 +158,17 @@ class QueuePairOwners:
             for place, (new, old) in enumerate(zip(now, before, strict=True)):
                 totals[place] += new - old
         self._counters, self._counted = counters, frozenset(counted)
+
+
+def _owners_of(pair: QueuePairFacts, of_process: Mapping[int, Owners]) -> Owners:
+    if pair.kernel_user == _IPOIB:
+        return NOBODY_KNOWS
+    if pair.kernel_user:
+        storage = pair.kernel_user in _STORAGE_USERS or (
+            pair.kernel_user == _RDMA_CM and not _STORAGE_SERVICES.isdisjoint(pair.services)
+        )
+        return frozenset({TrafficOwner.STORAGE if storage else TrafficOwner.RDMA_OTHER})
+    return NOBODY_KNOWS if pair.pid is None else of_process[pair.pid]
 
 
 def owners_of_queue_pairs(mapped: frozenset[CommunicationLibrary]) -> Owners:
