@@ -129,3 +129,13 @@ def test_pairs_of_a_process_that_ends_are_kept_with_their_names(programs: Progra
     assert [(one.pid, one.peer, one.payload_bytes) for one in facts.ended] == [(7, "decode-1", MIB)]
     assert facts.ended_count == 1
     assert sum(one.operations for one in facts.totals) == 2
+
+
+def test_no_name_of_a_process_that_has_ended_is_kept(programs: Programs, watch: TransferWatch) -> None:
+    """Also where a user has so many processes that some are not told of."""
+    pids = range(10_000, 10_000 + 2 * MOST_PAIRS)
+    programs.rows = [(pid, WRITE, 1, MIB, 1000) for pid in pids]
+    programs.ended = list(pids)
+    watch._take_ended({pids[0]})
+    assert len(watch.facts().ended) == MOST_PAIRS
+    assert not watch._names

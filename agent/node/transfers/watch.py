@@ -453,7 +453,7 @@ class TransferWatch:
         ended = self._by_peer(keys, totals)
         self._ended_peers += ended
         self._ended_count += len(ended)
-        if gone := {one.pid for one in ended}:
+        if gone := {*keys["tgid"].tolist(), *(pid for pid, _ in names)}:
             self._names = {key: name for key, name in self._names.items() if key[0] not in gone}
         self._ended.add(keys["function"], totals)
         self._ended.give_up(unfinished)
