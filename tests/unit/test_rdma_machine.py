@@ -120,3 +120,18 @@ def test_whether_a_port_is_up_is_unknown_while_it_does_not_answer(
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["RDMA devices"] * 2
     watch.close()
     sampler.stop()
+
+
+def test_a_reading_that_fails_is_told_once_and_the_next_one_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SteppedClock()
+    reader = RdmaMachineReader(clock, rdma.mlx5_ib_ndr(tmp_path).sysfs, patience_seconds=10)
+    with monkeypatch.context() as broken:
+        broken.setattr("railscope.probes.rdma.inventory.RdmaInventory.read", lambda _: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            eventually(reader.update)
+    assert not reader.update(), "not due yet"
+    clock.sleep(6)
+    assert reader.update()
+    assert [port.name for port in reader.machine.ports] == [_PORT]

@@ -69,7 +69,8 @@ class RdmaMachineReader:
             threading.Thread(target=self._run, args=(self._reading,), name="rdma devices", daemon=True).start()
         if not wait([self._reading], patience_seconds).done:
             return False
-        self.machine, self._reading = self._reading.result(), None
+        reading, self._reading = self._reading, None
+        self.machine = reading.result()
         return True
 
     def hangs_for_ns(self) -> int:
