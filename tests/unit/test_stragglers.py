@@ -175,6 +175,14 @@ def test_communicators_with_messages_between_two_ranks_are_left_out_and_others_a
     assert shown(stragglers)[11, "1"][0] == 3
 
 
+def test_calls_of_a_rank_that_comes_to_a_communicator_that_is_left_out_are_not_kept() -> None:
+    stragglers = Stragglers()
+    take(stragglers, events([(10, 1, 0), (11, 1, 5)], Op.Send))
+    take(stragglers, events([(12, 1, 9)], Op.Send))
+    take_from(stragglers, events([(12, 2, 19)], Op.Send), who)
+    assert not stragglers._pending
+
+
 def test_numbers_go_on_where_they_begin_again() -> None:
     stragglers = Stragglers()
     for number in range((1 << 32) - 5, (1 << 32) + 5):

@@ -116,7 +116,7 @@ class Stragglers:
         """By group and number modulo the window; None: there was no group yet."""
         self._counts = _Counts()
         self._places: dict[int, tuple[int, int]] = {}
-        """By instance: number of the group, and its member; `_NOT_WANTED`: no rank to compare it with."""
+        """By instance: number of the group, and its member; `_NOBODY`: no rank to compare it with."""
         self._labels: dict[int, tuple[str, str]] = {}
         """By instance: communicator and rank."""
         self._table: tuple[npt.NDArray[np.uint32], Integers, Integers] | None = None
@@ -332,7 +332,7 @@ class Stragglers:
         group.expected = communicator.local_ranks or 0
         member = self._counts.add_member()
         self._labels[instance] = communicator.name, format_label(communicator.rank)
-        self._places[instance] = (group.number if group.matches else _NOT_WANTED), member
+        self._places[instance] = (group.number, member) if group.matches else _NOBODY
         group.instances.append(instance)
         group.members.append(member)
         group.shown = None
