@@ -329,7 +329,8 @@ class TcpCounters:
             since_ns[cookie] = self._since_ns.get(cookie, now_ns)
             if now_ns - since_ns[cookie] < _LONGEST_PATIENCE_NS:
                 wait(rows[place], address)
-        for row, address in zip(self._ended.held, local_addresses(self._ended.held), strict=True):
+        held_back = self._ended.held
+        for row, address in zip(held_back, local_addresses(held_back), strict=True):
             wait(row, address)
         self._since_ns, self.undecided = since_ns, undecided
         return left

@@ -303,7 +303,9 @@ class Libraries:
 
     def _remember(self, pid: int) -> None:
         self._remembered.pop(pid, None)
-        self._remembered[pid] = self._clock.monotonic_ns() + _REMEMBERED_NS, self._communication.pop(pid)[1]
+        # Before it is forgotten there: other threads ask meanwhile.
+        self._remembered[pid] = self._clock.monotonic_ns() + _REMEMBERED_NS, self._communication[pid][1]
+        del self._communication[pid]
         if len(self._remembered) > _MOST_REMEMBERED:
             self._remembered.popitem(last=False)
 
