@@ -10,7 +10,7 @@ from railscope.agent.cluster.fleet.facts import Fleet, StuckTransfer
 from railscope.agent.cluster.verdict.advice import Step
 from railscope.agent.cluster.verdict.finding import Finding
 from railscope.agent.cluster.verdict.quantities import format_duration
-from railscope.agent.facts.causes import HELD, Cause, facts_of
+from railscope.agent.facts.causes import HELD, About, Cause, facts_of
 
 _MOST_LINES: Final = 4
 _STATES: Final = {Cause.PROCESS_STOPPED: "is stopped", Cause.PROCESS_FROZEN: "is frozen by its control group"}
@@ -83,9 +83,12 @@ def _evidence(those: Sequence[StuckTransfer]) -> Iterator[str]:
 
 
 def _steps(first: StuckTransfer, blamed: str) -> Iterator[Step]:
-    """Those of the table of causes that need a process."""
+    """Those of the table of causes that need a process; of a rail's or a host's cause, those of any stuck transfer."""
+    facts = facts_of(first.cause)
+    if facts.about in (About.RAIL, About.HOST):
+        facts = facts_of(Cause.TRANSFER_STUCK)
     values = {"pid": blamed or first.pid, "rank": "", "gpu": ""}
-    for step in facts_of(first.cause).now:
+    for step in facts.now:
         if "{rank}" not in step.why and (values["pid"] or "{pid}" not in step.command):
             host = first.host if step.command else ""
             yield Step(host, step.command.format(**values), step.why.format(**values))
