@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from railscope.agent.analysis.facts.report import TransferUse
 from railscope.agent.analysis.report.html import html_text
 from railscope.agent.analysis.report.report import report_of
 from railscope.agent.analysis.report.report_json import as_json
 from railscope.agent.analysis.report.text import as_text
-from railscope.agent.analysis.traffic.transfers import find_transfers
+from railscope.agent.analysis.traffic.transfers import _compared, find_transfers
 from railscope.agent.facts.snapshot import Histogram
 from tests.unit.datasets import JobDataset
 
@@ -63,6 +67,29 @@ def test_a_pair_that_takes_much_longer_than_others_of_its_size_is_named(tmp_path
     assert sentence in page
     assert "Other libraries moved: nixl " in page
     assert [one["peer"] for one in as_json(report)["transfers"]][:1] == ["decode-1"]
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.sampled_from([0.0, 0.001, 0.002, 0.003, 0.05]), st.integers(7, 9))))
+def test_each_pair_is_compared_with_the_others_of_half_to_twice_its_size(
+    pairs: list[tuple[int, float, int]],
+) -> None:
+    uses = [made_up(number, *one) for number, one in enumerate(pairs)]
+    found = {use.pid: use.times_as_long for use in _compared(uses)}
+    assert found.keys() == {use.pid for use in uses}
+    compared = {number: one for number, one in enumerate(pairs) if one[2] >= 8}
+    for number in range(len(pairs)):
+        size, seconds, _ = pairs[number]
+        others = [one[1] for other, one in compared.items() if other != number and size / 2 <= one[0] <= size * 2]
+        usual = median(others) if others and number in compared else 0.0
+        expected = seconds / usual if usual and seconds >= 2 * usual else None
+        assert found[number] == (expected if expected is None else pytest.approx(expected))
+
+
+def made_up(number: int, size: int, seconds: float, writes: int) -> TransferUse:
+    return TransferUse(
+        "node-0", number, "nixl", "Write", "transmit", "decode-0", writes, writes * size, 0, seconds, None, None, None,
+        None,
+    )  # fmt: skip
 
 
 def test_a_quantile_lies_within_its_bucket() -> None:

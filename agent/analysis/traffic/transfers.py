@@ -7,10 +7,10 @@ and about the same size.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from statistics import median
 from typing import Any, Final
 
 from railscope.agent.analysis.facts.report import TransferUse
@@ -25,12 +25,11 @@ _ABOUT_THE_SAME: Final = 2.0
 
 def find_transfers(dataset: Dataset) -> tuple[TransferUse, ...]:
     """Every pair, the most bytes first."""
-    uses = [_use(row) for row in dataset.rows(dataset["transfers"]).to_pylist()]
     alike: defaultdict[tuple[str, str], list[TransferUse]] = defaultdict(list)
-    for use in uses:
-        if use.mean_seconds is not None and use.payload_bytes and use.operations >= _LEAST_OPERATIONS:
-            alike[use.library, use.op].append(use)
-    found = (_compared(use, alike.get((use.library, use.op), ())) for use in uses)
+    for row in dataset.rows(dataset["transfers"]).to_pylist():
+        use = _use(row)
+        alike[use.library, use.op].append(use)
+    found = (use for uses in alike.values() for use in _compared(uses))
     return tuple(sorted(found, key=lambda use: (-(use.payload_bytes or 0), -use.operations, use.server, use.pid)))
 
 
@@ -55,22 +54,32 @@ def _use(row: dict[str, Any]) -> TransferUse:
     )
 
 
-def _compared(use: TransferUse, alike: Sequence[TransferUse]) -> TransferUse:
-    """The same, with how much longer it takes where it is slow beside others of about its size."""
-    if use.mean_seconds is None or not any(one is use for one in alike):
-        return use
-    size = _mean_bytes(use)
-    others = [
-        one.mean_seconds
-        for one in alike
-        if one is not use
-        and one.mean_seconds is not None
-        and size / _ABOUT_THE_SAME <= _mean_bytes(one) <= size * _ABOUT_THE_SAME
-    ]
-    if not others or use.mean_seconds < SLOW_TIMES * (usual := median(others)) or not usual:
-        return use
-    return replace(use, times_as_long=use.mean_seconds / usual)
+def _compared(uses: Iterable[TransferUse]) -> Iterator[TransferUse]:
+    """The same pairs, with how much longer one takes where it is slow beside others of about its size."""
+    timed: list[tuple[float, float, TransferUse]] = []
+    for use in uses:
+        if use.mean_seconds is not None and use.payload_bytes and use.operations >= _LEAST_OPERATIONS:
+            timed.append((use.payload_bytes / use.operations, use.mean_seconds, use))
+        else:
+            yield use
+    timed.sort(key=lambda one: one[0])
+    about: list[float] = []
+    """Mean durations of the pairs of about the size in question, `timed[first:end]`, in their order."""
+    first = end = 0
+    for size, seconds, use in timed:
+        while end < len(timed) and timed[end][0] <= size * _ABOUT_THE_SAME:
+            insort(about, timed[end][1])
+            end += 1
+        while timed[first][0] < size / _ABOUT_THE_SAME:
+            del about[bisect_left(about, timed[first][1])]
+            first += 1
+        usual = _median_without(about, bisect_left(about, seconds))
+        slow = usual > 0 and seconds >= SLOW_TIMES * usual
+        yield replace(use, times_as_long=seconds / usual) if slow else use
 
 
-def _mean_bytes(use: TransferUse) -> float:
-    return (use.payload_bytes or 0) / use.operations
+def _median_without(ordered: list[float], left_out: int) -> float:
+    """The median of numbers in order but for the one at this place; 0: it is the only one."""
+    count = len(ordered) - 1
+    middle = ((count - 1) // 2, count // 2)
+    return sum(ordered[at + (at >= left_out)] for at in middle) / 2 if count else 0.0
