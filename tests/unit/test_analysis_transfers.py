@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,6 +16,7 @@ from railscope.agent.analysis.report.html import html_text
 from railscope.agent.analysis.report.report import report_of
 from railscope.agent.analysis.report.report_json import as_json
 from railscope.agent.analysis.report.text import as_text
+from railscope.agent.analysis.report.words import describe_slow_pairs
 from railscope.agent.analysis.traffic.transfers import _compared, find_transfers
 from railscope.agent.facts.snapshot import Histogram
 from tests.unit.datasets import JobDataset
@@ -66,6 +68,8 @@ def test_a_pair_that_takes_much_longer_than_others_of_its_size_is_named(tmp_path
     page = html_text(report)
     assert sentence in page
     assert "Other libraries moved: nixl " in page
+    (of_reads,) = describe_slow_pairs(replace(report, transfers=(replace(slow, direction="receive"),)))
+    assert " on node-1 from decode-1 takes " in of_reads
     assert [one["peer"] for one in as_json(report)["transfers"]][:1] == ["decode-1"]
 
 

@@ -92,8 +92,9 @@ def describe_slow_pairs(report: Report) -> Iterator[str]:
     """A sentence on each pair whose transfers take much longer than those of the others, the slowest first."""
     slow = [use for use in report.transfers if use.times_as_long is not None]
     for use in sorted(slow, key=lambda use: -(use.times_as_long or 0.0))[:_MOST_SLOW_PAIRS]:
+        whom = f"{'from' if use.direction == 'receive' else 'to'} {use.peer or 'peers without names'}"
         yield (
-            f"{use.library} {use.op} of process {use.pid} on {use.server} to {use.peer or 'peers without names'} takes "
+            f"{use.library} {use.op} of process {use.pid} on {use.server} {whom} takes "
             f"{format_digits(use.times_as_long or 0.0)} times as long as those of the other pairs: "
             f"{format_seconds(use.mean_seconds)} on average, 99 % within {format_seconds(use.p99_seconds)}."
         )
