@@ -566,7 +566,7 @@ class _Demo:
                 "rails": [asdict(rail) for rail in rails],
                 "transfers": [asdict(one) for one in self._beside.wrote],
                 "observed_transfers": [asdict(one) for one in self._beside.seen],
-                "verified": self._verified,
+                "verified": self._verified and self._beside.verified,
                 "ok": ok,
             }
             json.dump(result, self._out, indent=1)

@@ -58,7 +58,10 @@ class OwnStalls:
             stall = self._begun.popleft()
             if stall.pid in pids:
                 why = f"{stall.diagnosis.cause.value}: {'; '.join(stall.diagnosis.evidence)}"
-                _log.warning("communicator %s rank %s stalls in %s: %s", stall.comm, stall.rank, stall.op, why)
+                who, whom = f"communicator {stall.comm} rank {stall.rank}", ""
+                if stall.library:
+                    who, whom = f"process {stall.pid}", f" to {stall.peer or 'an unknown peer'}"
+                _log.warning("%s stalls in %s%s: %s", who, stall.op, whom, why)
 
 
 class FaultKind(StrEnum):

@@ -49,15 +49,18 @@ def test_the_busiest_communicators_come_first_ended_ones_last_and_the_rest_are_c
 def test_only_stalls_of_the_demo_s_own_processes_are_told(caplog: pytest.LogCaptureFixture) -> None:
     stalls = OwnStalls()
     mine, others = replace(stall(), pid=11), replace(stall(), pid=12)
+    transfer = replace(mine, comm="unknown", rank="unknown", op="nixl Write", library="nixl", peer="decode-0")
     with caplog.at_level(logging.WARNING):
         stalls.record(others)
         stalls.record(mine)
+        stalls.record(transfer)
         assert not caplog.messages
         stalls.log_new((10, 11))
         stalls.log_new((10, 11))
     assert caplog.messages == [
         f"communicator {mine.comm} rank 1 stalls in AllReduce: rail_down: "
-        "rail 1 (rail1) has no carrier or is switched off"
+        "rail 1 (rail1) has no carrier or is switched off",
+        "process 11 stalls in nixl Write to decode-0: rail_down: rail 1 (rail1) has no carrier or is switched off",
     ]
 
 
