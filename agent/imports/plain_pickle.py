@@ -35,6 +35,14 @@ _IGNORED: Final = frozenset({"PROTO", "FRAME"})
 _MARK: Final = object()
 _DEEPEST: Final = 64
 """Lists, tuples and dictionaries within each other: to look at deeper ones may take more stack than there is."""
+_FREE_SIZE: Final = 1 << 22
+_MOST_EXPANSION: Final = 64
+"""How much larger than the pickle its value may be, where all that it holds twice is counted twice: 800 bytes can hold
+a list whose text takes all memory.  An entry of PyTorch's, whose frames others have too, comes to 12."""
+_LETTERS: Final = 8
+"""Of a text that count as much as a value."""
+_MOST_BITS: Final = 1 << 12
+"""Of a number: Python writes those of 14,284 and more in no text."""
 
 
 class PickleRefused(ValueError):
@@ -47,7 +55,7 @@ def read_plain_pickle(content: bytes) -> Any:
     Raises:
         PickleRefused: it is no pickle of plain data.
     """
-    machine = _Machine()
+    machine = _Machine(max(_FREE_SIZE, _MOST_EXPANSION * len(content)))
     try:
         for instruction, argument, _ in pickletools.genops(io.BytesIO(content)):
             if instruction.name == "STOP":
@@ -61,11 +69,17 @@ def read_plain_pickle(content: bytes) -> Any:
 
 
 class _Machine:
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        """`most`: how many values the pickle may come to."""
+        self._most = most
         self._stack: list[Any] = []
         self._memo: dict[int, Any] = {}
         self._depths: dict[int, int] = {}
         """How deep each container is, by its identity: all of them live as long as the machine."""
+        self._sizes: dict[int, int] = {}
+        """How many values each holds, those of what it holds included."""
+        self._taken: set[int] = set()
+        """What another one holds."""
         self._containers: list[Any] = []
 
     def pop(self) -> Any:
@@ -77,6 +91,8 @@ class _Machine:
     def run(self, name: str, argument: Any) -> None:
         """Run one instruction."""
         if name in _VALUES:
+            if isinstance(argument, int) and argument.bit_length() > _MOST_BITS:
+                raise PickleRefused(f"the pickle has a number of more than {_MOST_BITS} bits: it is not read")
             self._stack.append(argument)
         elif name in _CONSTANTS:
             self._stack.append(self._holding(_CONSTANTS[name](), ()))
@@ -124,19 +140,31 @@ class _Machine:
             raise PickleRefused(f"the pickle is more than plain data ({name}): it is not read")
 
     def _holding(self, container: Any, values: Iterable[Any]) -> Any:
-        """What holds these values, unless it is too deep by that.
+        """What holds these values, unless it is too deep or too large by that.
 
-        Something that grows after another one took it in leaves the other's depth as it was.  Nothing here goes down
-        into values, so what is deep in spite of that does no harm: who reads them looks at a few levels by name.
+        What another one holds grows no more, so that depths and sizes are right: no value is its own part.
         """
         if not isinstance(container, list | tuple | dict):
             return container
-        if id(container) not in self._depths:
+        own = id(container)
+        if own not in self._depths:
             self._containers.append(container)
-        deepest = 1 + max((self._depths.get(id(value), 0) for value in values), default=0)
-        self._depths[id(container)] = max(deepest, self._depths.get(id(container), 0))
+        elif own in self._taken:
+            raise PickleRefused("the pickle adds to what something else holds already: it is not read")
+        deepest, size = self._depths.get(own, 1), self._sizes.get(own, 1)
+        for value in values:
+            if isinstance(value, list | tuple | dict):
+                inner = id(value)
+                self._taken.add(inner)
+                deepest = max(deepest, 1 + self._depths[inner])
+                size += self._sizes[inner]
+            else:
+                size += 1 + (len(value) // _LETTERS if isinstance(value, str | bytes) else 0)
+        self._depths[own], self._sizes[own] = deepest, size
         if deepest > _DEEPEST:
             raise PickleRefused(f"the pickle is nested deeper than {_DEEPEST} levels: it is not read")
+        if size > self._most:
+            raise PickleRefused("the pickle holds the same values again and again: it is not read")
         return container
 
     def _entries(self, values: list[Any]) -> dict[Any, Any]:

@@ -282,6 +282,46 @@ def test_a_pickle_that_is_nested_too_deep_or_has_odd_keys_is_refused(content: by
         read_plain_pickle(content)
 
 
+def _folded(levels: int) -> list[Any]:
+    """A list of so many levels that holds one four times over at each."""
+    value: list[Any] = [1]
+    for _ in range(levels):
+        value = [value] * 4
+    return value
+
+
+_GROWING = b"\x80\x02" + b"".join(b"]q%c0" % number for number in range(40))
+"""Forty empty lists, by number."""
+_GROWN_LATER = _GROWING + b"".join(b"h%c(" % at + b"h%c" % (at + 1) * 4 + b"e0" for at in range(39)) + b"h\x00."
+"""Each holds the next one four times, and grows after the one before has taken it in."""
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(pickle.dumps(_folded(30)), id="the same list again and again"),
+        pytest.param(pickle.dumps(["x" * 1_000_000] * 10_000), id="the same text again and again"),
+        pytest.param(_GROWN_LATER, id="lists that grow later"),
+        pytest.param(b"\x80\x02]q\x00h\x00ah\x00a.", id="a list in itself"),
+        pytest.param(pickle.dumps([[1 << 20_000]]), id="a number that no text can hold"),
+    ],
+)
+def test_a_pickle_that_is_small_and_whose_value_is_not_is_refused(content: bytes) -> None:
+    with pytest.raises(PickleRefused, match="not read"):
+        read_plain_pickle(content)
+
+
+@pytest.mark.parametrize("field", ["input_sizes", "input_dtypes", "process_group", "pg_id", "thread_id"])
+def test_a_dump_whose_entry_unfolds_to_more_than_memory_is_left_out(tmp_path: Path, field: str) -> None:
+    entry = {"profiling_name": "nccl:all_reduce", "input_sizes": [[3]], "output_sizes": [[3]], "duration_ms": 1.5}
+    entry |= {"time_created_ns": 5, "time_discovered_completed_ns": 9_000_000, "input_dtypes": ["Float"]}
+    content = pickle.dumps({"entries": [{**entry, field: _folded(30)}]})
+    good = SAMPLES / "nccl_trace_rank_0"
+    result = imported(tmp_path, good, written(tmp_path, "nccl_trace_rank_5", content))
+    assert len(result.calls()) == 5
+    assert "again and again" in result.skipped[0][1]
+
+
 def test_a_pickle_that_claims_to_be_huge_costs_nothing() -> None:
     for content in (b"\x80\x04\x8d" + b"\xff" * 7 + b"\x7fx.", b"\x80\x02]r\xff\xff\xff\x7f."):
         with contextlib.suppress(PickleRefused):
