@@ -55,7 +55,7 @@ class PeerTransfers:
 
 @dataclass(frozen=True, slots=True)
 class TransferUnderWay:
-    """Operations of one kind that a process has under way."""
+    """Operations of one kind that a process has under way with one peer, or with all whose names are not known."""
 
     library: str
     op: str
@@ -63,7 +63,7 @@ class TransferUnderWay:
     count: int
     oldest_seconds: float
     peer: str
-    """Of the oldest; empty: not known."""
+    """As the library calls it; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,7 @@ class NodeTransfers:
 
     totals: tuple[TransferTotal, ...] = ()
     under_way: tuple[TransferUnderWay, ...] = ()
+    """The oldest first."""
     by_peer: tuple[PeerTransfers, ...] = ()
     """Of processes that run, by peer, the busiest first."""
     ended: tuple[PeerTransfers, ...] = ()

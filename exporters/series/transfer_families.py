@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.stall import Stall
-from railscope.agent.facts.transfers import NodeTransfers
+from railscope.agent.facts.transfers import NodeTransfers, TransferUnderWay
 from railscope.exporters.series.family_draft import Draft
 
 
@@ -32,11 +34,16 @@ def transfer_families(transfers: NodeTransfers, stalls: Iterable[Stall], now_ns:
         catalogue.TRANSFER_SECONDS,
         histograms=(((one.library, one.op), one.durations) for one in transfers.totals if one.durations is not None),
     )
-    under_way = [((one.library, one.op, str(one.pid)), one) for one in transfers.under_way]
-    yield Draft(catalogue.TRANSFERS_IN_FLIGHT, ((labels, one.count) for labels, one in under_way))
+    in_flight: Counter[tuple[str, ...]] = Counter()
+    oldest: dict[tuple[str, ...], TransferUnderWay] = {}
+    for one in transfers.under_way:
+        labels = (one.library, one.op, str(one.pid))
+        in_flight[labels] += one.count
+        oldest.setdefault(labels, one)
+    yield Draft(catalogue.TRANSFERS_IN_FLIGHT, sorted(in_flight.items()))
     yield Draft(
         catalogue.TRANSFER_INFLIGHT_SECONDS,
-        (((*labels, one.peer), one.oldest_seconds) for labels, one in under_way),
+        (((*labels, one.peer), one.oldest_seconds) for labels, one in sorted(oldest.items(), key=itemgetter(0))),
     )
     yield Draft(catalogue.TRANSFER_STALLED_SECONDS, _stalled(stalls, now_ns).items())
     peers = [((one.library, one.op, str(one.pid), one.peer), one) for one in transfers.shown_peers()]

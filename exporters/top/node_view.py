@@ -169,7 +169,11 @@ def make_node_view(before: NodeScrape | None, now: NodeScrape, first: NodeScrape
             compared.transfers if compared is not None else None,
             now.transfers,
             span,
-            {(stall.pid, stall.op): stall.cause for stall in now.stalls if stall.library},
+            {
+                (stall.library, stall.op.removeprefix(f"{stall.library} "), stall.pid, stall.peer): stall.cause
+                for stall in now.stalls
+                if stall.library
+            },
         ),
     )
 

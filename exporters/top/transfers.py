@@ -80,13 +80,14 @@ def make_transfer_views(
     before: Mapping[TransferKey, ScrapedTransfer] | None,
     now: Mapping[TransferKey, ScrapedTransfer],
     span: float | None,
-    stalled: Mapping[tuple[str, str], str],
+    stalled: Mapping[TransferKey, str],
 ) -> tuple[TransferView, ...]:
-    """What `railscope top` shows of transfers; `stalled` has causes by pid and by library with operation, as `/stalls`
-    writes them.
+    """What `railscope top` shows of transfers; `stalled` has the causes of stalls.
 
-    A pair that is new has done all of it since the scrape before.
+    A pair that is new has done all of it since the scrape before.  The stall of a peer without a name, which may go by
+    its address, shows at the sum of those.
     """
+    unnamed = {(*key[:3], ""): cause for key, cause in stalled.items() if key not in now}
     views = []
     for key, one in now.items():
         old = None
@@ -110,7 +111,7 @@ def make_transfer_views(
                 new_failures=None if failures is None else int(failures),
                 in_flight=one.in_flight,
                 waiting_seconds=one.oldest_seconds if one.in_flight else None,
-                stalled=stalled.get((one.pid, f"{one.library} {one.op}"), "") if one.in_flight else "",
+                stalled=(stalled.get(key) or unnamed.get(key, "")) if one.in_flight else "",
             )
         )
     return tuple(views)

@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -271,7 +272,15 @@ def render_transfers(snapshot: Snapshot, processes: Iterable[RankProcess] = ()) 
     """
     del processes
     known = snapshot.transfers
-    under_way = {(one.library, one.op, one.pid, one.peer): one for one in known.under_way}
+    told = {(one.library, one.op, one.pid, one.peer) for one in known.by_peer}
+    in_flight: Counter[tuple[str, str, int, str]] = Counter()
+    oldest_seconds: dict[tuple[str, str, int, str], float] = {}
+    for waiting in known.under_way:
+        pair = waiting.library, waiting.op, waiting.pid, waiting.peer
+        if pair not in told:  # it is part of the sum of the others
+            pair = *pair[:3], ""
+        in_flight[pair] += waiting.count
+        oldest_seconds[pair] = max(oldest_seconds.get(pair, 0.0), waiting.oldest_seconds)
     document = {
         "simulated": snapshot.simulated,
         "transfers": [
@@ -286,11 +295,10 @@ def render_transfers(snapshot: Snapshot, processes: Iterable[RankProcess] = ()) 
                 "completed": one.completed,
                 "failed": one.failed,
                 "seconds": one.seconds,
-                "in_flight": waiting.count if waiting is not None else 0,
-                "oldest_seconds": waiting.oldest_seconds if waiting is not None else 0.0,
+                "in_flight": in_flight[one.library, one.op, one.pid, one.peer],
+                "oldest_seconds": oldest_seconds.get((one.library, one.op, one.pid, one.peer), 0.0),
             }
             for one in known.by_peer
-            for waiting in (under_way.get((one.library, one.op, one.pid, one.peer)),)
         ],
     }
     return json.dumps(printable_document(document), indent=1).encode() + b"\n"

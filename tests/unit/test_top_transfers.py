@@ -10,6 +10,7 @@ import pytest
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.snapshot import CommunicatorStall, Snapshot
 from railscope.agent.facts.stall import Diagnosis
+from railscope.agent.facts.transfers import TransferUnderWay
 from railscope.exporters.top.node_view import NodeView, make_node_view
 from railscope.exporters.top.plain import render_lines
 from railscope.exporters.top.screen import Status, render_frame
@@ -85,6 +86,47 @@ def test_a_host_without_such_libraries_has_no_line_for_them() -> None:
         make_node_view(None, scraped(snapshot, with_transfers=True)), ViewState(), Status("http://node", 2.0), 120, 60
     )
     assert not any("LIBRARY" in line.plain for line in shown.lines)
+
+
+def with_two_peers(snapshot: Snapshot) -> Snapshot:
+    """A process that has something under way with two peers, and with a third that is part of the sum of the others."""
+    write = snapshot.transfers.by_peer[0]
+    by_peer = (write, replace(write, peer="decode-1"), replace(write, peer=""))
+    under_way = (
+        TransferUnderWay("nixl", "Write", write.pid, 2, 12.5, "decode-0"),
+        TransferUnderWay("nixl", "Write", write.pid, 1, 3.5, "decode-1"),
+        TransferUnderWay("nixl", "Write", write.pid, 1, 2.5, "decode-77"),
+        TransferUnderWay("nixl", "Write", write.pid, 4, 1.5, "decode-78"),
+    )
+    return replace(snapshot, transfers=replace(snapshot.transfers, by_peer=by_peer, under_way=under_way))
+
+
+def test_each_peer_has_what_is_under_way_with_it_and_its_own_stall() -> None:
+    page = json.loads(render_transfers(with_two_peers(full_snapshot())))["transfers"]
+    assert [(one["peer"], one["in_flight"], one["oldest_seconds"]) for one in page] == [
+        ("decode-0", 2, 12.5),
+        ("decode-1", 1, 3.5),
+        (None, 5, 2.5),
+    ]
+    shown = make_node_view(None, scraped(with_two_peers(with_more(full_snapshot())), with_transfers=True))
+    assert {one.peer: one.stalled for one in shown.transfers} == {
+        "decode-0": "process_stopped",
+        "decode-1": "",
+        "": "",
+    }
+
+
+def test_the_stall_of_a_peer_that_has_no_name_shows_at_the_sum_of_those() -> None:
+    under_way = (TransferUnderWay("ucx", "TagRecv", 4713, 1, 9.0, ""),)
+    snapshot = replace(full_snapshot(), transfers=replace(full_snapshot().transfers, under_way=under_way))
+    stuck = replace(
+        stall(), comm="unknown", rank="unknown", pid=4713, op="ucx TagRecv", library="ucx", peer="192.0.2.7:4433"
+    )
+    lengths = (CommunicatorStall("unknown", "unknown", "unknown", 1.0, stuck),)
+    shown = make_node_view(
+        None, scraped(replace(snapshot, stalls=replace(snapshot.stalls, lengths=lengths)), with_transfers=True)
+    )
+    assert {one.op: bool(one.stalled) for one in shown.transfers} == {"Write": False, "TagRecv": True}
 
 
 def test_a_page_tells_what_is_not_known_as_null_and_another_page_is_refused() -> None:

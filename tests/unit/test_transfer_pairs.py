@@ -34,11 +34,16 @@ class Programs:
     def __init__(self) -> None:
         self.rows: list[tuple[int, int, int, int, int]] = []
         self.ended: list[int] = []
+        self.requests: list[tuple[int, int, int, int]] = []
+        """(pid, function, peer, since when), of those under way."""
 
     def read(self) -> TransferTables:
         keys, totals = self._tables([row for row in self.rows if row[0] not in self.ended])
-        none = (np.zeros(0, REQUEST_KEY), np.zeros(0, REQUEST), np.zeros(0, np.uint32), np.zeros(0, THREAD))
-        return TransferTables(keys, totals, *none)
+        requests, values = np.zeros(len(self.requests), REQUEST_KEY), np.zeros(len(self.requests), REQUEST)
+        for at, (pid, function, peer, start_ns) in enumerate(self.requests):
+            requests["request"][at], requests["tgid"][at] = 0x1000 + at, pid
+            values["function"][at], values["peer"][at], values["start_ns"][at] = function, peer, start_ns
+        return TransferTables(keys, totals, requests, values, np.zeros(0, np.uint32), np.zeros(0, THREAD))
 
     def overflow(self) -> Any:
         return np.zeros(0, TRANSFER_TOTAL)
@@ -95,6 +100,18 @@ def test_named_peers_stand_by_themselves_and_endpoints_without_a_name_are_one_su
     assert put.durations is not None
     assert (put.completed, put.durations.counts[0]) == (9, 9)
     assert put.seconds == pytest.approx(9e-6)
+
+
+def test_what_is_under_way_is_told_of_each_peer(programs: Programs, watch: TransferWatch) -> None:
+    programs.requests = [
+        (7, WRITE, 1, 20),
+        (7, WRITE, 2, 10),
+        (7, WRITE, 1, 30),
+        (7, PUT, 4096, 40),
+        (7, PUT, 4097, 50),
+    ]
+    told = [(one.op, one.peer, one.count) for one in watch.facts().under_way]
+    assert told == [("Write", "decode-2", 1), ("Write", "decode-1", 2), ("Put", "", 2)]
 
 
 def test_one_rank_whose_number_comes_with_garbage_above_it_is_one_peer(

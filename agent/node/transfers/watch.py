@@ -311,9 +311,9 @@ class TransferWatch:
         overflow = self._programs.overflow()
         sums.add(np.arange(len(overflow), dtype=np.uint32), overflow)
         now_ns = self._clock.monotonic_ns()
-        grouped: defaultdict[tuple[int, int], list[UnderWay]] = defaultdict(list)
+        grouped: defaultdict[tuple[int, int, str], list[UnderWay]] = defaultdict(list)
         for one in self._not_over(self._programs, _under_way(tables)) if self._sees_ends else ():
-            grouped[one.pid, one.function].append(one)
+            grouped[one.pid, one.function, self.name_of_peer(one)].append(one)
         under_way = tuple(
             TransferUnderWay(
                 OPERATIONS[function].library.value,
@@ -321,9 +321,9 @@ class TransferWatch:
                 pid,
                 len(several),
                 max(0, now_ns - several[0].since_ns) / 1e9,
-                self.name_of_peer(several[0]),
+                peer,
             )
-            for (pid, function), several in sorted(grouped.items())
+            for (pid, function, peer), several in grouped.items()
         )
         return NodeTransfers(
             totals=sums.totals(),
