@@ -229,9 +229,18 @@ def is_complete(entry: Entry) -> bool:
 
 
 def stands_for_others(entry: Entry) -> bool:
-    """Whether an entry is the end of a coalesced group: what it moves stands in entries before it."""
-    name = text(entry.profiling_name).lower()
-    return name.endswith("coalesced") and not entry.input_sizes and not entry.output_sizes
+    """Whether an entry is the end of a coalesced group: what it moves stands in entries before it.
+
+    The end is called `coalesced`, or by an OpType and that (ProcessGroupNCCL::endCoalescing).  A list of one shape
+    without dimensions is no tensor there, as PyTorch's own tests write it; of `allreduce_coalesced` it is a scalar.
+    """
+    name = text(entry.profiling_name).rpartition(":")[2]
+    if not name.lower().endswith("coalesced"):
+        return False
+    nothing: tuple[object, ...] = (
+        ([], [[]]) if name.removesuffix("coalesced").isupper() or name == "coalesced" else ([],)
+    )
+    return all(not sizes or sizes in nothing for sizes in (entry.input_sizes, entry.output_sizes))
 
 
 def coalesced_key(entry: Entry) -> tuple[bool, int | None]:
