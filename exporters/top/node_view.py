@@ -268,7 +268,9 @@ def _calls_per_second(
     """
     if old is None:
         return None
-    called = per_second(old.enqueued, rank.enqueued, span) if calls is None else per_second(0.0, calls, span)
+    called = per_second(old.enqueued, rank.enqueued, span)
+    if called is not None and calls is not None:
+        called = per_second(0.0, calls, span)
     # Shown from the first replay on.
     replayed = per_second(old.replayed or 0.0, rank.replayed or 0.0, span)
     return None if called is None or replayed is None else called + replayed
