@@ -236,7 +236,8 @@ class RecordingWriter:
 class _Renewed:
     """A small table that changes: rewritten whenever it has changed, or its file is missing.
 
-    A table of more than a few thousand rows continues in another file, and the first is not rewritten any more.
+    Once a few thousand rows are no longer put, a file has these, and is not rewritten any more; the others, which may
+    still change, go on in another one.
     """
 
     def __init__(self, writer: DatasetWriter, table: str, hour_ns: int) -> None:
@@ -247,6 +248,8 @@ class _Renewed:
         self._rows: dict[Hashable, dict[str, Any]] = {}
         self._before: set[Hashable] = set()
         """What the files before this one hold."""
+        self._lasting: set[Hashable] = set()
+        """What was put since the last writing."""
         self._changed = False
         self._path: Path | None = None
         """Where the rows are; None: there are none."""
@@ -257,22 +260,27 @@ class _Renewed:
     def put(self, key: Hashable, row: dict[str, Any]) -> None:
         """A row, or what has become of it."""
         row = {column: _utf8(value) if isinstance(value, str) else value for column, value in row.items()}
+        self._lasting.add(key)
         if key not in self._before and self._rows.get(key) != row:
             self._rows[key] = row
             self._changed = True
 
     def write(self) -> None:
-        if not self._changed and (self._path is None or self._path.exists()):
-            return
-        self._path = self._writer.write_part(
-            self._table, self._writer.make_table(self._table, list(self._rows.values())), self._hour_ns, self._file
-        )
-        self._changed = False
-        if len(self._rows) >= _MOST_RENEWED_ROWS:
+        over = [key for key in self._rows if key not in self._lasting]
+        if len(over) >= _MOST_RENEWED_ROWS:
+            self._write_rows({key: self._rows[key] for key in over})
             self._file += 1
-            self._before.update(self._rows)
-            self._rows.clear()
-            self._path = None
+            self._before.update(over)
+            self._rows = {key: row for key, row in self._rows.items() if key in self._lasting}
+            self._path, self._changed = None, bool(self._rows)
+        if self._changed or (self._path is not None and not self._path.exists()):
+            self._write_rows(self._rows)
+            self._changed = False
+        self._lasting.clear()
+
+    def _write_rows(self, rows: Mapping[Hashable, dict[str, Any]]) -> None:
+        table = self._writer.make_table(self._table, list(rows.values()))
+        self._path = self._writer.write_part(self._table, table, self._hour_ns, self._file)
 
 
 def _sum(so_far: int | None, more: int | None) -> int | None:

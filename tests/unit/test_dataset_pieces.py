@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from railscope.agent.dataset.files import table_files
 from railscope.agent.dataset.reader import open_dataset
 from railscope.agent.dataset.recording_writer import Losses, RecordingWriter
 from railscope.agent.dataset.writer import DatasetWriter
+from railscope.agent.facts.transfers import PeerTransfers
 from railscope.agent.recording.recording import Mark
 from railscope.probes.nccl.records.calls import LifecycleKind
 from tests.unit.dataset_pieces import NO_LOSSES, ROW, piece, read, sequences
@@ -114,6 +116,25 @@ def test_who_is_who_goes_on_in_another_file_when_there_are_very_many(
     assert sorted(row["instance"] for row in read(tmp_path, "communicators")) == list(range(10, 20))
     assert len(table_files(tmp_path, "communicators")) > 1
     assert writer.communicators == 10
+
+
+def test_a_pair_that_goes_on_has_its_totals_however_many_end_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording_writer, "_MOST_RENEWED_ROWS", 3)
+    writer = RecordingWriter(DatasetWriter(tmp_path, "gpu-01"), ROW)
+    for number in range(8):
+        pids = (70, 80 + number, 90 + number)
+        writes = 10 * (number + 1)
+        pairs: dict[Hashable, PeerTransfers] = {
+            pid: PeerTransfers("nixl", "Write", "transmit", pid, "decode-0", writes, 0, writes, 0, 1.0, None)
+            for pid in pids
+        }
+        writer.add(piece(number), NO_LOSSES, {}, pairs)
+        assert {row["pid"]: row["operations"] for row in read(tmp_path, "transfers")}[70] == writes
+    assert len(table_files(tmp_path, "transfers")) > 2
+    rows = read(tmp_path, "transfers")
+    assert sorted(row["pid"] for row in rows) == [70, *range(80, 88), *range(90, 98)]
 
 
 def test_a_piece_over_a_full_hour_lies_in_both_hours(tmp_path: Path) -> None:
