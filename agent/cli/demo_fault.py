@@ -130,8 +130,7 @@ def plan_fault(kind: FaultKind, fabric: Fabric, job: Job, rank: int) -> PlannedF
 def stalls_of(snapshot: Snapshot, pids: Collection[int]) -> tuple[Stall, ...]:
     """The stalls of these processes that go on, those first whose culprit is known, and which end of a rail it is."""
     mine = [stall for stall in snapshot.stalls.current if stall.pid in pids]
-    key = lambda stall: (not stall.diagnosis.culprit, stall.diagnosis.either_end, stall.rank)  # noqa: E731
-    return tuple(sorted(mine, key=key))
+    return tuple(sorted(mine, key=lambda stall: (not stall.diagnosis.culprit, stall.diagnosis.either_end, stall.rank)))
 
 
 def verdict_lines(stalls: Sequence[Stall], now_ns: int) -> Iterator[str]:
