@@ -128,7 +128,7 @@ class FlightDump:
         """`pg_status`, by `pg_id` as text."""
 
     def entries(self) -> Iterator[tuple[int, Where, Entry]]:
-        """Every entry with its number, from 1, and where it is; all headers are known at the first one."""
+        """Every entry with its number, from 1, and where it is; at the first one all groups are known."""
         with self._source.open(counted=False) as stream:
             pickled = stream.peek(1)[:1] == _PICKLE
         if not pickled:

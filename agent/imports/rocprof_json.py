@@ -46,7 +46,6 @@ _NONE: Final = _Handle()
 class _Symbol(msgspec.Struct, gc=False):
     kernel_id: Any = None
     kernel_name: Any = None
-    demangled_kernel_name: Any = None
     formatted_kernel_name: Any = None
 
 

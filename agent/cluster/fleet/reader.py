@@ -132,7 +132,7 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
     said = {name: _fresh(samples, scrapes) for name, samples in said.items()}
     of_transfers = TransferStalls.from_samples(said["stuck_lately"])
     for name in ("stalled", "info", "lengthened", "appeared"):
-        said[name] = tuple(one for one in said[name] if not of_transfers.is_one(one.labels.items()))
+        said[name] = tuple(one for one in said[name] if not of_transfers.is_one(one.labels))
     told = int(said["told"][0].value) if said["told"] else 0
     wrote = {sample.labels.get("comm", "") for sample in said["wrote"]}
     history = tuple(

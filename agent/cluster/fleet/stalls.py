@@ -76,7 +76,7 @@ def stall_histories(
     seconds = max(recent_seconds, min(window_seconds, interval * MOST_POINTS / series))
     by_comm: dict[str, list[Series]] = defaultdict(list)
     for one in ask.store.scrapes(catalogue.COMM_STALL_INFO.name, seconds, ask.at):
-        if one.points and not of_transfers.is_one(one.labels.items()):
+        if one.points and not of_transfers.is_one(one.labels):
             by_comm[one.labels.get("comm", "")].append(one)
     found = [_history(comm, said, scrapes, recent_seconds) for comm, said in by_comm.items()]
     return tuple(sorted(found, key=lambda one: (-one.last, one.comm)))

@@ -6,7 +6,7 @@ their stalls under the name of an unknown communicator is left out of what is co
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from railscope.agent.cluster.fleet.facts import StuckTransfer
@@ -55,8 +55,7 @@ class TransferStalls:
         """`lately`: the answer to `stuck_lately`."""
         return cls(frozenset((one.labels.get("instance", ""), one.labels.get("cause", "")) for one in lately))
 
-    def is_one(self, labels: Iterable[tuple[str, str]]) -> bool:
+    def is_one(self, labels: Mapping[str, str]) -> bool:
         """Whether the series with these labels tells of a stuck transfer."""
-        own = dict(labels)
-        nameless = own.get("comm") == UNKNOWN and own.get("rank", UNKNOWN) == UNKNOWN
-        return nameless and (own.get("instance", ""), own.get("cause", "")) in self.causes
+        nameless = labels.get("comm") == UNKNOWN and labels.get("rank", UNKNOWN) == UNKNOWN
+        return nameless and (labels.get("instance", ""), labels.get("cause", "")) in self.causes
