@@ -356,3 +356,43 @@ def test_the_end_of_a_chain_is_found_where_ways_cross() -> None:
     found = crossed.waiting_elsewhere()
     assert {one.pid for one in found} == set(range(101, 107))
     assert all("process 107 of its rank 7 is stopped" in one.why for one in found)
+
+
+def chained_rank(comm: int, process: int) -> RankFacts:
+    """Process n waits in communicator n for process n + 1."""
+    return RankFacts(
+        instance=2 * comm + process,
+        comm=f"{comm:016x}",
+        rank=process - comm,
+        nranks=2,
+        pid=100 + process,
+        enqueued=100,
+        completed=None,
+        last_call_ns=5000,
+        in_flight=stall_facts.WEAK if comm == process else None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("length", "why"),
+    [
+        (2, "process 102 of its rank 1 is stopped"),
+        (3, f"and that because of communicator {2:016x}: process 103 of its rank 1 is stopped"),
+        (50, f"and that, through 47 others, because of communicator {49:016x}: process 150 of its rank 1 is stopped"),
+    ],
+)
+def test_of_a_long_chain_the_communicator_at_its_beginning_is_named(length: int, why: str) -> None:
+    by_comm = {f"{comm:016x}": [chained_rank(comm, comm), chained_rank(comm, comm + 1)] for comm in range(length)}
+    by_process: dict[int, list[RankFacts]] = {}
+    for rank in (rank for ranks in by_comm.values() for rank in ranks):
+        by_process.setdefault(rank.pid, []).append(rank)
+    stopped = max(by_process)
+    ranks = Ranks(
+        by_comm,
+        by_process,
+        lambda pid: stall_facts.STOPPED if pid == stopped else stall_facts.PROCESS,
+        lambda _: None,
+        lambda _: False,
+    )
+    (found,) = Dependencies(ranks).waiting_elsewhere(by_comm["0" * 16][1:])
+    assert (found.comm, found.why) == (f"{1:016x}", why)

@@ -13,8 +13,12 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from railscope.agent.node.stalls.evidence import Elsewhere, GonePeer, ProcessFacts, RankFacts
+
+_MOST_NAMED: Final = 4
+"""Communicators of a chain; of a longer one only that at its beginning: else the words of all grow with its square."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,9 @@ class Dependencies:
         self._held: dict[int, tuple[int, str]] | None = None
         self._why: dict[str, str | None] = {}
         """By the communicator's name, of those that were asked about."""
+        self._chains: dict[str, tuple[int, str]] = {}
+        """Of a communicator that another one holds up: how many lie between it and what is to blame, the first one of
+        these included, and that one's name."""
 
     def waiting_elsewhere(self, peers: Iterable[RankFacts]) -> tuple[Elsewhere, ...]:
         """Those of these ranks that have nothing in flight, and whose process is held up in another communicator.
@@ -121,6 +128,9 @@ class Dependencies:
         return None if first is None else self._because_of(first[1])
 
     def _because_of(self, comm: str) -> str:
+        between, first = self._chains.get(comm, (0, comm))
+        if between >= _MOST_NAMED:
+            return f"and that, through {between} others, because of communicator {first}: {self._held_up(first)}"
         return f"and that because of communicator {comm}: {self._held_up(comm)}"
 
     def _held_processes(self) -> Mapping[int, tuple[int, str]]:
@@ -140,6 +150,8 @@ class Dependencies:
                         if other not in come_to:
                             come_to.add(other)
                             self._why[other] = self._because_of(comm)
+                            between, first = self._chains.get(comm, (0, comm))
+                            self._chains[other] = between + 1, first
                             ahead.append(other)
         return self._held
 
