@@ -119,5 +119,7 @@ def _together(found: Sequence[Dumps], problems: Problems) -> Dumps:
         tells_completion=all(one.tells_completion for one in found),
         momentary=any(one.momentary for one in found),
         notes=(*(note for one in found for note in one.notes), *left_out),
-        stuck_transfers=tuple(stuck for one in found for stuck in one.stuck_transfers),
+        stuck_transfers=tuple(
+            sorted((stuck for one in found for stuck in one.stuck_transfers), key=lambda stuck: -stuck.seconds)
+        ),
     )

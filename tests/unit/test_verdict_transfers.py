@@ -9,6 +9,7 @@ from railscope.agent.cluster.verdict.words import make_verdict
 from railscope.agent.facts.causes import Cause
 from railscope.agent.imports.dataset_hang import read_hang_dataset
 from railscope.agent.imports.facts import Problems
+from railscope.agent.imports.hang_command import diagnose_files
 from tests.unit.canned_store import CannedStore, agent, rank, read, stalled
 from tests.unit.datasets import BEGAN_NS, JobDataset
 
@@ -105,3 +106,12 @@ def test_whatever_a_recording_puts_stuck_transfers_down_to_there_are_steps_witho
     findings = make_dump_verdict(read_hang_dataset(tmp_path, Problems())).findings
     assert {one.cause for one in findings} == set(causes)
     assert not any("{" in step.command + step.why for one in findings for step in one.next_steps)
+
+
+def test_of_several_recordings_of_a_host_the_transfer_that_waits_longest_tells_for_how_long(tmp_path: Path) -> None:
+    for name, seconds in (("first", 30.0), ("second", 90.0)):
+        job = JobDataset(tmp_path / name, servers=(1,))
+        job.row(0, "stalls", op="nixl Write", cause="transfer_stuck", since_ns=BEGAN_NS, seconds=seconds)
+        job.open()
+    (found,) = diagnose_files([tmp_path / "first", tmp_path / "second"]).findings
+    assert "for 90 s so far" in found.headline

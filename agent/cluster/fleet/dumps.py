@@ -50,7 +50,7 @@ class Dumps:
     notes: tuple[str, ...] = ()
     """What was left out."""
     stuck_transfers: tuple[StuckTransfer, ...] = ()
-    """Of libraries other than NCCL."""
+    """Of libraries other than NCCL, the oldest first."""
 
     def name_of(self, comm: str) -> str:
         """A communicator as people know it: `default_pg (pg-0-1a2b3c4d)`."""
