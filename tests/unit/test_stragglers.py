@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -88,6 +89,31 @@ def test_ranks_whose_events_come_in_different_batches_are_matched() -> None:
     last, lag_seconds = shown(stragglers)[10, "1"]
     assert last >= 198
     assert lag_seconds * 1e9 == 198 * 400
+
+
+def test_ranks_of_one_communicator_cost_no_more_each_where_there_are_many() -> None:
+    """Those of a tenant who makes thousands, none of whose calls all ranks make."""
+
+    def one_of_many(instance: int) -> Communicator:
+        return Communicator(instance, 1, 0, 9, instance, nranks=10_000, whole=True)
+
+    def looks(count: int) -> int:
+        stragglers = Stragglers()
+        take_from(stragglers, events([(instance, instance, instance) for instance in range(1, count + 1)]), one_of_many)
+        steps = 0
+
+        def step(_frame: object, _event: str, _argument: object) -> None:
+            nonlocal steps
+            steps += 1
+
+        sys.setprofile(step)
+        try:
+            assert stragglers.arrivals() == ()
+        finally:
+            sys.setprofile(None)
+        return steps
+
+    assert looks(400) < 3 * looks(200)
 
 
 def test_a_rank_alone_on_its_host_is_not_compared() -> None:

@@ -181,10 +181,11 @@ class Stragglers:
         if changed:
             last, lag_ns, alone_ns = self._counts.totals.tolist()
             for group in changed:
+                compared = any(last[one] for one in group.members)
                 group.shown = tuple(
                     RankArrivals(*self._labels[instance], last[member], lag_ns[member] / 1e9, alone_ns[member] / 1e9)
                     for instance, member in zip(group.instances, group.members, strict=True)
-                    if instance in self._labels and any(last[one] for one in group.members)
+                    if compared and instance in self._labels
                 )
         return tuple(one for group in self._groups.values() for one in group.shown or ())
 
