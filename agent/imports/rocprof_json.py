@@ -33,7 +33,9 @@ _ROOT: Final = "rocprofiler-sdk-tool"
 _OPENED: Final = frozenset({_ROOT, "buffer_records", "callback_records", "strings"})
 _GPU: Final = 2
 _MOST_NAMES: Final = 1 << 20
-"""Of kernels of a process."""
+"""Of kernels of a process, …"""
+_MOST_LETTERS: Final = 1 << 27
+"""… and letters of all of them."""
 
 
 class _Handle(msgspec.Struct, gc=False, frozen=True):
@@ -137,6 +139,8 @@ class _File:
         """Which GPU an agent is, by its handle; None: it is none."""
         self._symbols: dict[object, str] = {}
         """Names of kernels by number."""
+        self._letters = 0
+        """Of these names."""
 
     def read(self) -> None:
         with self._source.open() as stream:
@@ -163,8 +167,13 @@ class _File:
         if isinstance(value, _Symbol):
             name = text(value.kernel_name) or text(value.formatted_kernel_name)
             number = whole_number(value.kernel_id)
-            if number is not None and len(self._symbols) < _MOST_NAMES:
+            if number is not None and len(self._symbols) < _MOST_NAMES and self._letters + len(name) <= _MOST_LETTERS:
                 self._symbols[number] = name.removesuffix(".kd")
+                self._letters += len(name)
+            elif number is not None:
+                self._problems.add_note(
+                    "a process has more names of kernels than are kept: those of the rest are unknown"
+                )
         elif key == "metadata" and isinstance(value, dict):
             self._finish()
             said = value.get("node")
@@ -210,7 +219,7 @@ class _File:
         if self._work is not None:
             self._target.add_ends(self._node, self._work.finish(None))
         self._work, self._pid = None, None
-        self._gpus, self._symbols = {}, {}
+        self._gpus, self._symbols, self._letters = {}, {}, 0
 
     def _skip(self, line: int, reason: str) -> None:
         self._problems.count_skipped(self._source.name, line, reason)
@@ -223,7 +232,7 @@ def _typed(key: str, value: Any) -> Any:
         return value
     try:
         return msgspec.convert(value, kind)
-    except (msgspec.ValidationError, RecursionError):
+    except (msgspec.ValidationError, RecursionError, UnicodeEncodeError):  # the last of half a character
         return None
 
 

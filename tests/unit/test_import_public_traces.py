@@ -315,6 +315,27 @@ def test_a_record_of_rocprofv3_that_makes_no_sense_is_counted(tmp_path: Path) ->
     assert len(result.rows("operations")) + len(result.rows("compute")) == 6
 
 
+@pytest.mark.parametrize("key", ["kernel_symbols", "kernel_dispatch", "memory_copy"])
+def test_half_a_character_in_place_of_records_of_rocprofv3_is_counted(tmp_path: Path, key: str) -> None:
+    said = json.dumps(ROCPROF).replace(f'"{key}": [', f'"{key}": "\\ud800", "{key}": [')
+    result = imported(tmp_path, written(tmp_path, "908_results.json", said))
+    assert result.imported.problems.count == 1
+    assert len(result.rows("operations")) + len(result.rows("compute")) == 8
+
+
+def test_names_of_kernels_take_so_much_memory_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = json.loads(json.dumps(ROCPROF))
+    room = sum(len(one["kernel_name"]) for one in said["rocprofiler-sdk-tool"][0]["kernel_symbols"])
+    for most, told in ((room, 0), (room - 1, 1)):
+        monkeypatch.setattr("railscope.agent.imports.rocprof_json._MOST_LETTERS", most)
+        folder = tmp_path / f"{most} letters"
+        folder.mkdir()
+        result = imported(folder, written(folder, "908_results.json", json.dumps(said)))
+        notes = [one for one in result.imported.problems.notes if "names of kernels" in one]
+        assert len(notes) == told
+        assert len(result.rows("operations")) + len(result.rows("compute")) == 8
+
+
 def test_execution_traces_of_older_schemas_are_read(tmp_path: Path) -> None:
     tensor = [320, 713, 0, 6144, 4, "cuda:2"]
     parts = [768] * 8
