@@ -34,6 +34,7 @@ class Programs:
     def __init__(self) -> None:
         self.rows: list[tuple[int, int, int, int, int]] = []
         self.ended: list[int] = []
+        self.nameless = range(0)
         self.requests: list[tuple[int, int, int, int]] = []
         """(pid, function, peer, since when), of those under way."""
 
@@ -49,7 +50,7 @@ class Programs:
         return np.zeros(0, TRANSFER_TOTAL)
 
     def peer_name(self, pid: int, peer: int) -> str:
-        return "" if pid in self.ended else f"decode-{peer}"
+        return "" if pid in self.ended or peer in self.nameless else f"decode-{peer}"
 
     def take_ended(self, _pids: object) -> Any:
         gone = [row for row in self.rows if row[0] in self.ended]
@@ -112,6 +113,15 @@ def test_what_is_under_way_is_told_of_each_peer(programs: Programs, watch: Trans
     ]
     told = [(one.op, one.peer, one.count) for one in watch.facts().under_way]
     assert told == [("Write", "decode-2", 1), ("Write", "decode-1", 2), ("Put", "", 2)]
+
+
+def test_peers_that_have_no_name_are_not_remembered(programs: Programs, watch: TransferWatch) -> None:
+    """A process may pass other numbers for ever."""
+    programs.nameless = range(100, 200)
+    programs.requests = [(7, WRITE, peer, 20) for peer in range(99, 200)]
+    told = {(one.peer, one.count) for one in watch.facts().under_way}
+    assert told == {("decode-99", 1), ("", 100)}
+    assert watch._names == {(7, 99): "decode-99"}
 
 
 def test_one_rank_whose_number_comes_with_garbage_above_it_is_one_peer(

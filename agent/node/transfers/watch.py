@@ -436,9 +436,10 @@ class TransferWatch:
             return f"rank {rank}" if takes_rank and rank >= 0 else ""
         if library is not CommunicationLibrary.NIXL or not peer or self._programs is None:
             return ""
-        name = self._names.get((pid, peer))
-        if name is None:
-            name = self._names[pid, peer] = printable(self._programs.peer_name(pid, peer))
+        name = self._names.get((pid, peer), "")
+        # A process may pass any number for a peer: only those of which there is a name are remembered.
+        if not name and (name := printable(self._programs.peer_name(pid, peer))):
+            self._names[pid, peer] = name
         return name
 
     def _take_ended(self, pids: Collection[int]) -> None:
