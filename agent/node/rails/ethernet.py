@@ -63,14 +63,11 @@ _READ_PATIENCE_SECONDS: Final = 0.05
 """Whoever looks closely waits for a reading that is not older than usual; a driver may ask its firmware for longer."""
 _BY_SOURCE: Final = -1
 """Devices here are looked up by source; no network namespace has this number."""
-
-
-Source = TypeVar("Source", bound=CounterSource)
-
-
 _NO_PROCESSES: Final = MappingProxyType[int, NetworkNamespace]({})
 _NOBODY_LEFT: Final = "the last process in the network namespace has ended"
 """No trouble: that is noticed a moment later, and nothing is read there any more."""
+
+Source = TypeVar("Source", bound=CounterSource)
 
 
 class _Inside(Generic[Source]):

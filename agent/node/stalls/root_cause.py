@@ -298,7 +298,7 @@ def _slow(rails: tuple[RailSigns, ...]) -> Diagnosis | None:
         return None
     _, worst, sentences, either_end = max(found, key=lambda entry: (entry[0], entry[1].backlog_bytes or 0))
     if either_end:
-        queue = "its queue is not read" if worst.backlog_bytes is None else "its queue here is short"
+        queue = "its queue is not read" if worst.backlog_bytes is None else "its queue here does not stand out"
         sentences.append(f"which end of it is slow cannot be told here: {queue}")
     return replace(_of_rail(Cause.RAIL_SLOW, worst, *sentences), either_end=either_end)
 
