@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import select
+import signal
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -27,11 +28,12 @@ from railscope.probes.loading.links import Links
 from railscope.probes.nccl.functions.entry_points import ENQUEUE_CHECK
 from railscope.probes.nccl.functions.probe_points import ProbePoints
 from railscope.probes.nccl.layouts.layout import CommLayout
-from railscope.probes.processes.processes import PROCFS
+from railscope.probes.processes.processes import PROCFS, identity_of, is_alive
 from tests.root.caller import Caller
 from tests.root.nccl_variants import LateCaller, library
 from tests.unit.elf_writer import WantedElf, WantedSymbol, write_elf
 from tests.unit.test_processes import mapped_executable, spare_descriptors
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.root
 
@@ -348,9 +350,16 @@ def test_what_else_a_process_maps_is_known_without_a_probe_and_forgotten_with_it
         assert paths(found) == [str(nccl)]
         found.scan_process(os.getpid())
         assert found.communication_of(os.getpid()) == frozenset()
+        identity = identity_of(PROCFS, rank.pid)
+        assert identity is not None
+        os.kill(rank.pid, signal.SIGKILL)
+        # Its connections end with it; who started it may wait for it late.
+        eventually(lambda: not is_alive(PROCFS, identity))
+        assert identity_of(PROCFS, rank.pid) == identity
+        found.process_gone(identity)
+        assert found.communication_of(rank.pid) == frozenset({CommunicationLibrary.NCCL})
         rank.end()
         found.scan()
-        # Its connections end with it.
         assert found.communication_of(rank.pid) == frozenset({CommunicationLibrary.NCCL})
 
 

@@ -264,7 +264,7 @@ class Account:
         return self.ledger
 
     def _lasting(self, nobodys_bytes: int, evidence: Evidence) -> int:
-        """What nothing explained at any of the last readings: at least so much is nobody's."""
+        """What nothing explained at each of the last readings: at least so much is nobody's."""
         if evidence.reading is None or evidence.closing:
             self._nobodys.clear()
             return nobodys_bytes

@@ -201,8 +201,8 @@ class Libraries:
         self._looked: dict[ProcessIdentity, _Mapper] = {}
         self._communication: dict[int, tuple[ProcessIdentity, frozenset[CommunicationLibrary]]] = {}
         """By pid, of every process that was looked at; read by other threads too."""
-        self._remembered: OrderedDict[int, tuple[int, frozenset[CommunicationLibrary]]] = OrderedDict()
-        """By pid, of those that have ended: until when it counts, and what they mapped."""
+        self._remembered: OrderedDict[int, tuple[int, ProcessIdentity, frozenset[CommunicationLibrary]]] = OrderedDict()
+        """By pid, of those that have ended: until when it counts, which one it was, and what it mapped."""
         self.errors: tuple[str, ...] = ()
         """What went wrong in the last scan, one line each."""
         self.unfinished = False
@@ -276,10 +276,11 @@ class Libraries:
         """
         if (known := self._communication.get(pid)) is not None:
             return known[1]
-        remembered = self._remembered.get(pid)
-        if remembered is None or self._clock.monotonic_ns() >= remembered[0] or identity_of(self._procfs, pid):
+        until_ns, ended, mapped = self._remembered.get(pid, (0, None, None))
+        if self._clock.monotonic_ns() >= until_ns:
             return None
-        return remembered[1]
+        # Nobody may have waited for it yet; or its pid is another's by now.
+        return mapped if identity_of(self._procfs, pid) in (None, ended) else None
 
     @property
     def change_fd(self) -> int | None:
@@ -304,7 +305,7 @@ class Libraries:
     def _remember(self, pid: int) -> None:
         self._remembered.pop(pid, None)
         # Before it is forgotten there: other threads ask meanwhile.
-        self._remembered[pid] = self._clock.monotonic_ns() + _REMEMBERED_NS, self._communication[pid][1]
+        self._remembered[pid] = self._clock.monotonic_ns() + _REMEMBERED_NS, *self._communication[pid]
         del self._communication[pid]
         if len(self._remembered) > _MOST_REMEMBERED:
             self._remembered.popitem(last=False)
