@@ -307,13 +307,16 @@ class _Reader:
             {"id": labels.get("comm_id"), "rank": labels.get("rank"), "n_ranks": labels.get("nranks")},
             {"hostname": labels.get("hostname"), "pid": 0},
         )
-        length_ns = round(float(value[1]) * 1000)
+        length_us, payload_bytes = float(value[1]), round(float(size[1]) * _UNITS[size[2]])
+        if length_us >= MOST_US or payload_bytes > LARGEST_PAYLOAD_BYTES:
+            raise _NotKnown(f"an impossible size or time: {size[0]} in {value[1]} µs")
+        length_ns = round(length_us * 1000)
         self._add(
             key,
             "",
             _Done(
                 op=op,
-                payload_bytes=round(float(size[1]) * _UNITS[size[2]]),
+                payload_bytes=payload_bytes,
                 called_ns=written_ns - length_ns,
                 begin_ns=written_ns - length_ns,
                 end_ns=written_ns,

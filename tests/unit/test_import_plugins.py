@@ -108,6 +108,20 @@ def test_a_textfile_that_has_single_operations_is_read(tmp_path: Path) -> None:
     assert (end["comm"], end["nranks"], end["node"]) == ("007f8c496ae9f661", 8, "gpu-1")
 
 
+@pytest.mark.parametrize(("size", "length"), [("999999999999.99TB", 5.0), ("4.50MB", 1e99), ("4.50MB", 1e25)])
+def test_a_sample_of_an_impossible_size_or_time_is_left_out(tmp_path: Path, size: str, length: float) -> None:
+    labels = {
+        "comm_id": "0x7f8c496ae9f661", "hostname": "gpu-1", "rank": "2", "nranks": "8", "collective": "AllReduce",
+        "coll_sn": "1407", "timestamp": "2026-09-21T14:13:20Z",
+    }  # fmt: skip
+    metric = "nccl_collective_exec_time_microseconds"
+    content = sample("nccl_bus_bandwidth_gbs", 2.5, **labels)
+    content += sample(metric, length, **labels, message_size=size) + sample(metric, 5, **labels, message_size="1.00KB")
+    result = imported(tmp_path, written(tmp_path, "nccl_inspector_metrics_GPU-1.prom", content))
+    assert result.calls() == [(2, "AllReduce", 1024, None)]
+    assert [(line, reason[:10]) for line, reason in result.skipped] == [(2, "an impossi")]
+
+
 def test_a_textfile_of_means_says_that_it_holds_no_operations(tmp_path: Path) -> None:
     labels = {"version": "v5.1", "node": "n1", "gpu": "GPU0", "comm_name": "DP", "n_nodes": "1", "nranks": "4"}
     content = sample("nccl_bus_bandwidth_gbs", 10, **labels, collective="AllReduce", message_size="4-5MB")
