@@ -44,6 +44,7 @@ from railscope.agent.imports.json_stream import Batch, JsonStream, small_number,
 from railscope.agent.imports.line_times import LineTimes
 from railscope.agent.imports.nccl_inspector_lines import (
     MOST_US,
+    NO_JSON,
     OPS,
     Operations,
     ScannedLines,
@@ -183,7 +184,7 @@ class _Reader:
                 self._operation(_ANY(line))
             except _NotKnown as error:
                 skip(number, str(error))
-            except (msgspec.DecodeError, RecursionError):
+            except NO_JSON:
                 self._closely(number - 1, io.BytesIO(line), skip)
 
     def _closely(self, first: int, stream: io.BufferedIOBase, skip: Callable[[int, str], None]) -> None:
@@ -216,7 +217,7 @@ class _Reader:
                 metadata = _mapping(self._said_once, "metadata")
                 keys.append(self._key_of(headers[-1], metadata))
                 said_us = _required(metadata, "dump_timestamp_us")
-        except (_NotKnown, msgspec.DecodeError):
+        except (_NotKnown, *NO_JSON):
             return False
         if keys and (found.peer >= np.array([one.nranks for one in keys])[found.writer]).any():
             return False

@@ -99,6 +99,8 @@ class _Line(msgspec.Struct, gc=False):
 
 _LINES: Final = msgspec.json.Decoder(_Line).decode_lines
 _ONE: Final = msgspec.json.Decoder(dict[str, Any]).decode
+NO_JSON: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+"""What msgspec raises of bytes that are none, or nested too deep, or no UTF-8."""
 
 
 class Writer(NamedTuple):
@@ -163,7 +165,7 @@ def begins_with_a_line(head: bytes) -> bool:
         return False
     try:
         _ONE(line)
-    except (msgspec.DecodeError, RecursionError):
+    except NO_JSON:
         return False
     return True
 
@@ -172,7 +174,7 @@ def scan_lines(block: bytes) -> ScannedLines:
     """Read a block of lines."""
     try:
         lines = _LINES(block)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+    except NO_JSON:
         found = None
     else:
         found = _operations(lines)

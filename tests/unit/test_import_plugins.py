@@ -108,6 +108,17 @@ def test_a_textfile_that_has_single_operations_is_read(tmp_path: Path) -> None:
     assert (end["comm"], end["nranks"], end["node"]) == ("007f8c496ae9f661", 8, "gpu-1")
 
 
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("name", ['"n1"', '"unknown"', '"AllReduce"', '"65536"'])
+def test_bytes_that_are_no_utf_8_are_replaced_wherever_they_stand(tmp_path: Path, name: str, place: int) -> None:
+    lines = [json.dumps(performed(number) | {"note": "65536"}) for number in range(3)]
+    lines = [json.dumps({"header": HEADER, "metadata": METADATA, **json.loads(line)}) for line in lines]
+    content = [line.encode() for line in lines]
+    content[place] = content[place].replace(name.encode(), b'"\xff' + name[1:].encode(), 1)
+    result = imported(tmp_path, written(tmp_path, "inspector.log", b"\n".join(content)))
+    assert len(result.calls()) + result.imported.problems.count == 3
+
+
 @pytest.mark.parametrize(("size", "length"), [("999999999999.99TB", 5.0), ("4.50MB", 1e99), ("4.50MB", 1e25)])
 def test_a_sample_of_an_impossible_size_or_time_is_left_out(tmp_path: Path, size: str, length: float) -> None:
     labels = {
