@@ -289,13 +289,14 @@ def test_a_pace_is_kept(two_hosts: Fabric) -> None:
 
 
 def test_at_a_checkpoint_the_first_rank_works_and_the_others_wait_for_it(two_hosts: Fabric) -> None:
-    with Job(two_hosts.hosts, small(iterations=3, batch=3, checkpoint=Moments(every=2, milliseconds=1500))) as job:
-        eventually(lambda: cpu_ticks(job.pids[0]) > 30)
+    with Job(two_hosts.hosts, small(iterations=3, batch=3, checkpoint=Moments(every=2, milliseconds=4000))) as job:
+        # A quarter of what it works, for a machine that is busy otherwise.
+        eventually(lambda: cpu_ticks(job.pids[0]) > 100)
         waiting = cpu_ticks(job.pids[1])
         reports = job.wait(WAIT_SECONDS)
         check_reports(reports, 2)
-    assert waiting < 20
-    assert all(report.seconds >= 1.5 for report in reports)
+    assert waiting < 50
+    assert all(report.seconds >= 4 for report in reports)
 
 
 def cpu_ticks(pid: int) -> int:
