@@ -523,7 +523,8 @@ RAIL_EXPECTED_WIRE_BYTES: Final = _counter(
     "rail_expected_wire_bytes",
     "rail device direction",
     "Wire bytes that the observed collectives are expected to put on this rail (payload x algorithm factor); absent "
-    "if unknown.",
+    "if unknown. Each rail has an equal part of messages above --rail.small-message, and an estimated part of smaller "
+    "ones: by what NCCL handed to each rail or its connections carried, else by port bytes.",
 )
 RAIL_COLLECTIVE_BYTES: Final = _counter(
     "rail_collective_bytes",
@@ -534,7 +535,7 @@ RAIL_EXPLAINED_RATIO: Final = _gauge(
     "rail_explained_ratio",
     "rail device direction",
     "Expected wire bytes / port bytes. 1 means that the observed collectives explain all of the rail's traffic; "
-    "absent if unknown.",
+    "absent if unknown, or with less than 64 KiB of port bytes in the correlation window.",
 )
 RAIL_BYTES_BY_ORIGIN: Final = _counter(
     "rail_bytes_by_origin",

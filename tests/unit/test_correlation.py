@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from railscope.agent.model.edge_share import Placement
 from railscope.agent.model.expected import ExpectedBytes, ExpectedSums, ObservedCalls, WireTotals, whole_bytes
-from railscope.agent.node.attribution.explained import Correlator, DirectionWire, PortTotals, RailWire
+from railscope.agent.node.attribution.explained import (
+    Correlator,
+    DirectionWire,
+    NcclBytes,
+    PortTotals,
+    RailWire,
+)
 from railscope.probes.nccl.abi import Op
 
 MILLISECOND_NS = 1_000_000
@@ -120,12 +126,25 @@ def test_a_little_that_is_always_in_flight_does_not_hide_the_ratio() -> None:
     assert values(seen[-1:]) == [pytest.approx(1, rel=0.01)] * 2
 
 
-def test_the_last_ratio_stands_for_one_window_while_an_operation_is_in_flight() -> None:
+def test_the_last_ratio_stands_for_four_windows_while_an_operation_leaves() -> None:
     fabric = Fabric()
     fabric.tick()
     for _ in range(50):
         fabric.enqueue(MIB, MIB)
         fabric.tick()
+    fabric.enqueue(10_000 * MIB, 10_000 * MIB)
+    seen = fabric.ratios(1000)
+    assert len(values(seen)) == 2 * len(seen)
+    assert all(0.9 < value < 1.1 for value in values(seen))
+
+
+def test_the_last_ratio_stands_for_one_window_where_nothing_leaves_any_more() -> None:
+    fabric = Fabric()
+    fabric.tick()
+    for _ in range(50):
+        fabric.enqueue(MIB, MIB)
+        fabric.tick()
+    fabric.bytes_per_second = 0
     fabric.enqueue(10_000 * MIB, 10_000 * MIB)
     seen = fabric.ratios(600)
     assert values(seen[250:251]) == [pytest.approx(1 / 1.04)] * 2
@@ -190,6 +209,107 @@ def test_small_messages_without_evidence_are_shared_evenly() -> None:
     fabric.expected = WireTotals(0, 1000)
     first, second = fabric.look()
     assert (first.wire_bytes, second.wire_bytes) == (500, 500)
+
+
+# Disaggregated inference on two hosts with two rails of 10 s: small collectives beside NIXL's KV caches.
+NCCL_SENT = (7_720_448, 2_359_296)
+NCCL_RECEIVED = (7_868_440, 2_697_192)
+EXPECTED = 10_565_632
+NIXL_MOVED = (402_653_184, 637_534_208)
+"""On each rail: more than collectives, and with another preference."""
+STEPS = 100
+
+
+def beside_nixl(sent: bool, carried: bool) -> tuple[RailWire, RailWire]:
+    """What is expected at the end, where what NCCL `sent` is seen as it hands it over, or what connections `carried`.
+
+    Of an operation that is expected, the bytes are handed over at the next update, and connections are read at every
+    tenth.
+    """
+    correlator = Correlator()
+    first, second = correlator.update(0, [PortTotals("a", f"rail{rail}", "", 0, 0) for rail in range(2)], [])
+    for step in range(1, STEPS + 1):
+        ports = []
+        for rail in range(2):
+            out, into, other = (total[rail] * (step - 1) // STEPS for total in (NCCL_SENT, NCCL_RECEIVED, NIXL_MOVED))
+            read = (step - 1) // 10 * 10
+            ports.append(
+                PortTotals(
+                    "a",
+                    f"rail{rail}",
+                    "",
+                    out + other,
+                    into + other,
+                    nccl=NcclBytes(
+                        out if sent else None,
+                        NCCL_SENT[rail] * read // STEPS if carried else None,
+                        NCCL_RECEIVED[rail] * read // STEPS if carried else None,
+                    ),
+                )
+            )
+        small = WireTotals(0, EXPECTED * step // STEPS)
+        first, second = correlator.update(step * 100 * MILLISECOND_NS, ports, [ExpectedBytes("a", small, small)])
+    return first, second
+
+
+def bytes_expected(rails: tuple[RailWire, RailWire], direction: str) -> list[int]:
+    """On each rail."""
+    found = [getattr(rail, direction).wire_bytes for rail in rails]
+    assert sum(found) == EXPECTED
+    return found
+
+
+@pytest.mark.parametrize(("handed", "carried"), [(True, True), (True, False), (False, True)])
+def test_small_messages_are_expected_where_nccl_sent_them_however_much_others_move(handed: bool, carried: bool) -> None:
+    sent = bytes_expected(beside_nixl(handed, carried), "transmit")
+    part = EXPECTED * NCCL_SENT[0] // sum(NCCL_SENT)
+    assert sent == [pytest.approx(part, rel=0.01), pytest.approx(EXPECTED - part, rel=0.03)]
+
+
+def test_small_messages_are_expected_where_connections_of_nccl_received_them() -> None:
+    received = bytes_expected(beside_nixl(sent=True, carried=True), "receive")
+    assert received == [pytest.approx(NCCL_RECEIVED[0], rel=0.01), pytest.approx(NCCL_RECEIVED[1], rel=0.03)]
+
+
+def test_small_messages_are_expected_from_where_they_are_sent_to_if_connections_do_not_tell() -> None:
+    received = bytes_expected(beside_nixl(sent=True, carried=False), "receive")
+    part = EXPECTED * NCCL_SENT[0] // sum(NCCL_SENT)
+    assert received == [pytest.approx(part, rel=0.01), pytest.approx(EXPECTED - part, rel=0.03)]
+
+
+def test_the_port_tells_where_small_messages_went_if_nothing_else_does() -> None:
+    sent = bytes_expected(beside_nixl(sent=False, carried=False), "transmit")
+    assert sent[0] < EXPECTED / 2  # as misleading as NIXL's bytes are
+
+
+def test_one_rail_without_evidence_leaves_the_others_to_the_port() -> None:
+    fabric = Fabric()
+    fabric.tick()
+    fabric.others(0, MIB)
+    found = fabric.correlator.update(
+        SECOND_NS,
+        [
+            PortTotals("a", "rail0", "", 0, 0, nccl=NcclBytes(1000)),
+            PortTotals("a", "rail1", "", MIB, 0),
+        ],
+        [ExpectedBytes("a", WireTotals(0, 1000), WireTotals())],
+    )
+    assert [rail.transmit.wire_bytes for rail in found] == [0, 1000]
+
+
+def test_small_messages_after_a_pause_go_where_nccl_sent_earlier_ones() -> None:
+    correlator = Correlator()
+
+    def expected(now_s: int, small: int, handed: tuple[int, int]) -> list[int | None]:
+        ports = [PortTotals("a", f"rail{rail}", "", now_s * MIB, 0, nccl=NcclBytes(handed[rail])) for rail in range(2)]
+        found = correlator.update(now_s * SECOND_NS, ports, [ExpectedBytes("a", WireTotals(0, small), WireTotals())])
+        return [rail.transmit.wire_bytes for rail in found]
+
+    assert expected(0, 1000, (0, 0)) == [500, 500]
+    assert expected(1, 2000, (900, 100)) == [1400, 600]
+    assert expected(2, 3000, (900, 100)) == [2300, 700]
+    assert expected(100, 3000, (900, 100)) == [2300, 700]
+    assert expected(101, 4000, (900, 100)) == [3200, 800]
 
 
 def test_bytes_that_do_not_divide_evenly_take_turns() -> None:

@@ -13,18 +13,21 @@ from hypothesis import strategies as st
 
 from railscope.agent.facts.rail_ledger import Origin, RailLedger
 from railscope.agent.facts.snapshot import Histogram, RailFacts
+from railscope.agent.facts.traffic_owners import TrafficOwner
 from railscope.agent.node.attribution.evidence import (
     Connections,
     HandedBytes,
     PortAndConnections,
     RailEvidence,
     RailLedgers,
+    bytes_of_nccl,
     evidence_of,
     port_and_connections,
+    port_without_others,
     rdma_evidence,
     redistribute,
 )
-from railscope.agent.node.attribution.explained import DirectionWire, RailWire
+from railscope.agent.node.attribution.explained import DirectionWire, NcclBytes, RailWire
 from railscope.agent.node.attribution.ledger import Evidence, Sockets
 from railscope.agent.node.rails.rdma_rails import RdmaRails
 from railscope.agent.node.sampling.state import DeviceTotals
@@ -206,3 +209,24 @@ def test_an_rdma_rail_s_ledger_is_of_what_its_port_counts(tmp_path: Path) -> Non
     assert sent.of_origin(Origin.OVERHEAD) == pytest.approx(1000 * 58, rel=0.01)
     assert found.transmit_utilization is not None
     assert found.transmit_utilization > 0
+
+
+def test_bytes_of_nccl_are_without_those_of_other_owners_of_the_same_processes() -> None:
+    sent = Connections(
+        Sockets(9_000, 500, 9, 0, 0),
+        own={TrafficOwner.TCP_OTHER: Sockets(1_500, 0, 2, 0, 0)},
+        others={TrafficOwner.NIXL: Sockets(400_000, 0, 400, 0, 0)},
+    )
+    undecided = Connections(Sockets(9_000, 0, 9, 0, 0), undecided_bytes=5_000)
+    together = PortAndConnections(420_000, 20_000, 420, 20, sent, undecided, 0.001, fresh=True)
+    assert bytes_of_nccl(6_900, together) == NcclBytes(6_900, 7_000, None)
+    assert bytes_of_nccl(None, None) == NcclBytes()
+
+
+def test_a_port_without_others_keeps_what_may_be_nccl_s() -> None:
+    moved = {
+        TrafficOwner.NIXL: Sockets(400_000, 0, 100, 5_800, 0),
+        TrafficOwner.NCCL: Sockets(10_000, 0, 3, 174, 0),
+        TrafficOwner.UNKNOWN: Sockets(1_000, 0, 1, 58, 0),
+    }
+    assert port_without_others(420_000, moved) == 14_200

@@ -20,7 +20,7 @@ from typing import Final
 
 from railscope.agent.facts.rail_ledger import RailLedger
 from railscope.agent.facts.traffic_owners import TrafficOwner
-from railscope.agent.node.attribution.explained import DirectionWire, RailWire, divide_in_proportion
+from railscope.agent.node.attribution.explained import DirectionWire, NcclBytes, RailWire, divide_in_proportion
 from railscope.agent.node.attribution.ledger import NO_SOCKETS, Account, Evidence, HeaderSizes, Sockets
 from railscope.agent.node.attribution.parties import owner_of_party
 from railscope.agent.node.attribution.queue_pair_owners import NO_CLAIMS, PortClaims
@@ -28,6 +28,9 @@ from railscope.agent.node.sampling.state import DeviceTotals
 
 _MOST_WIRE_FACTOR: Final = 2.0
 """LL sends as many flags as data; nothing sends more."""
+
+_MATTERS: Final = 64
+"""Less than this part of NCCL's bytes does not change on which rails they are."""
 
 INFINIBAND_HEADERS: Final = HeaderSizes(24, 26, 66)
 """LRH 8, BTH 12, ICRC 4; extended headers in some packets, GRH 40 in few."""
@@ -263,6 +266,31 @@ def rdma_evidence(
             undecided_bytes=undecided[1],
         ),
     )
+
+
+def bytes_of_nccl(handed_over_bytes: int | None, together: PortAndConnections | None) -> NcclBytes:
+    """What NCCL alone moved through a network device.
+
+    `handed_over_bytes` None: not all is seen.  NCCL's connections are observed processes' but for those of which it is
+    known that another owner has them; while too many have no owner yet, nothing is known of them.
+    """
+
+    def carried(connections: Connections) -> int | None:
+        whole, *others = (
+            one.payload_bytes - one.retransmitted_bytes for one in (connections.sockets, *connections.own.values())
+        )
+        of_nccl = whole - sum(others)
+        return of_nccl if connections.undecided_bytes <= of_nccl // _MATTERS else None
+
+    if together is None:
+        return NcclBytes(handed_over_bytes)
+    return NcclBytes(handed_over_bytes, carried(together.sent), carried(together.received))
+
+
+def port_without_others(port_bytes: int, moved: Mapping[TrafficOwner, Sockets]) -> int:
+    """What a port counted less what owners other than NCCL are known to have moved, both read at one moment."""
+    others = (one for owner, one in moved.items() if owner not in (TrafficOwner.NCCL, TrafficOwner.UNKNOWN))
+    return port_bytes - sum(one.payload_bytes + one.header_bytes for one in others)
 
 
 def rdma_headers(*, infiniband: bool) -> HeaderSizes:

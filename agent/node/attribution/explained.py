@@ -5,9 +5,20 @@ and port bytes per rail.  Output are, per rail and direction, a running total of
 the two over a sliding window.
 
 **Which rail.**  NCCL spreads a large message evenly over the rails; a small one may use a single rail, and which one
-is its free choice.  So large messages (`spread`) are shared out evenly, and small ones (`small`) in proportion to
-the port bytes of the last window that nothing has explained yet, evenly if there are none.  Bytes are whole and all
-of them are given out at every update: the rails' totals add up to the rail set's.
+is its free choice.  So large messages (`spread`) are shared out evenly, and small ones (`small`) by the best evidence
+there is of all rails of the set:
+
+1. What NCCL handed to each rail in the last window: rails get what they lack of that proportion.  For receive, what
+   its connections received there, or the port without what queue pairs show to be others'.
+2. Likewise, what its connections sent.  For receive, what was handed over on the way out: a ring's channel receives
+   on the rail on which it sends, but where NCCL_CROSS_NIC lets it take another one.
+3. The port bytes of the last window that nothing has explained yet.  Another library's bytes among them mislead.
+4. None: evenly.
+
+The first two are of NCCL alone, so that much traffic of others beside it changes nothing.  The split is an estimate
+nevertheless: an operation is expected when it is enqueued, before anything shows which rail it takes.  What it got
+wrong, later operations make up for.  Bytes are whole and all of them are given out at every update: the rails' totals
+add up to the rail set's.
 
 **Which moment.**  Expected bytes are counted when an operation is enqueued; the port counts them when they leave,
 which for a long operation is seconds later.  Comparing both at arbitrary moments gives wild ratios: much above 1
@@ -16,13 +27,13 @@ rail set, tells the moments apart: it jumps when an operation is enqueued, and f
 low as at any time in the last four windows (within 1/64 of a window's traffic), all that was enqueued has left, by
 this account; the ratio is taken between two such settled moments.  Protocol headers make the port count a little
 more than expected, so that operations settle anew as they complete, also without a pause between them.  While none
-settles the last ratio stands for one window, then there is none.  If nothing settles for four windows, the account
-itself does not add up (a tree instead of a ring, traffic that takes another way), and the plain window is shown: a
-ratio above 1 is the finding.
+settles the last ratio stands for one window, and as long as the rails carry traffic until that moment is four windows
+old.  If nothing settles for four windows, the account itself does not add up (a tree instead of a ring, traffic that
+takes another way), and the plain window is shown: a ratio above 1 is the finding.
 
-Limits: a job that begins to keep several operations queued has no ratio for up to four windows; traffic of others
-beside an operation longer than the window blurs the moment at which it settles; an operation that takes longer than
-four windows shows as unexplained traffic until it ends.
+Limits: a job that begins to keep several operations queued has an old ratio for up to four windows, or none if it is
+the first; traffic of others beside an operation longer than the window blurs the moment at which it settles; an
+operation that takes longer than four windows shows as unexplained traffic until it ends.
 
 **What cannot be known.**  If the expected bytes of a rail set cannot be known, its rails' totals are None, with the
 reason, and they resume where they were once the cause is gone.  A rail with too little port traffic in the window
@@ -32,7 +43,7 @@ has no ratio.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Final
@@ -49,6 +60,21 @@ _SETTLED_WITHIN: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
+class NcclBytes:
+    """Bytes so far of NCCL alone on one rail."""
+
+    handed_bytes: int | None = None
+    """That NCCL handed to the rail's device; None: not all of it is seen."""
+    sent_bytes: int | None = None
+    """That its connections sent, or the port less what others are known to have sent; None: not known."""
+    received_bytes: int | None = None
+    """Likewise."""
+
+
+NOT_KNOWN: Final = NcclBytes()
+
+
+@dataclass(frozen=True, slots=True)
 class PortTotals:
     """Port bytes so far of one rail; they never fall."""
 
@@ -59,6 +85,7 @@ class PortTotals:
     receive_bytes: int
     carries: bool = True
     """False: the jobs that run send nothing through it, so nothing new is expected of it."""
+    nccl: NcclBytes = NOT_KNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +141,21 @@ class Correlator:
             rails = [rail for rail in rails if rail not in unused]
             names = tuple((rail.device, rail.port) for rail in rails)
             sending, receiving = self._direction(rail_set, "transmit"), self._direction(rail_set, "receive")
-            transmit = sending.update(now_ns, names, tuple(rail.transmit_bytes for rail in rails), totals.transmit)
-            receive = receiving.update(now_ns, names, tuple(rail.receive_bytes for rail in rails), totals.receive)
+            handed = _of_all([rail.nccl.handed_bytes for rail in rails])
+            transmit = sending.update(
+                now_ns,
+                names,
+                tuple(rail.transmit_bytes for rail in rails),
+                totals.transmit,
+                (handed, _of_all([rail.nccl.sent_bytes for rail in rails])),
+            )
+            receive = receiving.update(
+                now_ns,
+                names,
+                tuple(rail.receive_bytes for rail in rails),
+                totals.receive,
+                (_of_all([rail.nccl.received_bytes for rail in rails]), handed),
+            )
             self._updated += [sending, receiving]
             for (device, port_name), sent, received in zip(names, transmit, receive, strict=True):
                 found[rail_set, device, port_name] = RailWire(rail_set, device, port_name, sent, received)
@@ -151,11 +191,16 @@ class Correlator:
         return self._directions[key]
 
 
+_Evidence = tuple[tuple[int, ...] | None, ...]
+"""What NCCL alone put on each rail, the best first; None: not known of all of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Sample:
     time_ns: int
     port: tuple[int, ...]
     wire: tuple[int, ...]
+    evidence: _Evidence
     backlog: int
     settled: bool
     """No earlier sample that is kept had a backlog that was lower by more than the tolerance."""
@@ -182,7 +227,12 @@ class _Direction:
         return not self.samples or self.samples[-1].settled or not any(sample.settled for sample in self.samples)
 
     def update(
-        self, now_ns: int, rails: tuple[tuple[str, str], ...], port: tuple[int, ...], totals: WireTotals
+        self,
+        now_ns: int,
+        rails: tuple[tuple[str, str], ...],
+        port: tuple[int, ...],
+        totals: WireTotals,
+        evidence: _Evidence,
     ) -> list[DirectionWire]:
         if totals.unknown:
             self.samples.clear()
@@ -190,9 +240,9 @@ class _Direction:
         if rails != self.rails or (self.samples and _fell(self.samples[-1].port, port)):
             self.rails = rails
             self.samples.clear()
-        self._distribute(port, totals)
+        self._distribute(port, totals, evidence)
         wire = tuple(self.given[rail] for rail in rails)
-        self._keep(now_ns, port, wire)
+        self._keep(now_ns, port, wire, evidence)
         ratios = self._ratios(now_ns)
         return [DirectionWire(total, ratio) for total, ratio in zip(wire, ratios, strict=True)]
 
@@ -200,7 +250,7 @@ class _Direction:
         """A rail that takes no part now: what it was given stays."""
         return DirectionWire(None if totals.unknown else self.given.get(rail, 0), None, totals.unknown)
 
-    def _distribute(self, port: tuple[int, ...], totals: WireTotals) -> None:
+    def _distribute(self, port: tuple[int, ...], totals: WireTotals, evidence: _Evidence) -> None:
         """Share out what is new in the totals; a total that fell gives nothing until it is above its old value."""
         count = len(self.rails)
         wire = [self.given.setdefault(rail, 0) for rail in self.rails]
@@ -209,12 +259,35 @@ class _Direction:
             wire[index] += each + ((index - self.turn) % count < rest)
         self.turn = (self.turn + rest) % count
         small = max(0, totals.small_bytes - self.taken.small_bytes)
-        for index, part in enumerate(divide_in_proportion(small, self._unexplained(port, wire))):
-            wire[index] += part
+        if small:
+            weights = self._lacking(small, wire, evidence) or self._unexplained(port, wire)
+            for index, part in enumerate(divide_in_proportion(small, weights)):
+                wire[index] += part
         self.given.update(zip(self.rails, wire, strict=True))
         self.taken = WireTotals(
             max(totals.spread_bytes, self.taken.spread_bytes), max(totals.small_bytes, self.taken.small_bytes)
         )
+
+    def _lacking(self, small: int, wire: list[int], evidence: _Evidence) -> list[int]:
+        """What each rail lacks of its part of what NCCL alone moved; empty: nothing of NCCL's is seen.
+
+        `small`: bytes to be given out; `wire`: given so far, large messages included.
+        """
+        for column, now in enumerate(evidence):
+            if now is None or not any(now):
+                continue
+            past = (sample for sample in self._in_window() if sample.evidence[column] is not None)
+            start = next(past, None)
+            before = start.evidence[column] if start is not None else None
+            moved = [max(0, after - earlier) for after, earlier in zip(now, before or [0] * len(now), strict=True)]
+            if not any(moved):
+                return list(now)
+            given = [
+                after - earlier for after, earlier in zip(wire, start.wire if start else [0] * len(wire), strict=True)
+            ]
+            parts = divide_in_proportion(sum(given) + small, moved)
+            return [max(0, part - there) for part, there in zip(parts, given, strict=True)]
+        return []
 
     def _unexplained(self, port: tuple[int, ...], wire: list[int]) -> list[int]:
         """Port bytes of the last window that no expected byte covers."""
@@ -226,11 +299,14 @@ class _Direction:
             for new_port, old_port, new_wire, old_wire in zip(port, start.port, wire, start.wire, strict=True)
         ]
 
-    def _window_start(self) -> _Sample:
-        since = self.samples[-1].time_ns - self.window_ns
-        return next(sample for sample in self.samples if sample.time_ns >= since)
+    def _in_window(self) -> Iterator[_Sample]:
+        since = self.samples[-1].time_ns - self.window_ns if self.samples else 0
+        return (sample for sample in self.samples if sample.time_ns >= since)
 
-    def _keep(self, now_ns: int, port: tuple[int, ...], wire: tuple[int, ...]) -> None:
+    def _window_start(self) -> _Sample:
+        return next(self._in_window())
+
+    def _keep(self, now_ns: int, port: tuple[int, ...], wire: tuple[int, ...], evidence: _Evidence) -> None:
         """Add a sample; it takes the place of the newest one while that lies close to the one before."""
         while self.samples and self.samples[0].time_ns < now_ns - _KEPT_WINDOWS * self.window_ns:
             self.samples.popleft()
@@ -240,7 +316,7 @@ class _Direction:
             moved = sum(port) - sum(self._window_start().port)
             lowest = min(sample.backlog for sample in self.samples)
             settled = backlog <= lowest + moved // _SETTLED_WITHIN
-        sample = _Sample(now_ns, port, wire, backlog, settled)
+        sample = _Sample(now_ns, port, wire, evidence, backlog, settled)
         spacing_ns = self.window_ns // _SAMPLES_PER_WINDOW
         if len(self.samples) >= 2 and now_ns - self.samples[-2].time_ns < spacing_ns:
             self.samples.pop()
@@ -249,17 +325,30 @@ class _Direction:
     def _ratios(self, now_ns: int) -> list[float | None]:
         candidates = [sample for sample in self.samples if sample.settled] or list(self.samples)
         end = candidates[-1]
-        if now_ns - end.time_ns > self.window_ns:
-            return [None] * len(self.rails)
         before = [sample for sample in candidates if sample.time_ns <= end.time_ns - self.window_ns]
         start = before[-1] if before else candidates[0]
+        # While nothing settles, what is under way may hang: only a rail that carries something keeps its last ratio.
+        lately = self._window_start() if now_ns - end.time_ns > self.window_ns else None
         return [
-            new_wire_bytes / new_port_bytes if new_port_bytes >= max(1, self.minimum_port_bytes) else None
-            for new_port_bytes, new_wire_bytes in (
-                (end.port[index] - start.port[index], end.wire[index] - start.wire[index])
-                for index in range(len(self.rails))
-            )
+            self._ratio(index, start, end)
+            if lately is None or self._carried_enough(index, lately, self.samples[-1])
+            else None
+            for index in range(len(self.rails))
         ]
+
+    def _ratio(self, index: int, start: _Sample, end: _Sample) -> float | None:
+        if not self._carried_enough(index, start, end):
+            return None
+        return (end.wire[index] - start.wire[index]) / (end.port[index] - start.port[index])
+
+    def _carried_enough(self, index: int, start: _Sample, end: _Sample) -> bool:
+        return end.port[index] - start.port[index] >= max(1, self.minimum_port_bytes)
+
+
+def _of_all(totals: Sequence[int | None]) -> tuple[int, ...] | None:
+    """None: one of them is not known."""
+    known = tuple(total for total in totals if total is not None)
+    return known if len(known) == len(totals) else None
 
 
 def divide_in_proportion(total: int, weights: list[int]) -> list[int]:

@@ -19,7 +19,14 @@ from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.facts.remarks import Remark
 from railscope.agent.facts.snapshot import CollectorResult, RailFacts
 from railscope.agent.model.expected import ExpectedBytes
-from railscope.agent.node.attribution.evidence import NOT_OBSERVED, HandedBytes, RailEvidence, RailLedgers, evidence_of
+from railscope.agent.node.attribution.evidence import (
+    NOT_OBSERVED,
+    HandedBytes,
+    RailEvidence,
+    RailLedgers,
+    bytes_of_nccl,
+    evidence_of,
+)
 from railscope.agent.node.attribution.explained import Correlator, PortTotals, RailWire
 from railscope.agent.node.inspection.tenants import ROOT, UNKNOWN_TENANT, Tenant
 from railscope.agent.node.rails.carrier_changes import CarrierChanges
@@ -476,10 +483,15 @@ class NetdevRails:
                 self._decide()
         keys, ports = [], []
         for decision in self._decisions:
-            totals = state.device(decision.device.netns, decision.device.name)
+            place = (decision.device.netns, decision.device.name)
+            totals, ethernet = state.device(*place), self._ethernet.get(place)
             if decision.rail is None or totals is None:
                 continue
-            keys.append((decision.device.netns, decision.device.name))
+            handed = handed_over.device_bytes if handed_over.whole else None
+            nccl = bytes_of_nccl(
+                None if handed is None else handed.get(place, 0), ethernet.together if ethernet is not None else None
+            )
+            keys.append(place)
             ports.append(
                 PortTotals(
                     str(decision.device.netns),
@@ -488,6 +500,7 @@ class NetdevRails:
                     totals.transmit_bytes,
                     totals.receive_bytes,
                     decision.carries,
+                    nccl,
                 )
             )
         now_ns = self._clock.monotonic_ns()

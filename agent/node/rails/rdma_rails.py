@@ -24,11 +24,12 @@ from railscope.agent.node.attribution.evidence import (
     HandedBytes,
     RailEvidence,
     RailLedgers,
+    port_without_others,
     rdma_evidence,
     rdma_headers,
 )
-from railscope.agent.node.attribution.explained import Correlator, PortTotals, RailWire
-from railscope.agent.node.attribution.queue_pair_owners import NO_CLAIMS, QueuePairOwners
+from railscope.agent.node.attribution.explained import Correlator, NcclBytes, PortTotals, RailWire
+from railscope.agent.node.attribution.queue_pair_owners import NO_CLAIMS, PortClaims, QueuePairOwners
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.agent.node.rails.counter_rules import TABLES_ONLY, OwnSeverities
 from railscope.agent.node.rails.gpu_affinity import MappedNic, map_rails, rdma_ports
@@ -161,6 +162,7 @@ class RdmaRails:
                 facts.transmit_bytes,
                 facts.receive_bytes,
                 entry.carries,
+                self._bytes_of_nccl(facts.port, (facts.transmit_bytes, facts.receive_bytes)),
             )
             for facts, entry in self._rails()
             if facts.transmit_bytes is not None and facts.receive_bytes is not None
@@ -173,19 +175,35 @@ class RdmaRails:
             self._utilization.record(key, now_ns, carried.transmit_bytes, carried.receive_bytes)
         self._ledgers.update([evidence for facts, _ in self._rails() for evidence in self._evidence(facts)])
 
+    def _claims(self, port: RdmaPort, counted: tuple[int, int]) -> tuple[PortClaims, tuple[int, int]]:
+        """What queue pairs tell of a port, and what it had sent and received when they were read last.
+
+        `counted`: what it has sent and received by now.
+        """
+        claims = NO_CLAIMS
+        if self._queue_pairs is not None:
+            headers = rdma_headers(infiniband=port.link_layer == "InfiniBand")
+            claims = self._queue_pairs.claims(port.device, port.port, headers)
+        before = self._claimed_at.get(_key(port))
+        if before is None or before[0] != claims.read_ns:
+            before = self._claimed_at[_key(port)] = claims.read_ns, *counted
+        return claims, before[1:]
+
+    def _bytes_of_nccl(self, port: RdmaPort, counted: tuple[int, int]) -> NcclBytes:
+        """What NCCL alone moved, as far as it is seen; `counted` as in `_claims`."""
+        handed = self._handed(port) if self._handed_over.whole else None
+        claims, (sent, received) = self._claims(port, counted)
+        if not claims.counted:
+            return NcclBytes(handed)
+        return NcclBytes(handed, port_without_others(sent, claims.sent), port_without_others(received, claims.received))
+
     def _evidence(self, facts: PortFacts) -> Iterable[RailEvidence]:
         """What is known of where a port's bytes came from; nothing while its bytes are not known."""
         port = facts.port
         if facts.transmit_bytes is not None and facts.receive_bytes is not None:
-            infiniband = port.link_layer == "InfiniBand"
-            claims = NO_CLAIMS
-            if self._queue_pairs is not None:
-                claims = self._queue_pairs.claims(port.device, port.port, rdma_headers(infiniband=infiniband))
             counted = facts.transmit_bytes, facts.receive_bytes
-            before = self._claimed_at.get(_key(port))
-            if before is None or before[0] != claims.read_ns:
-                before = self._claimed_at[_key(port)] = claims.read_ns, *counted
-            undecided = (counted[0] - before[1], counted[1] - before[2]) if claims.counted else (0, 0)
+            claims, before = self._claims(port, counted)
+            undecided = (counted[0] - before[0], counted[1] - before[1]) if claims.counted else (0, 0)
             yield rdma_evidence(
                 _key(port),
                 facts.transmit_bytes,
@@ -194,7 +212,7 @@ class RdmaRails:
                 self._wire.get((port.device, str(port.port))),
                 self._handed(port),
                 complete=self._handed_over.whole,
-                infiniband=infiniband,
+                infiniband=port.link_layer == "InfiniBand",
                 claims=claims,
                 undecided=undecided,
                 in_network=self._handed_over.in_network,
