@@ -443,7 +443,7 @@ class _Demo:
             self._say(line)
         for rail in snapshot.rails:
             if rail.netns in self._namespaces:
-                self._say(rail_line(rail, self._live_ratio(rail)))
+                self._say(rail_line(rail, self._live_ratio(rail), _WINDOW_NS / 1e9))
         return now
 
     def _live_ratio(self, rail: RailFacts) -> str:

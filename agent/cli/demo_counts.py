@@ -144,8 +144,10 @@ def count_table(did: Sequence[RankCount], seen: Sequence[RankCount]) -> Iterator
         yield f"{op:<14} {calls:>14,} {seen_calls:>14,} {size:>16,} {seen_size:>16,}"
 
 
-def rail_line(rail: RailFacts, explained: str) -> str:
+def rail_line(rail: RailFacts, explained: str, window_seconds: float) -> str:
     """What a rail has sent so far, as one line; `explained`: expected wire bytes / port bytes, as it is shown.
+
+    Bytes are since the rail was first read, the ratio is of a window of so many seconds.
 
     What NCCL handed over and what the port counted are read at different moments: neither is a part of the other.
     """
@@ -153,7 +155,7 @@ def rail_line(rail: RailFacts, explained: str) -> str:
     return (
         f"  {rail.netns.rsplit('-', 1)[-1]} {rail.device}: port sent {(rail.transmit_bytes or 0) / 1e6:,.1f} MB"
         + (f", NCCL handed over {handed / 1e6:,.1f} MB" if handed is not None else "")
-        + f", expected / port {explained}"
+        + f", expected / port (over {window_seconds:g} s) {explained}"
     )
 
 

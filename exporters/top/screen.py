@@ -71,6 +71,7 @@ _HELP: Final = """\
  BEHIND  calls that another rank of this node has made, and this one has not
  TIME    from hand-over to the end, mean; LATE: time it keeps others waiting
  EXPL    wire bytes expected of collectives over port bytes (EXPL IN: received)
+         in the correlation window; –: too little traffic, just begun, unknown
  ERRORS  +n grew just now, (n) since this program started; DOWN: no link
  CPU     processors that the rank's process kept busy, 100%: one
  STATE   stalled ranks first, then by CALLS/s, idle, ended (kept for a while)

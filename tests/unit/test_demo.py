@@ -75,9 +75,9 @@ def test_a_view_tells_how_long_the_operations_since_the_last_one_took() -> None:
 def test_a_rail_s_line_tells_what_nccl_handed_over_as_no_part_of_what_the_port_has_counted_by_then() -> None:
     facts = replace(rail(device="rail0"), netns="railscope-ab-host1", transmit_bytes=482_000_000)
     unseen = replace(facts, transmit_collective_bytes=None)
-    assert rail_line(unseen, "0.981") == "  host1 rail0: port sent 482.0 MB, expected / port 0.981"
-    assert rail_line(replace(facts, transmit_collective_bytes=492_600_000), "…") == (
-        "  host1 rail0: port sent 482.0 MB, NCCL handed over 492.6 MB, expected / port …"
+    assert rail_line(unseen, "0.981", 3.0) == "  host1 rail0: port sent 482.0 MB, expected / port (over 3 s) 0.981"
+    assert rail_line(replace(facts, transmit_collective_bytes=492_600_000), "…", 3.0) == (
+        "  host1 rail0: port sent 482.0 MB, NCCL handed over 492.6 MB, expected / port (over 3 s) …"
     )
 
 
