@@ -4,13 +4,13 @@ Connections come and go: totals of a device begin at 0 and never fall.  They are
 within a second; an object each would take most of what reading them costs.  Sums are of whole numbers, however large.
 
 Whose a connection is may become known late, or change.  It is left out while nobody knows; what it carried meanwhile
-is counted then.  Where the kernel tells of connections that end (sock_diag's destroy groups), all that they carried is
-counted, also of one that came and went between two reads.
+is counted then.  While that is being found out anew, it stays whose it was.  Where the kernel tells of connections that
+end (sock_diag's destroy groups), all that they carried is counted, also of one that came and went between two reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Final, NamedTuple
@@ -224,11 +224,13 @@ class ConnectionAccounts:
         parties: Mapping[int, Party],
         names: Mapping[int, str],
         places: Mapping[bytes, str],
+        asked: Collection[int] = (),
     ) -> FoundConnections | None:
         """The connections on devices of which it is known whose they are, for `add`; None: there is none.
 
         `parties` by inode; a connection that its process has closed is whose it was.  `names` are those of the devices
-        by number, `places` by local address.
+        by number, `places` by local address.  `asked` are inodes of connections of which it is being found out whose
+        they are: until then each is whose it was, too.
         """
         inodes = table.rows["inode"].tolist()
         known: dict[Party, int] = {party: number for number, party in enumerate(dict.fromkeys(parties.values()))}
@@ -250,9 +252,12 @@ class ConnectionAccounts:
             device, party = divmod(pair, len(known))
             number = self.account_number(listed_devices[device], listed_parties[party])
             accounts[here & (pairs == pair)] = number
-        closed = (where != _NOWHERE) & (table.rows["inode"] == 0)
-        if closed.any():
-            self._find_closed(table, closed.nonzero()[0], accounts)
+        kept = table.rows["inode"] == 0
+        if asked:
+            kept |= np.fromiter(map(asked.__contains__, inodes), np.bool_, len(inodes))
+        kept &= (where != _NOWHERE) & (accounts == _NOWHERE)
+        if kept.any():
+            self._keep(table, kept.nonzero()[0], accounts)
         wanted = accounts != _NOWHERE
         if not wanted.any():
             return None
@@ -285,8 +290,8 @@ class ConnectionAccounts:
         ipv4 = np.fromiter(map(len, addresses), np.int64, len(addresses)) == _IPV4_ADDRESS_BYTES
         return FoundConnections(table.rows, accounts, ipv4, table.untold)
 
-    def _find_closed(self, table: TcpTable, places: Numbers, accounts: Numbers) -> None:
-        """Set the accounts of connections that no process holds any more to those that they had."""
+    def _keep(self, table: TcpTable, places: Numbers, accounts: Numbers) -> None:
+        """Set the accounts of these connections to those that they had."""
         seen = dict(zip(self._seen.cookies.tolist(), self._seen.accounts.tolist(), strict=True))
         cookies = table.rows["cookie"][places].tolist()
         for place, cookie in zip(places.tolist(), cookies, strict=True):

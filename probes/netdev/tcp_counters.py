@@ -248,6 +248,7 @@ class TcpCounters:
             raise PermissionError(errno.EACCES, unreadable[0].reason)
         failed = [DeviceFailure(f"process {process.pid}", process.reason) for process in unreadable]
         observed = frozenset(holders)
+        unknown: dict[int, int] = {}
         if self._others is not None:
             carried = (rows["bytes_acked"] + rows["bytes_received"]) >= _MATTERS_BYTES
             users = zip(inodes, rows["user"].tolist(), carried.tolist(), strict=True)
@@ -273,35 +274,34 @@ class TcpCounters:
                 parties[inode] = party
         ended = self._ended.take(told, self._accounts.has(told.rows["cookie"]), parties, self._clock.monotonic_ns())
         undecided: Sequence[int] = ()
+        # A process that is being looked at again, as it has mapped something since, holds up no connection of before.
+        asked = (holders.keys() | unknown.keys()) - parties.keys()
         if self._others is not None:
-            undecided = self._wait_for(self._others, table, parties, (unknown, holders), names, places)
+            undecided = self._wait_for(self._others, table, parties, asked, holders, names, places)
         self._ended.note(table, parties, undecided, self._clock.monotonic_ns())
-        return self._accounts.find(table, parties, names, places), ended, failed
+        return self._accounts.find(table, parties, names, places, asked), ended, failed
 
     def _wait_for(
         self,
         others: HostSockets,
         table: TcpTable,
         parties: dict[int, Party],
-        asked: tuple[Collection[int], Collection[int]],
+        asked: Collection[int],
+        held: Collection[int],
         names: Mapping[int, str],
         places: Mapping[bytes, str],
     ) -> list[int]:
         """Note what connections carry while it is not known whose they are, and give up on those that took too long.
 
-        `asked`: inodes that `others` were asked for, and those whose holders are known.  Returns the rows of `table` of
-        which it is not known yet.
+        `asked`: inodes of which that is not known; `held`: those whose holders are known.  Returns the rows of `table`
+        of which it was never known.
         """
-        unknown, held = asked
         now_ns = self._clock.monotonic_ns()
         rows = table.rows
         since_ns: dict[int, int] = {}
         undecided: dict[str, tuple[int, int]] = {}
-        wanted = [
-            place
-            for place, inode in enumerate(rows["inode"].tolist())
-            if (inode in unknown or inode in held) and inode not in parties
-        ]
+        unsettled = np.array([place for place, inode in enumerate(rows["inode"].tolist()) if inode in asked], np.int64)
+        wanted = unsettled[~self._accounts.has(rows["cookie"][unsettled])].tolist()
         # Data may come in before a process has accepted a connection, which then is nobody's yet.
         waits = (rows["inode"] == 0) & (rows["state"] == _ESTABLISHED) & (rows["bytes_received"] >= _MATTERS_BYTES)
         unaccepted = waits.nonzero()[0]

@@ -49,6 +49,10 @@ class Counted:
             for party in ("mine", "unknown")
         }
 
+    @property
+    def undecided(self) -> dict[str, tuple[int, int]]:
+        return dict(self._source.undecided)
+
 
 @pytest.fixture
 def counted() -> Iterator[Counted]:
@@ -64,11 +68,15 @@ def counted() -> Iterator[Counted]:
 def transfer(server: socket.socket) -> Iterator[None]:
     """A connection that has carried SENT; ended on exit."""
     with closing(socket.create_connection(server.getsockname())) as client, closing(server.accept()[0]) as accepted:
-        client.sendall(bytes(SENT))
-        left = SENT
-        while left:
-            left -= len(accepted.recv(left))
+        _carry(client, accepted)
         yield
+
+
+def _carry(client: socket.socket, accepted: socket.socket) -> None:
+    client.sendall(bytes(SENT))
+    left = SENT
+    while left:
+        left -= len(accepted.recv(left))
 
 
 def test_one_that_ended_before_its_process_was_looked_at_is_that_process_s_still(counted: Counted) -> None:
@@ -106,3 +114,19 @@ def test_one_that_nobody_saw_is_whose_others_of_its_service_are(counted: Counted
             pass
         eventually(lambda: counted.read()["mine"] >= seen + 2 * SENT)
         assert counted.read()["unknown"] - unknown < SENT
+
+
+def test_one_whose_process_is_looked_at_again_goes_on_as_that_process_s_meanwhile(counted: Counted) -> None:
+    with (
+        closing(socket.create_server(("127.0.0.1", 0))) as server,
+        closing(socket.create_connection(server.getsockname())) as client,
+        closing(server.accept()[0]) as accepted,
+    ):
+        _carry(client, accepted)
+        eventually(lambda: counted.read()["mine"] >= 2 * SENT)
+        counted.looked_at = False
+        _carry(client, accepted)
+        eventually(lambda: counted.read(0.1)["mine"] >= 4 * SENT)
+        assert not counted.undecided
+        for _ in range(40):  # longer than any patience
+            assert counted.read()["unknown"] < SENT
