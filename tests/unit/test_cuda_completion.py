@@ -6,7 +6,7 @@ import errno
 import mmap
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import pytest
 
 from railscope.agent.node.completion.cuda import CudaCompletion
 from railscope.agent.node.completion.cuda_files import LOOK_AGAIN_AFTER
-from railscope.agent.node.inspection.inspection import InProcess
+from railscope.agent.node.inspection.inspection import InProcess, InspectionProcesses
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.links import Links, ProbePoint
@@ -27,6 +27,7 @@ from railscope.probes.nccl.records.cuda import CudaStat
 from railscope.probes.processes.processes import PROCFS, ProcessIdentity, identity_of
 from tests.unit.elf_writer import WantedElf, WantedSymbol, write_elf
 from tests.unit.level_programs import LoadingPages
+from tests.waiting import eventually
 
 PUSH = b"\x55" + b"\xc3" * 15
 RUNTIME, DRIVER = "cudaEventQuery", "cuEventQuery"
@@ -176,6 +177,23 @@ def test_a_process_without_a_runtime_of_its_own_is_watched_at_the_driver(
     mapped.map("any name.so", DRIVER)
     cuda.set_libraries([library], Level.ALL)
     assert programs.told() == ["+driver", "+nccl"]
+
+
+def test_where_every_answer_comes_late_each_is_taken_and_asked_for_once(
+    programs: SimulatedPrograms, library: SimulatedLibrary, mapped: Mapped
+) -> None:
+    mapped.map("libcudart.so.12", RUNTIME)
+    with closing(InspectionProcesses(["railscope.agent.node.completion.files"], tenants_patience_seconds=0)) as late:
+        completion = CudaCompletion(programs, PROCFS, inspection=late)
+
+        def attached() -> bool:
+            # As the daemon does: whenever an answer has come, and at other times.
+            late.collect()
+            completion.set_libraries([library], Level.ALL)
+            return {"+runtime", "+nccl"} <= set(programs.log) and not late.busy
+
+        with closing(completion):
+            eventually(attached)
 
 
 def test_of_files_that_others_serve_the_pages_are_read_before_probes_go_on_them(

@@ -53,8 +53,9 @@ class MappedCudaFile:
 class _Process:
     files: list[MappedCudaFile] = field(default_factory=list)
     looks: int = 0
-    awaited: bool = False
-    """What it maps was asked for, and is not known yet."""
+    awaited: int = 0
+    """The look that was asked for and is not answered yet; 0: none.  It is asked for again by its number: by another,
+    no answer that comes late would ever be taken, and each of them would have one more question asked."""
 
 
 class CudaFiles:
@@ -126,13 +127,12 @@ class CudaFiles:
         self._processes.clear()
 
     def _look(self, identity: ProcessIdentity, process: _Process, errors: list[str]) -> None:
+        look, process.awaited = process.awaited or process.looks, 0
         try:
-            process.files = self._files_of(identity, process.looks, errors)
-            process.awaited = False
+            process.files = self._files_of(identity, look, errors)
         except NotYet:
-            process.awaited = True
+            process.awaited = look
         except Refused as refused:
-            process.awaited = False
             if not refused.gone:
                 errors.append(str(refused))
 
@@ -166,7 +166,7 @@ class CudaFiles:
                 for process in self._processes.values():
                     if file in process.files:
                         process.files.clear()
-                        process.looks = 0
+                        process.looks = process.awaited = 0
 
     def _probe(self, errors: list[str]) -> None:
         mapped = [file for process in self._processes.values() for file in process.files]
