@@ -368,7 +368,7 @@ def _stall_lines(view: NodeView, width: int) -> list[Text]:
     """Each stall with its evidence; where there is none, the last one that ended."""
     lines = []
     for stall in view.stalls:
-        lines += _wrapped(f"STALL {_stall_words(stall)}", width, " " * 6, _BAD)
+        lines += _wrapped(f"STALL {_stall_words(stall, view.ranks)}", width, " " * 6, _BAD)
         more = len(stall.evidence) - _MOST_EVIDENCE
         for number, sentence in enumerate(stall.evidence[:_MOST_EVIDENCE], 1):
             rest = f"; {more} more in /stalls" if number == _MOST_EVIDENCE and more > 0 else ""
@@ -376,42 +376,59 @@ def _stall_lines(view: NodeView, width: int) -> list[Text]:
     if not lines and view.last_ended is not None:
         ended = view.last_ended
         ago = format_length(ended.ended_seconds_ago)
-        lines += _wrapped(f"ended {ago} ago: {_stall_words(ended)}", width, " " * 6, "dim")
+        lines += _wrapped(f"ended {ago} ago: {_stall_words(ended, view.ranks)}", width, " " * 6, "dim")
     return lines
 
 
-def _stall_words(stall: ScrapedStall) -> str:
+def _stall_words(stall: ScrapedStall, ranks: Sequence[RankView]) -> str:
     if stall.library:
         peer = f" to {stall.peer}" if stall.peer else ""
         return (
             f"{stall.cause}: {stall.op}{peer} of process {stall.pid} for {format_length(stall.seconds)}"
-            f"{describe_blamed(stall)}{_describe_process(stall)}"
+            f"{_describe_process(stall)}{describe_blamed(stall, ranks)}"
         )
     weak = ", weak evidence" if stall.strength == "weak" and stall.cause not in OF_A_PROCESS else ""
     return (
         f"{stall.cause}{weak}: {stall.op} of rank {stall.rank}/{stall.nranks} of {stall.comm} for "
-        f"{format_length(stall.seconds)}{describe_blamed(stall)}{_describe_process(stall)}"
+        f"{format_length(stall.seconds)}{_describe_process(stall)}{describe_blamed(stall, ranks)}"
     )
 
 
 def _describe_process(stall: ScrapedStall) -> str:
-    """`; process 4711 of ada, python3 train.py`, or nothing where only the pid is known."""
+    """`; process 4711 of ada, python3 train.py`, or nothing where only the pid is known.
+
+    It is the process of the stalled operation: where another one is to blame, it is the one that waits.
+    """
     process = stall.process
-    words = [f"process {stall.pid}{f' of {process.user}' if process.user else ''}"]
+    waits = (stall.blamed_rank and stall.blamed_rank != stall.rank) or stall.blamed_pid
+    words = [f"{'waiting: ' if waits else ''}process {stall.pid}{f' of {process.user}' if process.user else ''}"]
     words += [process.program] if process.program else []
     return f"; {', '.join(words)}" if process.user or process.program else ""
 
 
-def describe_blamed(stall: ScrapedStall) -> str:
-    """What the screen of `railscope top` adds to a stall: `; blamed: rail 1 (mlx5_1)`, or nothing."""
+def describe_blamed(stall: ScrapedStall, ranks: Sequence[RankView] = ()) -> str:
+    """What the screen of `railscope top` adds to a stall: `; blamed: rail 1 (mlx5_1)`, or nothing.
+
+    Of a rank that is among `ranks`, those of this host, it names the process.
+    """
     blamed = []
     if stall.blamed_rank:
-        blamed.append(f"rank {stall.blamed_rank}")
+        end = next((one for one in ranks if _is_rank(one, stall.comm, stall.blamed_rank)), None)
+        blamed.append(f"rank {stall.blamed_rank}{f' (process {_owned(str(end.identity.pid), end)})' if end else ''}")
     if stall.blamed_pid:
-        blamed.append(f"process {stall.blamed_pid}")
+        end = next((one for one in ranks if str(one.identity.pid) == stall.blamed_pid), None)
+        blamed.append(f"process {_owned(stall.blamed_pid, end)}")
     if stall.rail:
         blamed.append(rail_name(stall.rail, stall.device, stall.netns))
     return f"; blamed: {', '.join(blamed)}" if blamed else ""
+
+
+def _is_rank(one: RankView, comm: str, rank: str) -> bool:
+    return one.identity.comm == comm and one.identity.rank == rank and not one.ended
+
+
+def _owned(pid: str, end: RankView | None) -> str:
+    return f"{pid} of {end.process.user}" if end is not None and end.process.user else pid
 
 
 def _wrapped(text: str, width: int, indent: str, style: str) -> list[Text]:

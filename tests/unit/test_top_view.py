@@ -170,6 +170,23 @@ def test_weak_evidence_of_a_stall_is_said_but_not_of_a_process_that_is_seen_to_b
     assert "STALL process_stopped: AllReduce" in said(Cause.PROCESS_STOPPED)
 
 
+def test_of_a_waiting_and_a_blamed_process_it_says_which_is_which() -> None:
+    view = make_node_view(None, scraped(full_snapshot()))
+    one = view.stalls[0]
+    blamed = next(rank for rank in view.ranks if rank.identity.comm == one.comm and rank.identity.rank != one.rank)
+    owned = replace(one.process, user="ada", program="")
+
+    def said(blamed_rank: str) -> str:
+        told = replace(one, blamed_rank=blamed_rank, rail="", process=owned)
+        return " ".join(" ".join(screen(replace(view, stalls=(told,)), 200)).split())
+
+    waits = said(blamed.identity.rank)
+    assert f"; waiting: process {one.pid} of ada; blamed: rank {blamed.identity.rank} (process " in waits
+    assert f"(process {blamed.identity.pid}" in waits
+    assert f"; process {one.pid} of ada; blamed: rank {one.rank} (process " in said(one.rank)
+    assert "; blamed: rank 77 " in said("77")
+
+
 def test_without_a_stall_it_says_so_and_tells_of_the_last_that_ended() -> None:
     calm = replace(full_snapshot(), stalls=replace(full_snapshot().stalls, lengths=()))
     lines = screen(moving(calm))
