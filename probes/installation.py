@@ -26,6 +26,8 @@ _DEBIANS_VERSION: Final = Path("/etc/debian_version")
 """Ubuntu has it too."""
 _PACKAGED: Final = {"top": "python3-rich"}
 """Extras that Debian 12 and newer, and Fedora, have all packages of."""
+_PACKAGED_ALONE: Final = {"msgspec": "python3-msgspec"}
+"""Packages of an extra that Debian 13 and newer have, and Debian 12 has not, by what is imported."""
 _SHIPPED: Final = frozenset({"nvlink"})
 """Extras that the package brings itself."""
 _WHEEL: Final = "railscope-*.whl"
@@ -69,6 +71,15 @@ def remedy_for_missing_extra(extra: str, root: Path = ROOT) -> str:
         return f"run railscope's wheel in an environment of its own: {environment}"
     wanted = _packages_of(extra) or [f"./{_WHEEL}[{extra}]"]
     return f"run '{sys.executable} -m pip install {' '.join(map(_quoted, wanted))}'"
+
+
+def remedy_for_missing_package(module: str, extra: str, root: Path = ROOT) -> str:
+    """How to install `module`, a package of `extra`: alone where the system has it, else all of the extra."""
+    remedy = remedy_for_missing_extra(extra, root)
+    package = _PACKAGED_ALONE.get(module)
+    if package is None or _by_rpm() or not root.is_relative_to(_SYSTEMS_OWN):
+        return remedy
+    return f"run 'apt-get install {package}' on Debian 13 and newer; elsewhere {remedy}"
 
 
 def _by_rpm() -> bool:

@@ -68,6 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of a pipe has gone, as `| head` does; what is left to write goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FINE
+    except ModuleNotFoundError as error:
+        # Commands import what reads a kind of file when they are given one.
+        from railscope.agent.analysis.tables.missing import not_installed
+
+        _print_error(f"{parsed.parser.prog}: {not_installed(error)}")
+        return COULD_NOT_RUN
     except _user_errors() as error:
         # A refusal by the kernel is an OSError, whose text would begin with its number.
         problem = str(error.strerror if isinstance(error, OSError) and error.strerror else error)
@@ -474,13 +480,8 @@ def _estimate(parsed: Any) -> int:
 
 def _diagnose(parsed: Any) -> int:
     if parsed.files:
-        try:
-            from railscope.agent.imports.hang_command import run_diagnose_files
-        except ModuleNotFoundError as error:
-            from railscope.agent.analysis.tables.missing import not_installed
+        from railscope.agent.imports.hang_command import run_diagnose_files
 
-            print(f"railscope diagnose: {not_installed(error)}", file=sys.stderr)
-            return 2
         return run_diagnose_files(parsed, sys.stdout)
     from railscope.agent.cluster.command import run_diagnose
 

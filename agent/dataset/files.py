@@ -27,6 +27,10 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+LARGEST_PAYLOAD_BYTES: Final = 1 << 50
+"""Of one call: no GPU has so much memory, and sums over thousands of such calls still fit 64 bits."""
+UNNAMED_NODE: Final = "imported"
+"""The node of imported data that does not say where it is from: perhaps of several."""
 _PART: Final = re.compile(r"([0-9a-f]{16})-(\d{8})(?:-(\d{8}))?\.parquet")
 _LONGEST_FOLDER: Final = 200
 """Letters of a node's folder; file systems have 255 for a name."""

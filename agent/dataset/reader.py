@@ -33,11 +33,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from railscope.agent.dataset.check import check_folder, one_line, unreadable_error
-from railscope.agent.dataset.files import PARTIAL_SUFFIX, DatasetError, parse_part_name, table_files
+from railscope.agent.dataset.files import (
+    LARGEST_PAYLOAD_BYTES,
+    PARTIAL_SUFFIX,
+    DatasetError,
+    parse_part_name,
+    table_files,
+)
 from railscope.agent.dataset.from_recording import convert_file
 from railscope.agent.dataset.leftovers import find_leftovers
 from railscope.agent.dataset.replacement import uncounted_recordings
-from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES, TABLES, TIME_OF
+from railscope.agent.dataset.schema import TABLES, TIME_OF
 
 _SHORTEST_NS: Final = 100_000_000
 """Clocks are corrected, and what follows without a gap may seem to overlap a little."""

@@ -32,12 +32,8 @@ import pyarrow as pa
 from railscope.agent.facts import catalogue
 
 SCHEMA_VERSION: Final = 1
-LARGEST_PAYLOAD_BYTES: Final = 1 << 50
-"""Of one call: no GPU has so much memory, and sums over thousands of such calls still fit 64 bits."""
 TIME_OF: Final[Mapping[str, str]] = {"calls": "time_ns", "operations": "begin_ns"}
 """Tables with payloads, and the column that says when it was; null: that is not known."""
-UNNAMED_NODE: Final = "imported"
-"""The node of imported data that does not say where it is from: perhaps of several."""
 
 _TYPES: Final = {"string": "text", "int64": "integer", "int32": "integer", "double": "number", "bool": "boolean"}
 WORDS: Final = pa.dictionary(pa.int32(), pa.string())

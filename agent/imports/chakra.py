@@ -30,7 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES, UNNAMED_NODE
+from railscope.agent.dataset.files import LARGEST_PAYLOAD_BYTES, UNNAMED_NODE
 from railscope.agent.imports.chakra_messages import (
     BrokenMessage,
     attribute_values,
@@ -47,10 +47,10 @@ from railscope.agent.imports.facts import (
     Problems,
 )
 from railscope.agent.imports.json_stream import JsonStream, small_number, text, whole_number
-from railscope.agent.imports.kineto import NO_HOST, rank_in_name
+from railscope.agent.imports.kineto import NO_HOST
 from railscope.agent.imports.sources import Source
 from railscope.agent.imports.target import ImportTarget
-from railscope.agent.imports.torch_names import parse_kernel_name, parse_whole_numbers
+from railscope.agent.imports.torch_names import parse_kernel_name, parse_whole_numbers, rank_in_name
 from railscope.probes.nccl.abi import Op
 
 FORMAT: Final = "chakra"

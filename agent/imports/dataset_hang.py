@@ -14,7 +14,6 @@ from railscope.agent.cluster.fleet.dumps import Dumps
 from railscope.agent.cluster.fleet.facts import Rank, Stall, StuckTransfer
 from railscope.agent.cluster.verdict.quantities import format_duration
 from railscope.agent.dataset.files import DatasetError, table_files
-from railscope.agent.dataset.writer import read_part
 from railscope.agent.facts.causes import Cause, is_well_founded
 from railscope.agent.facts.rank_identity import rank_identity_from_labels
 from railscope.agent.imports.facts import Problems, printable
@@ -102,6 +101,9 @@ def _stuck_transfer(row: _Row) -> StuckTransfer | None:
 
 
 def _rows(folder: Path, table: str) -> Iterable[_Row]:
+    # Imports pyarrow, of which files of no dataset have no need.
+    from railscope.agent.dataset.writer import read_part
+
     for file in table_files(folder, table):
         try:
             yield from read_part(file, table, most_rows=_MOST_ROWS).to_pylist()

@@ -30,7 +30,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES, UNNAMED_NODE
+from railscope.agent.dataset.files import LARGEST_PAYLOAD_BYTES, UNNAMED_NODE
 from railscope.agent.imports.facts import ImportedCall, ImportedEnd, ImportedOperation, Problems
 from railscope.agent.imports.line_times import LineTimes
 from railscope.agent.imports.sources import Source, numbered_lines

@@ -23,10 +23,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from railscope.agent.dataset.schema import UNNAMED_NODE
+from railscope.agent.dataset.files import UNNAMED_NODE
 from railscope.agent.imports.facts import MOST_RANKS, ImportedCall, ImportedEnd, Problems
 from railscope.agent.imports.json_stream import Element, JsonStream, small_number, text, whole_number
-from railscope.agent.imports.kineto import NO_HOST, rank_in_name
+from railscope.agent.imports.kineto import NO_HOST
 from railscope.agent.imports.sources import Source
 from railscope.agent.imports.target import ImportTarget
 from railscope.agent.imports.torch_names import (
@@ -39,6 +39,7 @@ from railscope.agent.imports.torch_names import (
     parse_operation,
     parse_whole_numbers,
     payload_bytes,
+    rank_in_name,
 )
 from railscope.probes.nccl.abi import Op
 

@@ -30,7 +30,6 @@ from typing import Any, Final
 import msgspec
 
 from railscope.agent.imports.json_stream import Batch, Element, JsonStream, text, whole_number
-from railscope.agent.imports.kineto import rank_in_name
 from railscope.agent.imports.plain_pickle import PickleRefused, read_plain_pickle
 from railscope.agent.imports.sources import Source, read_whole
 from railscope.agent.imports.torch_names import (
@@ -40,6 +39,7 @@ from railscope.agent.imports.torch_names import (
     UnknownName,
     expand_transfers,
     parse_whole_numbers,
+    rank_in_name,
 )
 from railscope.probes.nccl.abi import Op
 

@@ -22,7 +22,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES, UNNAMED_NODE
+from railscope.agent.dataset.files import LARGEST_PAYLOAD_BYTES, UNNAMED_NODE
 from railscope.agent.imports.communication_kernels import KernelNames
 from railscope.agent.imports.facts import Problems
 from railscope.agent.imports.gpu_work import GpuWork, KernelTally, Span

@@ -30,7 +30,7 @@ from typing import Any, Final
 
 import msgspec
 
-from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES, UNNAMED_NODE
+from railscope.agent.dataset.files import LARGEST_PAYLOAD_BYTES, UNNAMED_NODE
 from railscope.agent.imports.communication_kernels import KernelNames
 from railscope.agent.imports.facts import MOST_RANKS, ImportedCall, ImportedEnd, ImportedOperation, Problems
 from railscope.agent.imports.gpu_work import SOURCE, GpuWork, KernelTally, Span
@@ -47,6 +47,7 @@ from railscope.agent.imports.torch_names import (
     parse_operation,
     parse_whole_numbers,
     payload_bytes,
+    rank_in_name,
 )
 from railscope.probes.nccl.abi import Op
 
@@ -63,7 +64,6 @@ _BASE: Final = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})\b')
 _SCAN_BYTES: Final = 1 << 20
 _OVERLAP_BYTES: Final = 64
 _HOST_AND_PID: Final = re.compile(r"(?P<host>[A-Za-z0-9][A-Za-z0-9.-]*)_(?P<pid>\d+)\.\d+\.pt\.trace\.json")
-_RANK: Final = re.compile(r"rank[-_]?(\d{1,7})", re.IGNORECASE)
 _MOST_MICROSECONDS: Final = 4e15
 _MOST_LENGTH_NS: Final = 1 << 60
 _MOST_BASE_NS: Final = 1 << 61
@@ -104,12 +104,6 @@ def find_node(label: str, node: str | None) -> str:
     """The host of a trace, by the name of its file if the user does not say."""
     named = _HOST_AND_PID.fullmatch(label)
     return node or (named["host"] if named is not None else UNNAMED_NODE)
-
-
-def rank_in_name(label: str) -> int | None:
-    """The rank in the name of a Kineto trace's file, such as `rank3.json` or `trace_rank_3`; None: it has none."""
-    found = _RANK.search(label)
-    return int(found[1]) if found is not None else None
 
 
 def rank_text_in_name(label: str) -> str:

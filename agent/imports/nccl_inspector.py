@@ -38,7 +38,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES, WORDS
+from railscope.agent.dataset.files import LARGEST_PAYLOAD_BYTES
+from railscope.agent.dataset.schema import WORDS
 from railscope.agent.imports.facts import MOST_RANKS, ImportedCall, ImportedEnd, ImportedOperation, Problems
 from railscope.agent.imports.json_stream import Batch, JsonStream, small_number, text, whole_number
 from railscope.agent.imports.line_times import LineTimes

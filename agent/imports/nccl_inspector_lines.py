@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES
+from railscope.agent.dataset.files import LARGEST_PAYLOAD_BYTES
 from railscope.probes.nccl.abi import Op
 
 OPS: Final = {op.name.lower(): op for op in Op if op is not Op.Unknown}

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, cast
 
-from railscope.agent.dataset.schema import UNNAMED_NODE
+from railscope.agent.dataset.files import UNNAMED_NODE
 from railscope.agent.imports.facts import MOST_RANKS, ImportedConnection, Problems, printable
 from railscope.agent.imports.line_times import LineTimes
 from railscope.agent.imports.nccl_log_calls import Calls, Kind, Shape, parse_shape

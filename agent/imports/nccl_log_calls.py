@@ -7,7 +7,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES, WORDS
+from railscope.agent.dataset.files import LARGEST_PAYLOAD_BYTES
+from railscope.agent.dataset.schema import WORDS
 from railscope.agent.imports.facts import MOST_RANKS, ImportedCall
 from railscope.agent.imports.nccl_log_communicators import LoggedEnd
 from railscope.agent.imports.target import ImportTarget

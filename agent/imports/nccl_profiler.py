@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES, UNNAMED_NODE
+from railscope.agent.dataset.files import LARGEST_PAYLOAD_BYTES, UNNAMED_NODE
 from railscope.agent.imports.facts import (
     MOST_RANKS,
     ImportedCall,

@@ -32,18 +32,21 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from railscope.agent.cluster.fleet.dumps import Dumps
 from railscope.agent.cluster.fleet.facts import Rank, Stall
 from railscope.agent.cluster.fleet.sequences import Position
-from railscope.agent.dataset.schema import UNNAMED_NODE
+from railscope.agent.dataset.files import UNNAMED_NODE
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.rank_identity import rank_identity_from_labels
 from railscope.agent.imports.facts import MOST_RANKS, ImportedEnd, Problems
 from railscope.agent.imports.json_stream import small_number, text, whole_number
 from railscope.agent.imports.sources import Source, read_whole
-from railscope.agent.imports.target import ImportTarget
+
+if TYPE_CHECKING:
+    # Imports pyarrow, which `railscope diagnose` has no need of.
+    from railscope.agent.imports.target import ImportTarget
 
 FORMAT: Final = "nccl-ras"
 _MOST_BYTES: Final = 1 << 28

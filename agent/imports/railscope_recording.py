@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 from railscope.agent.dataset.files import DatasetError
-from railscope.agent.dataset.from_recording import convert_file
 from railscope.agent.imports.facts import Problems
 from railscope.agent.imports.sources import Source
 
@@ -26,6 +25,9 @@ def import_files(sources: Sequence[Source], folder: Path, problems: Problems) ->
     Raises:
         DatasetError: one cannot be read, or the dataset cannot be written.
     """
+    # Imports pyarrow, and whoever only asks for the format has no need of it.
+    from railscope.agent.dataset.from_recording import convert_file
+
     done = 0
     for source in sources:
         if source.path is None:

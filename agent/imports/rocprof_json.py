@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from railscope.agent.dataset.schema import UNNAMED_NODE
+from railscope.agent.dataset.files import UNNAMED_NODE
 from railscope.agent.imports.communication_kernels import KernelNames
 from railscope.agent.imports.facts import Problems
 from railscope.agent.imports.gpu_database import FROM_BOOT, NO_SIZES, known_size, known_span

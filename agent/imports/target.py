@@ -15,10 +15,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from railscope.agent.dataset.files import node_folder
+from railscope.agent.dataset.files import UNNAMED_NODE, node_folder
 from railscope.agent.dataset.leftovers import has_row, remove_recordings
 from railscope.agent.dataset.replacement import remove_replaced, replacing
-from railscope.agent.dataset.schema import SCHEMA_VERSION, UNNAMED_NODE
+from railscope.agent.dataset.schema import SCHEMA_VERSION
 from railscope.agent.imports.earlier import Content
 from railscope.agent.imports.facts import ImportedCall, ImportedEnd, ImportedKernel, ImportedOperation
 from railscope.agent.imports.imported_rows import ImportedRows, NodeRows, fit_name

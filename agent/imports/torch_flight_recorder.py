@@ -14,7 +14,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from railscope.agent.dataset.schema import UNNAMED_NODE, WORDS
+from railscope.agent.dataset.files import UNNAMED_NODE
+from railscope.agent.dataset.schema import WORDS
 from railscope.agent.imports import flight_dump
 from railscope.agent.imports.facts import ImportedCall, ImportedEnd, ImportedOperation, Problems
 from railscope.agent.imports.flight_dump import Entry, FlightDump

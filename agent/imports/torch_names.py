@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from railscope.agent.dataset.schema import LARGEST_PAYLOAD_BYTES
+from railscope.agent.dataset.files import LARGEST_PAYLOAD_BYTES
 from railscope.agent.imports.json_stream import whole_number
 from railscope.probes.nccl.abi import DATA_TYPE_BYTES, DataType, Op
 
+_RANK_IN_FILE: Final = re.compile(r"rank[-_]?(\d{1,7})", re.IGNORECASE)
 OP_OF: Final = {
     "allreduce": Op.AllReduce,
     "allreducecoalesced": Op.AllReduce,
@@ -322,3 +323,9 @@ def _parts_of(name: str) -> KernelName:
 
 
 _kept_parts_of: Final = lru_cache(maxsize=_MOST_KEPT)(_parts_of)
+
+
+def rank_in_name(label: str) -> int | None:
+    """The rank in the name of a file that PyTorch wrote, such as `rank3.json`, `trace_rank_3`; None: it has none."""
+    found = _RANK_IN_FILE.search(label)
+    return int(found[1]) if found is not None else None

@@ -45,8 +45,8 @@ from railscope.agent.analysis.tables.gpus import Communicator, Gpus
 from railscope.agent.analysis.tables.grouping import Integers, sum_by_index
 from railscope.agent.analysis.tables.leaf_map import LeafMap, recorded_leaf_map
 from railscope.agent.analysis.traffic.gpu_rails import find_rails
+from railscope.agent.dataset.files import UNNAMED_NODE
 from railscope.agent.dataset.reader import Dataset
-from railscope.agent.dataset.schema import UNNAMED_NODE
 from railscope.agent.model.ring import ALL_REDUCE, RING_OPS, all_reduce_bytes, payloads_sent
 from railscope.probes.nccl.abi import DATA_TYPE_BYTES
 
