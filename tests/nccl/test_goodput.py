@@ -26,6 +26,8 @@ pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.nccl, pytest.mar
 
 PATIENCE_SECONDS = 180.0
 STEPS = 40
+DOWN_SECONDS = 3.0
+"""What took less than a second is not told of."""
 OPTIONS = JobOptions(
     pattern="ddp",
     seconds=600,
@@ -94,12 +96,14 @@ def test_a_job_that_is_killed_and_begins_again_shows_what_that_took_of_its_goodp
     host = two_hosts.hosts[0]
     with agent(host) as daemon:
         seen = Observed(daemon)
+        launched = time.monotonic()
         with Job([host], OPTIONS, double) as job:
-            began = seen.begin(job)
+            seen.begin(job)
             before = seen.until(lambda one: one.steps > STEPS)
             for pid in job.pids:
                 os.kill(pid, signal.SIGKILL)
             ended = time.monotonic()
+        time.sleep(DOWN_SECONDS)
         with Job([host], OPTIONS, double) as job:
             again = seen.begin(job)
             after = seen.until(lambda one: one.steps > STEPS)
@@ -108,9 +112,10 @@ def test_a_job_that_is_killed_and_begins_again_shows_what_that_took_of_its_goodp
     lost = again - ended
     assert "restart" not in before.spent
     assert spent["start"] == pytest.approx(before.spent["start"])
-    # Of the agent's looks at processes and at the clock, each a second or two on a busy machine.
-    assert spent["restart"] == pytest.approx(lost, abs=3)
-    assert sum(spent.values()) - spent["start"] == pytest.approx(now - began, abs=4)
+    # It ends with the first step, which comes late on a busy machine; the agent looks at processes once a second.
+    assert lost - 3 <= spent["restart"] <= now - ended
+    assert sum(spent.values()) <= now - launched
+    assert sum(spent.values()) >= now - launched - 10, "a job begins with its first call"
     assert spent["steps"] > before.spent["steps"] > 0
     told = describe_goodput(spent, lambda seconds: f"{seconds:.1f} s")
     assert f"{spent['restart']:.1f} s until it began again" in told

@@ -115,16 +115,36 @@ def test_a_job_that_begins_again_goes_on_where_it_ended() -> None:
     first.record_steps(steps(*[1] * 90, first=10))
     ended = EndedJobs()
     ended.put("job", first.ended(101 * S))
-    again = JobTime(150 * S, ended.pop("job"))
+    again = JobTime(150 * S)
+    ended.continue_by("job", again)
     assert seconds(again, 160) == {"start": 10, "steps": 91, "restart": 59}
     again.record_steps(steps(*[1] * 40, first=170))
     assert seconds(again, 210) == {"start": 10, "steps": 131, "restart": 69}
-    assert ended.pop("job") is None
+    another = JobTime(220 * S)
+    ended.continue_by("job", another)
+    assert another.before is None, "it was continued once"
+
+
+def test_an_end_that_is_seen_after_the_job_began_again_is_counted_once() -> None:
+    first, again, beside = JobTime(0), JobTime(105 * S), JobTime(0)
+    first.record_steps(steps(*[1] * 90, first=10))
+    beside.record_steps(steps(*[1] * 105, first=5))
+    again.record_steps(steps(*[1] * 5, first=110))
+    ended = EndedJobs()
+    ended.put("job", first.ended(112 * S))
+    ended.continue_by("job", beside)
+    assert beside.before is None, "it ran beside the other"
+    ended.continue_by("job", again)
+    spent = seconds(again, 115)
+    assert sum(spent.values()) == 115
+    assert (spent["restart"], spent["start"], spent["steps"]) == (5, 10, 97)
 
 
 def test_few_ended_jobs_are_remembered() -> None:
     ended = EndedJobs()
     for number in range(MOST_ENDED + 1):
-        ended.put(number, Lives(0, 1, {}))
-    assert ended.pop(0) is None
-    assert ended.pop(1) is not None
+        ended.put(number, Lives(0, 1, {}, 0))
+    oldest, next_oldest = JobTime(2), JobTime(2)
+    ended.continue_by(0, oldest)
+    ended.continue_by(1, next_oldest)
+    assert (oldest.before, next_oldest.before is not None) == (None, True)

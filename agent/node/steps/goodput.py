@@ -29,6 +29,8 @@ _RECENT: Final = 64
 """Steps that make what is usual."""
 _MOST_HELD: Final = 256
 """Stretches in which something holds a job up, behind the last step that was told."""
+_LAST_OF_A_LIFE: Final[tuple[State, ...]] = ("other", "stalled", "checkpoint", "steps")
+"""What a job that makes no steps any more is taken to do, the likeliest first."""
 MOST_ENDED: Final = 256
 """Jobs that are remembered when they have ended."""
 
@@ -38,7 +40,10 @@ class Lives(NamedTuple):
 
     began_ns: int
     ended_ns: int
+    """When that was seen, which may be late."""
     spent_ns: dict[State, int]
+    last_step_ns: int
+    """When the last step ended; 0: there was none."""
 
 
 @dataclass(slots=True)
@@ -114,7 +119,13 @@ class JobTime:
         if self.before is None:
             add("start", first_ns - self.began_ns)
         else:
-            add("restart", first_ns - self.before.ended_ns)
+            # Where the end was seen late, the time from this life's beginning on is in both.
+            twice_ns = max(0, self.before.ended_ns - self.began_ns)
+            for state in _LAST_OF_A_LIFE:
+                took = min(twice_ns, spent.get(state, 0))
+                spent[state] = spent.get(state, 0) - took
+                twice_ns -= took
+            add("restart", first_ns - min(self.before.ended_ns, self.began_ns))
         under_way = 0
         if self._first_ns is not None:
             # The step under way is not told yet.
@@ -131,6 +142,10 @@ class JobTime:
             rest -= took
         add("other", rest)
         return spent
+
+    def follows(self, lives: Lives) -> bool:
+        """Whether a job may be the one that has ended, begun again: no step of it was before the other's last."""
+        return self._first_ns is None or self._first_ns >= lives.last_step_ns
 
     def _were_held_up(self, steps: Iterations) -> npt.NDArray[np.bool_]:
         """Of each step, whether a stall held it up: what it took tells nothing of what is usual.
@@ -166,7 +181,7 @@ class JobTime:
     def ended(self, now_ns: int) -> Lives:
         """What a job that begins again goes on with."""
         began_ns = self.began_ns if self.before is None else self.before.began_ns
-        return Lives(began_ns, now_ns, self.spent_ns(now_ns))
+        return Lives(began_ns, now_ns, self.spent_ns(now_ns), self._last_ns)
 
 
 class EndedJobs:
@@ -182,6 +197,8 @@ class EndedJobs:
         if len(self._lives) > MOST_ENDED:
             self._lives.popitem(last=False)
 
-    def pop(self, job: Hashable) -> Lives | None:
-        """What a job did that begins again; None: it did not end here, or long ago."""
-        return self._lives.pop(job, None)
+    def continue_by(self, job: Hashable, time: JobTime) -> None:
+        """Let a job that begins again go on with what it did before, if it ended here, and not long ago."""
+        lives = self._lives.get(job)
+        if lives is not None and time.before is None and time.follows(lives):
+            time.before = self._lives.pop(job)

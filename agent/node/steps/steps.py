@@ -247,11 +247,16 @@ class Steps:
             if pid not in self._jobs:
                 stream = CallStream(self._executor, most[pid], least_ns=self._least_ns)
                 name = self._name(pid, reference.tenant)
-                before = self._lives.pop(name) if name is not None else None
-                time = JobTime(began_ns[pid], before)
+                time = JobTime(began_ns[pid])
+                if name is not None:
+                    self._lives.continue_by(name, time)
                 self._jobs[pid] = _Job(reference, reference.rank, stream, time, ends=ends[pid], name=name)
                 continue
             job = self._jobs[pid]
+            # Either may come late: what its process is called, and that the life before has ended.
+            job.name = job.name if job.name is not None else self._name(pid, reference.tenant)
+            if job.name is not None:
+                self._lives.continue_by(job.name, job.time)
             job.ends = ends[pid]
             job.between_pairs &= reference.instances
             job.followed &= reference.instances
