@@ -228,6 +228,8 @@ def test_a_recorder_looks_at_nothing_that_no_table_holds() -> None:
     assert (usual.recordings_memory_bytes, usual.recordings_directory) == (1 << 20, None)
     assert usual.ring_bytes == 16 << 20
     assert recorders_config(Config(ring_bytes=1 << 20), 1).ring_bytes == 1 << 20
+    both = Config(collectors=frozenset({"netdev", "tcp", "qdisc"}))
+    assert recorders_config(both, 1, shown=True).collectors == {"netdev", "tcp"}, "connections tell whose bytes are"
     chosen = recorders_config(Config(collectors=frozenset({"netdev", "tcp"}), probe_enqueue_time="pair"), 1)
     assert chosen.collectors == {"netdev"}
     assert chosen.probe_enqueue_time == "pair"
