@@ -34,6 +34,8 @@ class Column(Generic[Row]):
     """Shown on screens at least this wide."""
     meter: Callable[[Row], float | None] | None = None
     """How full the bar before the text is; None: there is no bar."""
+    tells_at_end: bool = False
+    """Of texts that are too long the end stays: they begin alike."""
 
 
 METER_WIDTH: Final = 8
@@ -201,7 +203,15 @@ RAIL_COLUMNS: Final[tuple[Column[RailView], ...]] = (
         lambda one: one.speed_bytes_per_second,
         from_width=108,
     ),
-    Column("NETNS", 10, lambda one: one.netns, lambda one: one.netns or None, amount=False, from_width=120),
+    Column(
+        "NETNS",
+        10,
+        lambda one: one.netns,
+        lambda one: one.netns or None,
+        amount=False,
+        from_width=120,
+        tells_at_end=True,
+    ),
     Column("OWNERS", 22, _owners, lambda one: one.owners[0][1] if one.owners else None, left=True, from_width=130),
     Column("ERRORS", 0, _errors, lambda one: sum(more for _, more in one.new_errors), left=True),
 )

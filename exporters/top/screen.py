@@ -76,7 +76,7 @@ _HELP: Final = """\
  CPU     processors that the rank's process kept busy, 100%: one
  STATE   stalled ranks first, then by CALLS/s, idle, ended (kept for a while)
  NVLINKS links up of those that the GPU has; rates are of all its links together
- PEER    other end of a transfer, as its library calls it; transfers: UCX, NIXL, MPI
+ PEER    other end of a transfer (UCX, NIXL, MPI); OWNERS: who sent the bytes
  MEAN SIZE  payload of a call; ALGBW BUSBW: of operations that completed
 
  – is: cannot be known.                  any key goes back"""
@@ -328,6 +328,8 @@ def _aligned(text: str, column: Column[Row], left: int) -> str:
     width = column.width or max(0, left)
     text = printable(text)
     free = width - cell_len(text)
+    if free < 0 and column.tells_at_end:
+        return "~" * (width > 0) + set_cell_size(text[len(text) - max(0, width - 1) :], max(0, width - 1))
     if free < 0:
         return set_cell_size(text, max(0, width - 1)) + "~" * (width > 0)
     return text + " " * free if column.left or not column.amount else " " * free + text

@@ -31,6 +31,7 @@ _PR_SET_PDEATHSIG = 1
 
 def main(role: str, name: str, folder: Path, requests: int, pause: float, decodes: list[str]) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it too; who started it ends it
     agent: Any = nixl_agent(name, nixl_agent_config(backends=["UCX"]))
     cache = np.full(CACHE_BYTES, VALUE if role == "prefill" else 0, np.uint8)
     agent.register_memory([(cache.ctypes.data, CACHE_BYTES, 0, "")], "DRAM")

@@ -580,3 +580,14 @@ def test_a_stall_says_whose_its_process_is_on_a_screen_of_any_width() -> None:
     assert "process 4712 of ada, python3 train.py" in " ".join(" ".join(screen(view)).split())
     (plain,) = (one for one in render_lines(view) if " kind=stall " in one)
     assert 'pid=4712 user=ada program="python3 train.py"' in plain
+
+
+def test_network_namespaces_that_begin_alike_are_told_apart_on_narrow_columns() -> None:
+    before = healthy()
+    now = later(before)
+    hosts = [f"railscope-9129a0-host{number}" for number in range(2)]
+    rails = [
+        tuple(replace(rail, netns=host) for rail, host in zip(one.rails, hosts, strict=True)) for one in (before, now)
+    ]
+    shown = screen(view_of(replace(before, rails=rails[0]), replace(now, rails=rails[1])), width=166, height=40)
+    assert [any(f"~{host[-9:]}" in line for line in shown) for host in hosts] == [True, True]

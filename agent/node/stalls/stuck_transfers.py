@@ -204,7 +204,7 @@ class StuckTransfers:
             )
         held = own or end.held
         if held is not None:
-            whose = "" if own is not None else " (the other end of that connection)"
+            whose = "" if own is not None else " (the process at the other end of the connection)"
             sentences = (held.evidence[0] + whose, *held.evidence[1:], *evidence)
             return replace(held, evidence=sentences, blamed_pid=None if own is not None else end.pid)
         if end.pid is not None:
