@@ -25,6 +25,7 @@ from railscope.agent.analysis.matrix.matrix import Comparison, matrix_of
 from railscope.agent.analysis.matrix.text import as_text
 from railscope.agent.analysis.tables.calls import count_calls
 from railscope.agent.analysis.tables.gpus import find_gpus
+from railscope.agent.analysis.tables.missing import DISTRIBUTIONS
 from railscope.agent.analysis.timing.iteration_count import CountedIterations, count_iterations
 from railscope.agent.dataset.reader import open_dataset
 from railscope.agent.model.mapping import custom_mapping, default_mapping
@@ -332,7 +333,7 @@ def test_a_missing_package_is_one_line(command: str, missing: str, tmp_path: Pat
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == f"railscope {command}: {missing} is not installed: {ANALYSIS}\n"
+    assert done.stderr == f"railscope {command}: {DISTRIBUTIONS[missing]} is not installed: {ANALYSIS}\n"
 
 
 def test_png_without_its_package_is_one_line(
@@ -341,7 +342,7 @@ def test_png_without_its_package_is_one_line(
     monkeypatch.delitem(sys.modules, "railscope.agent.analysis.pictures.png", raising=False)
     monkeypatch.setitem(sys.modules, "PIL", None)
     said = refusal(capsys, recording, "-o", tmp_path / "m.png")
-    assert said == f"railscope matrix: PIL is not installed: {ANALYSIS}, or write SVG\n"
+    assert said == f"railscope matrix: pillow is not installed: {ANALYSIS}, or write SVG\n"
 
 
 def iterations_of(job: JobDataset, regularity: Regularity) -> CountedIterations | None:

@@ -420,7 +420,7 @@ def test_missing_packages_are_one_line_that_says_what_to_install(
     monkeypatch.delitem(sys.modules, "railscope.agent.dataset.reader", raising=False)
     monkeypatch.setitem(sys.modules, "ibis", None)
     assert run(["job"]) == (2, "")
-    assert capsys.readouterr().err == f"railscope report: ibis is not installed: {ANALYSIS}\n"
+    assert capsys.readouterr().err == f"railscope report: ibis-framework is not installed: {ANALYSIS}\n"
 
 
 @pytest.mark.parametrize(
