@@ -576,7 +576,12 @@ class _Demo:
         if ok:
             self._say("\nequal: the agent counted every call and every byte that the job says it made")
         else:
-            self._say("\nNOT EQUAL" if not equal else "\nthe job itself failed its verification")
+            if not equal:
+                self._say("\nNOT EQUAL")
+            elif not compared:
+                self._say("\nnothing to compare: the job ended before it made a call")
+            else:
+                self._say("\nthe job itself failed its verification")
             for line in differences(self._did, self._seen):
                 self._say(line)
         return 0 if ok else 1

@@ -164,7 +164,8 @@ class Inference:
             for name in self._prefills
             for decode, operations in reports[name]["written"].items()
         )
-        return InferenceReport(writes, all(reports[name]["right"] for name in self._decodes))
+        written_to = {write.decode for write in writes if write.operations}
+        return InferenceReport(writes, all(reports[name]["right"] for name in written_to))
 
     def close(self) -> None:
         """Kill what still runs; harmless when called again."""

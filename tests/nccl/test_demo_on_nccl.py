@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from railscope.testbed.nccl.build import Double
 from railscope.testbed.transfers.library import WHEELS
 from tests.fabric.agent_process import RAILSCOPE
+from tests.waiting import eventually
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric, pytest.mark.nccl]
 
@@ -103,6 +105,27 @@ def test_a_stopped_decode_process_is_the_verdict_that_the_demo_ends_with(double:
     assert re.search(r"process \d+: stalled in nixl Write of 1.05 MB to decode-0 for", said), said
     assert f"cause process_stopped, blames process {decode}" in said
     assert f"kill -CONT {decode}" in said
+
+
+@with_nixl
+def test_ctrl_c_ends_a_demo_with_an_inference_beside_it_though_all_processes_get_the_signal() -> None:
+    command = [*DEMO, "--pattern", "disaggregated", "--keep"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as demo:
+        try:
+            assert demo.stdout is not None
+            lines = (line.split() for line in demo.stdout)
+            page = next(words[2] for words in lines if words[:1] == ["curl"] and "/stalls" in words[2])
+            eventually(lambda: makes_calls(page.replace("/stalls", "/metrics")))
+            os.killpg(demo.pid, signal.SIGINT)
+            rest, _ = demo.communicate(timeout=60)
+        finally:
+            demo.kill()
+    assert demo.returncode == 0, rest
+
+
+def makes_calls(url: str) -> bool:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return re.search(rb"^railscope_collective_calls_total\{.* [1-9]", answer.read(), re.MULTILINE) is not None
 
 
 def test_a_demo_that_is_kept_answers_like_an_agent_until_it_is_interrupted(double: Double) -> None:
