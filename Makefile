@@ -6,11 +6,11 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 
 # Debian packages.  build: the BPF objects and the demo's workload.  run: the agent, the demo and the live view.
-# test: what only tests and the bench use.
+# test: what only tests and the bench use; Mooncake and Gloo link against libibverbs, and the program of Gloo is compiled.
 PACKAGES_BUILD := clang llvm gcc libc6-dev libbpf-dev linux-libc-dev
 PACKAGES_RUN := python3 python3-venv libbpf1 iproute2 ca-certificates
 PACKAGES_ROOT := mmdebstrap debian-archive-keyring
-PACKAGES_TEST := $(PACKAGES_ROOT) prometheus prometheus-alertmanager victoria-metrics systemd systemd-container dbus nftables openssl binutils procps util-linux mount python3-bpfcc debhelper dwz lintian zsh fish groff jsonnet
+PACKAGES_TEST := $(PACKAGES_ROOT) prometheus prometheus-alertmanager victoria-metrics systemd systemd-container dbus nftables openssl binutils procps util-linux mount python3-bpfcc debhelper dwz lintian zsh fish groff jsonnet lldpd libibverbs1 g++
 PACKAGES_BENCH := bpftrace python3-bpfcc
 # Node.js from elsewhere brings npm along, and does not go with Debian's.
 PACKAGES_PANELS := chromium $(shell command -v npm >/dev/null || echo nodejs npm)
@@ -83,23 +83,8 @@ stack: setup packages-test  ## a job, agents, Prometheus and Alertmanager, to lo
 # Who sets it pays for each start: the tests start hundreds of Pythons, and each would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-# What runs real processes against clocks gets a second chance, in a process and with servers of its own, on a machine
-# that is busy otherwise; what needed it is listed with its traceback, and is to be mended.  Unit tests get none.  Two
-# files run side by side: three would be faster on two processors, and miss bounds of time.  Beside them run, one by
-# one, those that wait for servers most of the time; what they say is shown at the end.
-PYTEST := $(BIN)/python -m pytest
-SERVERS := tests/stack tests/nvml
-REAL := --ignore tests/unit $(addprefix --ignore ,$(SERVERS))
-twice = $(PYTEST) -o cache_dir=.pytest_cache/$(1) --durations 25 $(2) $(3) || { echo "A second chance for what failed:"; \
-	$(PYTEST) -o cache_dir=.pytest_cache/$(1) --last-failed --last-failed-no-failures none --maxfail 3 $(2); }
 test: setup packages-test $(STAMPS)/nccl $(STAMPS)/transfers lint  ## lint, and every test but those with commands of their own; says what it skipped and why
-	@failed=0; \
-	$(PYTEST) --numprocesses auto --maxprocesses 8 --dist loadfile tests/unit || failed=1; \
-	{ $(call twice,servers,$(SERVERS)); } > $(STAMPS)/servers.log 2>&1 & servers=$$!; \
-	{ $(call twice,real,$(REAL),--numprocesses 2 --dist loadfile); } || failed=1; \
-	wait $$servers || failed=1; \
-	cat $(STAMPS)/servers.log; \
-	exit $$failed
+	@tests/lanes $(BIN)/python
 
 check: $(STAMPS)/venv build lint  ## format, lint, types, the map, and the unit tests that the change touches
 	@$(BIN)/python -m pytest --quiet --numprocesses auto --maxprocesses 8 --dist loadfile $$($(BIN)/python -m tests.touched)

@@ -135,7 +135,13 @@ def test_connections_of_other_processes_on_the_same_rail_are_not_counted(bench: 
     # What it did since the rail was first read is its own, and the kernel counts its SYN.
     assert bench.tcp("rail0").acknowledged_bytes == 5 * MEBIBYTE + 1
     bench.watch.remove_process(other.pid)
-    assert bench.tcp("rail0").connections == 1
+
+    def observed(found: dict[str, RailEthernet]) -> int:
+        tcp = found["rail0"].tcp
+        return tcp.connections if tcp else 0
+
+    # Until it is found out whose it is now, a connection stays whose it was.
+    bench.until(lambda found: observed(found) == 1)
 
 
 def test_a_connection_that_came_and_grew_between_two_reads_is_counted_whole(bench: Bench) -> None:

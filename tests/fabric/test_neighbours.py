@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -82,16 +83,25 @@ def test_a_recording_names_the_switch_of_each_rail_that_heard_one(tmp_path: Path
     ]
 
 
-def test_what_lldpd_says_is_understood(tmp_path: Path) -> None:
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """One that lldpd may enter, which gives up root's rights."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+
+
+def test_what_lldpd_says_is_understood(open_folder: Path) -> None:
     program = shutil.which("lldpd")
     if program is None:
         pytest.skip("lldpd is not installed")
-    settings = tmp_path / "lldpd.conf"
+    settings = open_folder / "lldpd.conf"
     settings.write_text("configure lldp tx-interval 1\nconfigure lldp portidsubtype ifname\n")
     with Fabric(hosts=1, rails=2) as fabric:
         port, namespace = fabric.port(0, 1), namespace_of(fabric.hosts[0].namespace)
         command = ["ip", "netns", "exec", fabric.switch, program, "-d", "-c", "-I", port, "-C", port, "-S", "leaf-b"]
-        command += ["-O", str(settings), "-u", str(tmp_path / "socket")]
+        command += ["-O", str(settings), "-u", str(open_folder / "socket")]
         neighbours = Neighbours(SystemClock())
 
         def heard() -> bool:

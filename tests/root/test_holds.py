@@ -31,12 +31,25 @@ def stops() -> Iterator[Stops]:
     made.close()
 
 
-@pytest.fixture
-def sleeper() -> Iterator[int]:
+@contextmanager
+def sleeping() -> Iterator[int]:
     """A process that does nothing, by pid."""
     with subprocess.Popen(["sleep", "600"]) as process:
-        yield process.pid
-        process.kill()
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def sleeper() -> Iterator[int]:
+    with sleeping() as pid:
+        yield pid
+
+
+def is_stopped(pid: int) -> bool:
+    """proc_pid_stat(5)"""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def wakes(source: Stops | Holds, milliseconds: int = 10_000) -> bool:
@@ -58,17 +71,18 @@ def test_a_stop_signal_wakes_the_reader_and_tells_the_moment(stops: Stops, sleep
 
 
 def test_other_signals_and_processes_that_are_not_watched_wake_nobody(stops: Stops, sleeper: int) -> None:
-    with subprocess.Popen(["sleep", "600"]) as other:
-        stops.watch(other.pid)
-        os.kill(other.pid, signal.SIGCONT)
+    with sleeping() as other:
+        stops.watch(other)
+        os.kill(other, signal.SIGCONT)
         os.kill(sleeper, signal.SIGSTOP)
+        # The kernel delivers a signal when the process runs, which may be later than it is sent.
+        eventually(lambda: is_stopped(sleeper))
         stops.watch(sleeper)
         stops.forget(sleeper)
         os.kill(sleeper, signal.SIGCONT)
         os.kill(sleeper, signal.SIGSTOP)
         assert not wakes(stops, 200)
         assert not stops.read()
-        other.kill()
 
 
 def test_who_stops_and_continues_in_a_loop_wakes_the_reader_ten_times_a_second_at_most(

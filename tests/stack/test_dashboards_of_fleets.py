@@ -21,7 +21,8 @@ from tests.fleet.past import END, Past, began, past
 from tests.fleet.simulation import Fault, Fleet
 from tests.stack.prometheus import store_at
 
-pytestmark = [pytest.mark.stack, pytest.mark.slow]
+# The first test makes the server, which takes minutes on a busy machine.
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(600)]
 
 NODES: Final = 128
 MOST_LINES: Final = 500

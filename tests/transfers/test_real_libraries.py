@@ -106,7 +106,7 @@ def test_a_message_of_ucx_whose_receiver_stops_names_its_address_and_process(hos
 @contextmanager
 def running(host: Host, *command: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        host.command(*command), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        host.command(*command), stdout=subprocess.PIPE, text=True,
         env={**os.environ, **environment}, cwd=REPOSITORY,
     )  # fmt: skip
     try:
