@@ -23,7 +23,7 @@ from railscope.agent.node.attribution.evidence import (
 )
 from railscope.agent.node.attribution.ledger import Sockets
 from railscope.agent.node.attribution.parties import Mapped, Unlooked
-from railscope.agent.node.attribution.queue_pair_owners import NO_CLAIMS, PortClaims, QueuePairOwners
+from railscope.agent.node.attribution.queue_pair_owners import MOST_ABSENT, NO_CLAIMS, PortClaims, QueuePairOwners
 from railscope.agent.node.rails.rdma_rails import RdmaRails
 from railscope.probes.clock import SystemClock
 from railscope.probes.libraries.communication import CommunicationLibrary
@@ -117,6 +117,34 @@ def test_bound_counters_are_of_who_made_their_queue_pairs_from_the_second_readin
     found = of_port.claims("mlx5_0", 1, ROCE_HEADERS)
     assert (found.sent[UNKNOWN].segments, found.sent[NIXL].segments) == (5, 50)
     assert not of_port.claims("mlx5_1", 1, INFINIBAND_HEADERS).sent
+
+
+@pytest.mark.parametrize(("then", "more"), [((8, 9), 25), ((9, 10), 25), ((10, 11), 75), ((8, 10), 25)])
+def test_of_a_bound_counter_that_a_reading_lacked_is_counted_what_it_counted_since(
+    then: tuple[int, ...], more: int
+) -> None:
+    """Another one that got its number, for other queue pairs, counts from 0 on."""
+    of_port = owners()
+    pairs = tuple(pair(2, number) for number in range(8, 12))
+    of_port.update(NodeQueuePairs(1, pairs))
+    of_port.update(NodeQueuePairs(2, pairs, bound=(bound(50, 50, 8, 9),)))
+    for moment in (3, 4):
+        of_port.update(NodeQueuePairs(moment, pairs))
+        assert of_port.claims("mlx5_0", 1, ROCE_HEADERS).sent[NIXL].segments == 50
+    for moment in (5, 6):
+        of_port.update(NodeQueuePairs(moment, pairs, bound=(bound(75, 75, *then),)))
+        found = of_port.claims("mlx5_0", 1, ROCE_HEADERS)
+        assert (found.sent[NIXL].segments, found.received[NIXL].segments) == (50 + more, 50 + more)
+
+
+def test_bound_counters_that_are_gone_are_remembered_up_to_a_number() -> None:
+    of_port = owners()
+    of_port.update(NodeQueuePairs(1))
+    for moment in range(2, MOST_ABSENT + 12):
+        of_port.update(NodeQueuePairs(moment, (pair(2),), bound=(bound(5, 5, 7, number=moment),)))
+    assert len(of_port._absent) == MOST_ABSENT
+    of_port.update(NodeQueuePairs(10**6, (pair(2),), bound=(bound(9, 9, 7, number=MOST_ABSENT + 10),)))
+    assert of_port.claims("mlx5_0", 1, ROCE_HEADERS).sent[NIXL].segments == 5 * (MOST_ABSENT + 10) + 4
 
 
 class Port:

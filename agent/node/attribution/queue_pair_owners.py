@@ -48,6 +48,8 @@ _COLUMNS: Final = (
 )
 """Bytes and packets sent, bytes and packets received, by driver."""
 _BYTES: Final = frozenset(name for names in (_COLUMNS[0], _COLUMNS[2]) for name in names)
+MOST_ABSENT: Final = 1024
+"""Bound counters that are remembered though the last reading lacked them, the latest ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,28 @@ class PortClaims:
 NO_CLAIMS: Final = PortClaims(NOBODY_KNOWS)
 
 _Port = tuple[str, int]
+_Counter = tuple[str, int, int]
+"""Device, port and number."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """What a bound counter had when it was read last."""
+
+    values: tuple[int, ...]
+    """As _COLUMNS."""
+    queue_pairs: frozenset[int]
+
+    def growth(self, before: _Counted | None, *, absent: bool) -> tuple[int, ...]:
+        """What it counted since `before`; of a new one all, also where that had the same number.
+
+        Drivers give numbers again.  A number that was gone meanwhile (`absent`) is the same counter's where that still
+        counts one of its queue pairs: a reading may lack one that is there.
+        """
+        if before is None or (absent and self.queue_pairs.isdisjoint(before.queue_pairs)):
+            return self.values
+        more = tuple(new - old for new, old in zip(self.values, before.values, strict=True))
+        return self.values if min(more) < 0 else more
 
 
 class QueuePairOwners:
@@ -82,8 +106,10 @@ class QueuePairOwners:
         self._of_device: dict[str, Owners] = {}
         """Of queue pairs that are tied to no port."""
         self._hidden = False
-        self._counters: dict[tuple[str, int, int], tuple[int, ...]] = {}
-        """By device, port and number: what a bound counter had at the last reading."""
+        self._counters: dict[_Counter, _Counted] = {}
+        """At the last reading."""
+        self._absent: dict[_Counter, _Counted] = {}
+        """Those that it lacked; who was lacking longest comes first."""
         self._totals: dict[tuple[str, int, TrafficOwner], list[int]] = {}
         """As _COLUMNS."""
         self._counted: frozenset[_Port] = frozenset()
@@ -135,28 +161,28 @@ class QueuePairOwners:
         self, bound: Sequence[BoundCounterFacts], owners: Mapping[tuple[str, int], Owners], *, first: bool
     ) -> None:
         """Add up what bound counters counted since the last reading; of the first one it is not known since when."""
-        counters: dict[tuple[str, int, int], tuple[int, ...]] = {}
+        counters: dict[_Counter, _Counted] = {}
         counted: set[_Port] = set()
         for one in bound:
             told = dict(one.counters)
             if _BYTES.isdisjoint(told):
                 continue
             counted.add((one.device, one.port))
-            now = tuple(next((told[name] for name in names if name in told), 0) for names in _COLUMNS)
+            values = tuple(next((told[name] for name in names if name in told), 0) for names in _COLUMNS)
             key = one.device, one.port, one.number
-            before = self._counters.get(key, (0,) * len(now))
-            if any(new < old for new, old in zip(now, before, strict=True)):
-                before = (0,) * len(now)  # its number was given to another one
-            counters[key] = now
+            now = counters[key] = _Counted(values, frozenset(one.queue_pairs))
             if first:
                 continue
             whose: Owners = frozenset()
             for number in one.queue_pairs:
                 whose |= owners.get((one.device, number), NOBODY_KNOWS)
             owner = next(iter(whose)) if len(whose) == 1 else TrafficOwner.UNKNOWN
-            totals = self._totals.setdefault((one.device, one.port, owner), [0] * len(now))
-            for place, (new, old) in enumerate(zip(now, before, strict=True)):
-                totals[place] += new - old
+            totals = self._totals.setdefault((one.device, one.port, owner), [0] * len(values))
+            absent = self._absent.get(key)
+            for place, more in enumerate(now.growth(absent or self._counters.get(key), absent=absent is not None)):
+                totals[place] += more
+        lacking = {**self._absent, **self._counters}
+        self._absent = {key: lacking[key] for key in [key for key in lacking if key not in counters][-MOST_ABSENT:]}
         self._counters, self._counted = counters, frozenset(counted)
 
 
