@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -132,7 +133,7 @@ class RecordingWriter:
         piece: Recording,
         losses: Losses,
         stalls: Mapping[StallKey, RecordedStall],
-        transfers: Mapping[Hashable, PeerTransfers] = MappingProxyType({}),
+        transfers: Mapping[Hashable, Sequence[PeerTransfers]] = MappingProxyType({}),
         neighbours: Sequence[NeighbourFacts] = (),
     ) -> list[tuple[str, Path]]:
         """Write one piece, which begins where the one before ended; returns the files of events with their tables.
@@ -157,8 +158,8 @@ class RecordingWriter:
             self._connections.put(key, dict(zip(names, key, strict=True)))
         for which, stall in stalls.items():
             self._stalls.put(which, _stall(stall))
-        for which, pair in transfers.items():
-            self._transfers.put(which, _transfers(pair))
+        for which, pairs in transfers.items():
+            self._transfers.put(which, *map(_transfers, pairs))
         for renewed in (self._communicators, self._rails, self._connections, self._stalls, self._transfers):
             renewed.write()
         events = dict(self._events(piece))
@@ -245,7 +246,7 @@ class _Renewed:
         self._table = table
         self._hour_ns = hour_ns
         self._file = 1
-        self._rows: dict[Hashable, dict[str, Any]] = {}
+        self._rows: dict[Hashable, tuple[dict[str, Any], ...]] = {}
         self._before: set[Hashable] = set()
         """What the files before this one hold."""
         self._lasting: set[Hashable] = set()
@@ -257,17 +258,19 @@ class _Renewed:
     def __len__(self) -> int:
         return len(self._before) + len(self._rows)
 
-    def put(self, key: Hashable, row: dict[str, Any]) -> None:
-        """A row, or what has become of it."""
-        row = {column: _utf8(value) if isinstance(value, str) else value for column, value in row.items()}
+    def put(self, key: Hashable, *rows: dict[str, Any]) -> None:
+        """All rows of a key, or what has become of them."""
+        made = tuple(
+            {column: _utf8(value) if isinstance(value, str) else value for column, value in row.items()} for row in rows
+        )
         self._lasting.add(key)
-        if key not in self._before and self._rows.get(key) != row:
-            self._rows[key] = row
+        if key not in self._before and self._rows.get(key) != made:
+            self._rows[key] = made
             self._changed = True
 
     def write(self) -> None:
         over = [key for key in self._rows if key not in self._lasting]
-        if len(over) >= _MOST_RENEWED_ROWS:
+        if sum(len(self._rows[key]) for key in over) >= _MOST_RENEWED_ROWS:
             self._write_rows({key: self._rows[key] for key in over})
             self._file += 1
             self._before.update(over)
@@ -278,8 +281,8 @@ class _Renewed:
             self._changed = False
         self._lasting.clear()
 
-    def _write_rows(self, rows: Mapping[Hashable, dict[str, Any]]) -> None:
-        table = self._writer.make_table(self._table, list(rows.values()))
+    def _write_rows(self, rows: Mapping[Hashable, tuple[dict[str, Any], ...]]) -> None:
+        table = self._writer.make_table(self._table, list(chain.from_iterable(rows.values())))
         self._path = self._writer.write_part(self._table, table, self._hour_ns, self._file)
 
 

@@ -74,11 +74,12 @@ class NodeTransfers:
     under_way: tuple[TransferUnderWay, ...] = ()
     """The oldest first."""
     by_peer: tuple[PeerTransfers, ...] = ()
-    """Of processes that run, by peer, the busiest first."""
-    ended: tuple[PeerTransfers, ...] = ()
-    """Of the processes that ended last, the latest last; `pid` may be another's by now."""
+    """Of processes that run, by peer, the busiest first.  Of a process and operation all are there or none."""
+    ended: tuple[tuple[PeerTransfers, ...], ...] = ()
+    """All of a process and operation together, of the processes that ended last, the latest last; `pid` may be
+    another's by now."""
     ended_count: int = 0
-    """How many such pairs there were so far, those that are not told of any more included."""
+    """How many of these there were so far, those that are not told of any more included."""
     most_peers: int = 0
     """Of each process that become series, the busiest of those that have a name."""
     probed: tuple[tuple[str, str, bool], ...] = ()

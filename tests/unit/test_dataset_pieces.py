@@ -126,8 +126,8 @@ def test_a_pair_that_goes_on_has_its_totals_however_many_end_beside_it(
     for number in range(8):
         pids = (70, 80 + number, 90 + number)
         writes = 10 * (number + 1)
-        pairs: dict[Hashable, PeerTransfers] = {
-            pid: PeerTransfers("nixl", "Write", "transmit", pid, "decode-0", writes, 0, writes, 0, 1.0, None)
+        pairs: dict[Hashable, tuple[PeerTransfers]] = {
+            pid: (PeerTransfers("nixl", "Write", "transmit", pid, "decode-0", writes, 0, writes, 0, 1.0, None),)
             for pid in pids
         }
         writer.add(piece(number), NO_LOSSES, {}, pairs)

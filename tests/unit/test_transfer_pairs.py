@@ -5,6 +5,7 @@ Simulated: the kernel's tables.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -12,11 +13,19 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from railscope.agent.node.transfers.watch import MOST_PAIRS, MOST_PEERS, TransferWatch
+from railscope.agent.dataset.recording_writer import RecordingWriter
+from railscope.agent.dataset.writer import DatasetWriter
+from railscope.agent.facts.rail_decision import RailDecision
+from railscope.agent.facts.snapshot import Snapshot
+from railscope.agent.node.recorder.feed import RecorderFeed, StreamPiece
+from railscope.agent.node.recorder.flight_recorder import FlightRecorder
+from railscope.agent.node.transfers.pairs import MOST_PAIRS, MOST_PEERS
+from railscope.agent.node.transfers.watch import MOST_ENDED, TransferWatch
 from railscope.probes.clock import SystemClock
 from railscope.probes.transfers.functions import OPERATIONS
 from railscope.probes.transfers.programs import TransferTables
 from railscope.probes.transfers.records import REQUEST, REQUEST_KEY, THREAD, TRANSFER_KEY, TRANSFER_TOTAL
+from tests.unit.dataset_pieces import NO_LOSSES, ROW, read
 
 MIB = 1 << 20
 
@@ -153,7 +162,9 @@ def test_pairs_of_a_process_that_ends_are_kept_with_their_names(programs: Progra
     watch._take_ended({7})
     facts = watch.facts()
     assert [(one.pid, one.peer) for one in facts.by_peer] == [(8, "decode-1")]
-    assert [(one.pid, one.peer, one.payload_bytes) for one in facts.ended] == [(7, "decode-1", MIB)]
+    assert [[(one.pid, one.peer, one.payload_bytes) for one in several] for several in facts.ended] == [
+        [(7, "decode-1", MIB)]
+    ]
     assert facts.ended_count == 1
     assert sum(one.operations for one in facts.totals) == 2
 
@@ -166,3 +177,74 @@ def test_no_name_of_a_process_that_has_ended_is_kept(programs: Programs, watch: 
     watch._take_ended({pids[0]})
     assert len(watch.facts().ended) == MOST_PAIRS
     assert not watch._names
+
+
+def test_an_operation_of_a_process_is_told_of_whole_or_not_at_all(programs: Programs, watch: TransferWatch) -> None:
+    """Else what is told of it would not be all that it did, and nobody could tell."""
+    pids = range(100, 120)
+    programs.rows = [(pid, WRITE, at, pid, 1000) for pid in pids for at in range(MOST_PEERS + 10)]
+    programs.rows += [(7, PUT, 4096, 1, 1000)]
+    told: dict[int, int] = {}
+    for pid, _, _, operations, _ in pairs(watch):
+        told[pid] = told.get(pid, 0) + operations
+    whole = MOST_PAIRS // (MOST_PEERS + 1)
+    assert told == {7: 1, **dict.fromkeys(pids[-whole:], MOST_PEERS + 10)}
+    programs.ended = list(pids)
+    watch._take_ended(pids)
+    ended = watch.facts().ended
+    assert len(ended) == min(whole, MOST_ENDED // (MOST_PEERS + 1))
+    assert {sum(one.operations for one in several) for several in ended} == {MOST_PEERS + 10}
+
+
+class Recorder:
+    """Records a host on which only transfers happen."""
+
+    ready = True
+
+    def __init__(self, watch: TransferWatch, folder: Path) -> None:
+        clock = SystemClock()
+        self._watch = watch
+        self._clock = clock
+        self._writer = RecordingWriter(DatasetWriter(folder, "gpu-01"), ROW)
+        self._folder = folder
+        self._feed = RecorderFeed(FlightRecorder(clock, host="gpu-01", memory_bytes=1 << 20), self, None, None)
+
+    def rail_decisions(self) -> tuple[RailDecision, ...]:
+        return ()
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(realtime_ns=0, version="1.2.3", kernel="", transfers=self._watch.facts())
+
+    def enqueue(self, piece: StreamPiece) -> None:
+        self._writer.add(piece.piece.recording, NO_LOSSES, {}, piece.transfers)
+
+    def recorded(self) -> dict[str | None, int]:
+        """Payload by peer, of all processes, after another piece."""
+        self._feed.write_to(self)
+        found: Counter[str | None] = Counter()
+        for row in read(self._folder, "transfers"):
+            found[row["peer"]] += row["payload_bytes"]
+        return dict(found)
+
+
+def test_a_recording_counts_a_peer_once_that_is_among_the_busiest_for_a_while(
+    programs: Programs, watch: TransferWatch, tmp_path: Path
+) -> None:
+    """By its name while it is, in the sum of the others while it is not; also where its process has ended."""
+    recorder = Recorder(watch, tmp_path)
+    first, late = range(1, MOST_PEERS + 1), range(MOST_PEERS + 1, MOST_PEERS + 6)
+    programs.rows = [(7, WRITE, at, 100 + at, 0) for at in first]
+    assert recorder.recorded() == {f"decode-{at}": 100 + at for at in first}
+    programs.rows += [(7, WRITE, at, 1000, 0) for at in late]
+    busiest = {**{f"decode-{at}": 100 + at for at in first[5:]}, **{f"decode-{at}": 1000 for at in late}}
+    assert recorder.recorded() == busiest | {None: sum(100 + at for at in first[:5])}
+    # They are the busiest again when the process ends, and another one gets its number.
+    programs.rows = [(7, WRITE, at, (5000 if at <= 5 else 100) + at, 0) for at in (*first, *late)]
+    everything = sum(row[3] for row in programs.rows)
+    programs.ended = [7]
+    watch._take_ended({7})
+    programs.ended = []
+    programs.rows = [(7, WRITE, at, 10, 0) for at in first]
+    found = recorder.recorded()
+    assert sum(found.values()) == everything + 10 * MOST_PEERS
+    assert found["decode-1"] == 5001 + 10

@@ -17,19 +17,20 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Final, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-from railscope.agent.facts.transfers import NodeTransfers, PeerTransfers, TransferUnderWay
+from railscope.agent.facts.transfers import NodeTransfers, TransferUnderWay
 from railscope.agent.node.inspection.inspection import Inspection
 from railscope.agent.node.inspection.pages import load_pages
 from railscope.agent.node.inspection.questions import NotYet, Refused
 from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.transfers.files import AreComplete, OpenTransferLibrary, TransferFile
-from railscope.agent.node.transfers.totals import Sums, histogram_of
+from railscope.agent.node.transfers.pairs import MOST_PEERS, Pairs, pairs_of
+from railscope.agent.node.transfers.totals import Sums
 from railscope.probes.clock import Clock
 from railscope.probes.libraries.communication import CommunicationLibrary
 from railscope.probes.libraries.files import file_stamp, same_library
@@ -54,10 +55,6 @@ _IDLE_NS: Final = 60_000_000_000
 _SWEEP_NS: Final = 10_000_000_000
 MOST_LOOKED_AT: Final = 256
 """Requests of one process that were let go and are looked at in its memory."""
-MOST_PEERS: Final = 64
-"""Of one process that are told of by name: the busiest."""
-MOST_PAIRS: Final = 512
-"""Of one user's processes and peers that are told of: those that moved most."""
 MOST_ENDED: Final = 512
 """Pairs of processes that have ended: the latest ones are told of until others take their place."""
 
@@ -155,7 +152,7 @@ class TransferWatch:
         self._mappers: dict[ProcessIdentity, _Mapper] = {}
         self._ended = Sums()
         """Of processes whose rows were taken out."""
-        self._ended_peers: deque[PeerTransfers] = deque(maxlen=MOST_ENDED)
+        self._ended_pairs: deque[Pairs] = deque()
         self._ended_count = 0
         self._attached = True
         """Whether the budget allows it."""
@@ -325,11 +322,12 @@ class TransferWatch:
             )
             for (pid, function, peer), several in grouped.items()
         )
+        living = chain.from_iterable(pairs_of(tables.keys, tables.totals, self._peer))
         return NodeTransfers(
             totals=sums.totals(),
             under_way=under_way,
-            by_peer=self._by_peer(tables.keys, tables.totals),
-            ended=tuple(self._ended_peers),
+            by_peer=tuple(sorted(living, key=lambda one: -(one.payload_bytes or 0))),
+            ended=tuple(self._ended_pairs),
             ended_count=self._ended_count,
             most_peers=most_peers,
             probed=probed,
@@ -396,37 +394,6 @@ class TransferWatch:
             return ()
         return (one for one, over in zip(requests, complete, strict=True) if over)
 
-    def _by_peer(self, keys: Records, totals: Records) -> tuple[PeerTransfers, ...]:
-        """By process, function and peer; what has no name, or is beyond the busiest of a process, is one sum each.
-
-        Of one user so many: who starts processes by the thousand costs others no more.
-        """
-        rows: dict[tuple[int, int, str], list[int]] = {}
-        of_process: Counter[int] = Counter()
-        named = _have_names(keys)
-        for at in np.flatnonzero(named)[np.argsort(totals["bytes"][named], kind="stable")[::-1]].tolist():
-            pid, function = int(keys["tgid"][at]), int(keys["function"][at])
-            name = self._peer(pid, function, int(keys["peer"][at])) if of_process[pid] < MOST_PEERS else ""
-            if not name:
-                named[at] = False
-                continue
-            of_process[pid] += 1
-            rows.setdefault((pid, function, name), []).append(at)
-        rest = np.flatnonzero(~named & (keys["function"] < len(OPERATIONS)))
-        places, which, counts = np.unique(keys[rest][["tgid", "function"]], return_inverse=True, return_counts=True)
-        groups = np.split(rest[np.argsort(which, kind="stable")], np.cumsum(counts)[:-1])
-        for (pid, function), group in zip(places.tolist(), groups, strict=bool(len(places))):
-            rows[pid, function, ""] = group.tolist()
-        moved, uids = totals["bytes"].tolist(), totals["uid"].tolist()
-        of_user: Counter[int] = Counter()
-        found = []
-        for names, some in sorted(rows.items(), key=lambda one: -sum(map(moved.__getitem__, one[1]))):
-            user = uids[some[0]]
-            if of_user[user] < MOST_PAIRS:
-                of_user[user] += 1
-                found.append(_peer_transfers(*names, totals[some]))
-        return tuple(found)
-
     def _peer(self, pid: int, function: int, peer: int) -> str:
         library = OPERATIONS[function].library
         if library in (CommunicationLibrary.MPI, CommunicationLibrary.NVSHMEM, CommunicationLibrary.GLOO):
@@ -451,9 +418,11 @@ class TransferWatch:
             _log.error("transfers of ended processes cannot be taken out: %s", refusal.strerror)
             return
         self._names.update((key, printable(name)) for key, name in names.items())
-        ended = self._by_peer(keys, totals)
-        self._ended_peers += ended
+        ended = pairs_of(keys, totals, self._peer)
+        self._ended_pairs += ended
         self._ended_count += len(ended)
+        while sum(map(len, self._ended_pairs)) > MOST_ENDED:
+            self._ended_pairs.popleft()
         if gone := {*keys["tgid"].tolist(), *(pid for pid, _ in names)}:
             self._names = {key: name for key, name in self._names.items() if key[0] not in gone}
         self._ended.add(keys["function"], totals)
@@ -542,35 +511,6 @@ class TransferWatch:
 
 _WITH_RANKS: Final = frozenset({"Send", "Recv", "SendRecv", "Put", "Get"})
 """Operations of MPI and NVSHMEM that name a peer."""
-_WITH_NAMES: Final = np.array([one.library is not CommunicationLibrary.UCX for one in OPERATIONS])
-"""By number: UCX has endpoints, which have no name."""
-
-
-def _have_names(keys: Records) -> npt.NDArray[np.bool_]:
-    """Rows of dtype TRANSFER_KEY whose peer may have a name."""
-    functions = np.minimum(keys["function"], len(OPERATIONS) - 1)
-    found: npt.NDArray[np.bool_] = _WITH_NAMES[functions] & (keys["function"] < len(OPERATIONS))
-    return found
-
-
-def _peer_transfers(pid: int, function: int, peer: str, rows: Records) -> PeerTransfers:
-    """The sum of some rows of one process and function."""
-    operation = OPERATIONS[function]
-    totals = {name: sum(rows[name].tolist()) for name in ("operations", "bytes", "completed", "failed", "sum_ns")}
-    done = totals["completed"] - totals["failed"]
-    return PeerTransfers(
-        library=operation.library.value,
-        op=operation.op,
-        direction=operation.direction.value,
-        pid=pid,
-        peer=peer,
-        operations=totals["operations"],
-        payload_bytes=totals["bytes"] if operation.sized else None,
-        completed=done,
-        failed=totals["failed"],
-        seconds=totals["sum_ns"] / 1e9,
-        durations=histogram_of(rows["buckets"].sum(axis=0).tolist(), totals["sum_ns"]) if done else None,
-    )
 
 
 def _under_way(tables: TransferTables) -> tuple[UnderWay, ...]:
