@@ -106,6 +106,17 @@ def test_a_server_that_sends_less_gives_more_links_while_the_spine_stays() -> No
     assert answer.removable_without_spine == 3
 
 
+def test_servers_below_one_leaf_switch_need_no_spine_whatever_their_rails() -> None:
+    """Two pairs of servers that do not talk to each other, each pair below a switch of its own, GPUs crossing rails."""
+    links = places(4, 2)
+    leaf_of = {link: f"leaf-{int(link[0][1:]) // 2}" for link in links}
+    pairs = [PairTraffic(0, 3, 900), PairTraffic(2, 1, 900), PairTraffic(4, 7, 900), PairTraffic(6, 5, 900)]
+    answer = demanded(pairs, links, equal(4, 2), 0.0, leaf_of=leaf_of)
+    assert (answer.spine_bytes, answer.removable_without_spine) == (0, 4)
+    apart = demanded(pairs, links, equal(4, 2), 0.0, leaf_of={link: link[0] for link in links})
+    assert (apart.spine_bytes, apart.removable_without_spine) == (3600, None)
+
+
 @st.composite
 def fabrics(draw: st.DrawFn) -> tuple[list[PairTraffic], list[Link], dict[Link, int], float, float]:
     servers, rails = draw(st.integers(1, 3)), draw(st.integers(1, 4))
@@ -167,3 +178,79 @@ def test_kept_links_carry_all_bytes_within_the_limit(
         sent, received = sum(one.transmit_bytes for one in ends), sum(one.receive_bytes for one in ends)
         assert sum(one.busier_bytes_after for one in ends if one.needed) >= max(sent, received)
         assert all(one.busier_bytes_after == 0 for one in ends if not one.needed)
+
+
+def groups_of(pairs: list[PairTraffic], links: list[Link]) -> list[set[str]]:
+    """Servers that talk to each other, also by others of them."""
+    groups: list[set[str]] = [{server} for server in dict.fromkeys(link[0] for link in links)]
+    for pair in pairs:
+        ends = {links[pair.source][0], links[pair.destination][0]}
+        groups = [
+            *(one for one in groups if not one & ends),
+            set().union(*(one for one in groups if one & ends)),
+        ]
+    return groups
+
+
+def room(kept: set[Link], servers: dict[str, int], leaf: str, rates: dict[Link, int], leaf_of: dict[Link, str]) -> Any:
+    """The part of each of these servers' bytes that a leaf switch takes in a time of 1."""
+    return min(
+        Fraction(sum(rates[link] for link in kept if link[0] == server and leaf_of[link] == leaf), total)
+        for server, total in servers.items()
+    )
+
+
+@settings(max_examples=120, deadline=None)
+@given(fabrics(), st.data())
+def test_what_stays_without_a_spine_carries_all_bytes_below_leaf_switches(
+    fabric: tuple[list[PairTraffic], list[Link], dict[Link, int], float, float], data: st.DataObject
+) -> None:
+    pairs, links, rates, epsilon, share = fabric
+    leaf_of = {link: data.draw(st.sampled_from("xyz")) for link in links}
+    answer = demanded(pairs, links, rates, epsilon, share, leaf_of=leaf_of)
+    busy = {(one.server, one.rail): max(one.transmit_bytes, one.receive_bytes) for one in answer.links}
+    limit = max(Fraction(busy[link], rates[link]) for link in links) * (
+        1 + Fraction(str(epsilon)) / Fraction(str(share))
+    )
+    kept = {(one.server, one.rail) for one in answer.links if one.needed_without_spine}
+    alone = len({(link[0], leaf_of[link]) for link in links}) == len(links)
+    fewest = 0
+    possible = True
+    for group in groups_of(pairs, links):
+        totals = {
+            server: max(
+                sum(one.transmit_bytes for one in answer.links if one.server == server),
+                sum(one.receive_bytes for one in answer.links if one.server == server),
+            )
+            for server in group
+        }
+        senders = {server: total for server, total in totals.items() if total}
+        own = {link for link in links if link[0] in senders}
+        if not senders:
+            assert not kept & own
+            continue
+        stays_below = not any(
+            leaf_of[links[pair.source]] != leaf_of[links[pair.destination]]
+            for pair in pairs
+            if links[pair.source][0] in group and links[pair.source][0] != links[pair.destination][0]
+        )
+
+        def carries(some: set[Link]) -> bool:
+            return sum(room(some, senders, leaf, rates, leaf_of) for leaf in "xyz") * limit >= 1  # noqa: B023
+
+        assert answer.removable_without_spine is None or carries(kept & own) or (stays_below and own <= kept)
+        possible &= carries(own) or stays_below
+        fewest += next(
+            (
+                size * len(senders)
+                for size in range(4)
+                if any(
+                    carries({link for link in own if leaf_of[link] in leaves}) for leaves in combinations("xyz", size)
+                )
+            ),
+            len(own),
+        )
+    assert (answer.removable_without_spine is not None) is possible
+    if alone and possible:
+        assert len(kept) <= fewest
+    assert 0 <= answer.inflation_without_spine <= epsilon + 1e-9 or not possible

@@ -31,6 +31,7 @@ from railscope.agent.analysis.place.demands import (
     predicted_traffic,
 )
 from railscope.agent.analysis.place.grid import find_mapping
+from railscope.agent.analysis.place.leaves import LeafSource
 from railscope.agent.analysis.place.options import add_place_arguments
 from railscope.agent.analysis.place.placement import LinkRates, best_assignment, rank_mappings
 from railscope.agent.analysis.tables.calls import count_calls
@@ -326,6 +327,110 @@ def test_the_text_says_why_there_is_no_link_advice_and_shows_no_bytes_across_rai
 def test_the_text_names_what_the_rails_were_told_by(tmp_path: Path) -> None:
     _, text = run(str(ring_job(tmp_path, None).write()))
     assert "  Assumed: a GPU's rail is its place on its server, which cannot be checked" in text
+
+
+def heard(job: JobDataset, leaves: dict[tuple[int, int], str | None], rails: int = 2) -> JobDataset:
+    """Every server has so many rails, of which these heard a switch."""
+    for server in range(len(job.servers)):
+        for rail in range(rails):
+            names = {"rail": str(rail), "device": f"eth{rail}", "switch": leaves.get((server, rail))}
+            job.row(server, "rails", rail_id=rail, speed_bytes_per_second=50 * 10**9, **names)
+    return job
+
+
+A_RAIL_EACH: dict[tuple[int, int], str | None] = {(s, r): f"leaf-{r}" for s in (0, 1, 2, 3) for r in (0, 1)}
+A_PAIR_OF_SERVERS_EACH: dict[tuple[int, int], str | None] = {
+    (s, r): f"leaf-{s // 2}" for s in (0, 1, 2, 3) for r in (0, 1)
+}
+
+
+def pairs_job(folder: Path) -> JobDataset:
+    """Servers 0 and 1 talk to each other, and 2 and 3 do: GPU 0 of the one to GPU 1 of the other."""
+    job = JobDataset(folder, (2, 2, 2, 2))
+    for number, (source, destination) in enumerate(((0, 3), (2, 1), (4, 7), (6, 5))):
+        job.communicator(f"p{number}", (source, destination))
+        job.call(f"p{number}", 0, "Send", MIB, peer=1, times=8)
+        job.call(f"p{number}", 1, "Recv", MIB, peer=0, times=8)
+    return job
+
+
+def current_of(answer: PlaceAnswer) -> tuple[int, int]:
+    (current,) = (one for one in answer.mappings if one.current)
+    return current.spine_bytes, current.cross_rail_bytes
+
+
+def test_the_leaf_switches_that_rails_heard_tell_what_reaches_the_spine(tmp_path: Path) -> None:
+    rails = placement_of(heard(pairs_job(tmp_path / "rails"), A_RAIL_EACH))
+    servers = placement_of(heard(pairs_job(tmp_path / "servers"), A_PAIR_OF_SERVERS_EACH))
+    assert current_of(rails) == (32 * MIB, 32 * MIB)
+    assert current_of(servers) == (0, 32 * MIB)
+    for one in (rails, servers):
+        assert one.leaves is not None
+        assert (one.leaves.source, one.leaves.assumption) == (LeafSource.LLDP, "")
+    assert rails.links is not None
+    assert servers.links is not None
+    assert (rails.links.spine_bytes, servers.links.spine_bytes) == (32 * MIB, 0)
+    # Each pair of servers has a leaf switch of its own, and needs one link of each server as both stay below it.
+    assert servers.links.removable_without_spine == 4
+    assert {(one.server, one.leaf) for one in servers.links.links} == {
+        (f"node-{s}", f"leaf-{s // 2}") for s in range(4)
+    }
+
+
+@pytest.mark.parametrize(
+    ("leaves", "why"),
+    [
+        ({}, "no rail heard its switch"),
+        ({**A_PAIR_OF_SERVERS_EACH, (3, 1): None}, "1 of the 8 rails that the job uses heard no switch"),
+    ],
+)
+def test_where_not_all_rails_heard_their_switch_it_is_said_what_is_assumed(
+    tmp_path: Path, leaves: dict[tuple[int, int], str | None], why: str
+) -> None:
+    job = heard(pairs_job(tmp_path), leaves)
+    answer = placement_of(job)
+    assert current_of(answer) == (32 * MIB, 32 * MIB)
+    assert answer.leaves is not None
+    assert answer.leaves.source is LeafSource.ASSUMED
+    assert why in answer.leaves.assumption
+    _, text = run(str(job.write()))
+    assert " ".join(text.split()).count(f"Assumed: {answer.leaves.assumption}.") == 1
+
+
+def test_a_leaf_map_goes_before_what_rails_heard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(heard(pairs_job(tmp_path / "job"), A_RAIL_EACH).write())
+    leaves = tmp_path / "leaves.csv"
+    leaves.write_text("server,leaf\n" + "".join(f"node-{server},one\n" for server in range(4)))
+    told = json.loads(run(folder, "--json")[1])
+    assert told["leaf_switches"] == {"source": "lldp", "assumption": ""}
+    _, text = run(folder)
+    assert "those that the rails heard (LLDP)" in text
+    assert "leaf-1" in text
+    told = json.loads(run(folder, "--json", "--leaf-map", str(leaves))[1])
+    assert told["leaf_switches"] == {"source": "file", "assumption": ""}
+    assert {one["spine_bytes"] for one in told["mappings"]} == {0}
+    assert told["links"]["spine_bytes"] == 0
+    leaves.write_text("server,leaf\nnode-0,one\n")
+    assert run(folder, "--leaf-map", str(leaves))[0] == 2
+    assert "server node-1 (and 2 more) is missing" in capsys.readouterr().err
+
+
+def test_leaf_switches_of_servers_that_are_not_there_are_assumed(tmp_path: Path) -> None:
+    job = heard(pairs_job(tmp_path), A_PAIR_OF_SERVERS_EACH)
+    answer = placement_of(job, PlaceRequest(4, 0.05, 1.0, None, None))
+    assert answer.leaves is not None
+    assert answer.leaves.source is LeafSource.ASSUMED
+    assert "other servers" in answer.leaves.assumption
+
+
+def test_gpus_are_put_at_the_leaf_switch_of_those_that_they_talk_to() -> None:
+    """GPU 0 talks to 3 and 1 to 2; each server has a leaf switch in common with the other one, crosswise."""
+    mapping = Mapping(np.arange(4).reshape(1, 2, 2))
+    source, destination = np.array([0, 3, 1, 2]), np.array([3, 0, 2, 1])
+    flows = Flows(np.zeros(4, dtype=np.int64), source, destination, np.full(4, 1 << 20))
+    ranked = rank_mappings(mapping, Demands((), flows), range(4), 2, LinkRates(None, None), leaves=(0, 1, 1, 0))
+    (other,) = (one for one in ranked if not one.current)
+    assert (other.between_servers_bytes, other.spine_bytes, other.cross_rail_bytes) == (4 << 20, 0, 4 << 20)
 
 
 def test_a_rank_that_is_none_of_its_communicator_s_leaves_it_out(tmp_path: Path) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from railscope.agent.analysis.facts.report import GpuFacts, Parallelism
 from railscope.agent.analysis.parallelism.groups import find_groups
 from railscope.agent.analysis.place.demands import find_demands
 from railscope.agent.analysis.place.grid import find_mapping
+from railscope.agent.analysis.place.leaves import LeafSource, Leaves, find_leaves
 from railscope.agent.analysis.place.link_demand import LinkAnswer, find_link_demand
 from railscope.agent.analysis.place.placement import LinkRates, RankedMapping, rank_mappings
 from railscope.agent.analysis.tables.calls import count_calls
 from railscope.agent.analysis.tables.gpus import Gpus, find_gpus
+from railscope.agent.analysis.tables.leaf_map import LeafMap
 from railscope.agent.analysis.traffic.gpu_rails import Link, Rails, find_rails, links_of_servers
 from railscope.agent.analysis.traffic.traffic import find_traffic
 from railscope.agent.dataset.reader import Dataset
@@ -34,6 +36,8 @@ class PlaceRequest:
     nic_bytes_per_second: float | None
     """None: what was recorded of rails."""
     nvlink_bytes_per_second: float | None
+    leaf_map: LeafMap | None = None
+    """As the user says it; None: as the rails heard, or as is assumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ class PlaceAnswer:
     rates: LinkRates
     rails_known: bool
     """Whether bytes across rails mean something."""
+    leaves: Leaves | None
+    """The leaf switch of each link; None: nothing is known of links."""
     links: LinkAnswer | None
     """None: nothing can be said of links."""
     no_links: str
@@ -63,6 +69,7 @@ def find_placement(dataset: Dataset, request: PlaceRequest) -> PlaceAnswer:
 
     Raises:
         PlacementError: there is nothing to place, or it does not fill servers.
+        ConfigError: the leaf map lacks a server or a rail.
     """
     gpus, counted = find_gpus(dataset), count_calls(dataset)
     if not gpus.gpus or not len(counted):
@@ -77,14 +84,18 @@ def find_placement(dataset: Dataset, request: PlaceRequest) -> PlaceAnswer:
     nic = request.nic_bytes_per_second or (float(min(rail_rates.values())) if rail_rates else None)
     rates = LinkRates(nic, request.nvlink_bytes_per_second)
     no_links = _no_links(gpus, rails, any_rail or request.nic_bytes_per_second is not None)
+    leaves = _find_leaves(dataset, request, gpus.gpus, rails, {*links_of_gpus, *rail_rates}, links_of_gpus)
     return PlaceAnswer(
         gpus=gpus.gpus,
         gpus_per_server=size,
         parallelism=groups.parallelism,
         doubts=tuple(_doubts(groups.parallelism, mapping is not None, traffic.unobserved_wire_bytes, rails)),
-        mappings=rank_mappings(mapping, find_demands(counted, gpus, groups), places, size, rates),
+        mappings=rank_mappings(
+            mapping, find_demands(counted, gpus, groups), places, size, rates, _by_place(places, links_of_gpus, leaves)
+        ),
         rates=rates,
         rails_known=rails.of_gpu is not None,
+        leaves=leaves,
         links=None
         if no_links
         else find_link_demand(
@@ -93,10 +104,39 @@ def find_placement(dataset: Dataset, request: PlaceRequest) -> PlaceAnswer:
             rail_rates or dict.fromkeys(links_of_gpus, 1),
             request.epsilon,
             request.network_share,
+            None if leaves is None else leaves.of_link,
         ),
         no_links=no_links,
         link_doubts=() if no_links else tuple(filter(None, (rails.assumption, *link_doubts))),
     )
+
+
+def _find_leaves(
+    dataset: Dataset,
+    request: PlaceRequest,
+    gpus: Sequence[GpuFacts],
+    rails: Rails,
+    links: Collection[Link],
+    used: Sequence[Link],
+) -> Leaves | None:
+    """None: neither a GPU's rail nor its server tells its leaf switch."""
+    given = request.leaf_map
+    if rails.of_gpu is None and (given is None or given.by_rail):
+        return None
+    servers = Counter(gpu.server for gpu in gpus)
+    as_recorded = request.gpus_per_server is None or set(servers.values()) == {request.gpus_per_server}
+    return find_leaves(dataset, links, used, given, as_recorded=as_recorded)
+
+
+def _by_place(places: Sequence[int], links: Sequence[Link], leaves: Leaves | None) -> list[int] | None:
+    """By place, which one GPU each has, a number that stands for its leaf switch; None: each rail has its own."""
+    if leaves is None or leaves.source is LeafSource.ASSUMED:
+        return None
+    numbers: dict[str, int] = {}
+    found = [0] * len(places)
+    for place, link in zip(places, links, strict=True):
+        found[place] = numbers.setdefault(leaves.of_link[link], len(numbers))
+    return found
 
 
 def _no_links(gpus: Gpus, rails: Rails, any_link: bool) -> str:

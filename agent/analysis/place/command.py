@@ -15,6 +15,11 @@ from railscope.agent.facts.text_tables import format_table
 FINE: Final = 0
 COULD_NOT_RUN: Final = 2
 _COLUMNS: Final = 100
+_SAID_OF_LEAVES: Final = {
+    "file": "Leaf switches are those of the leaf map.",
+    "lldp": "Leaf switches are those that the rails heard (LLDP).",
+    "assumed": "Assumed: {}.",
+}
 _MOST_LINKS: Final = 64
 """Shown as text."""
 
@@ -23,21 +28,24 @@ def run_place(parsed: Any, out: TextIO) -> int:
     """Print where ranks would better run; returns 0, or 2 where there is no answer, with one line on standard error."""
     try:
         from railscope.agent.analysis.place.answer import PlacementError, PlaceRequest, find_placement
+        from railscope.agent.analysis.tables.leaf_map import read_leaf_map
+        from railscope.agent.config.file import ConfigError
         from railscope.agent.dataset.reader import DatasetError, open_dataset
     except ModuleNotFoundError as error:
         print(f"railscope place: {not_installed(error)}", file=sys.stderr)
         return COULD_NOT_RUN
-    request = PlaceRequest(
-        gpus_per_server=parsed.gpus_per_node,
-        epsilon=parsed.epsilon,
-        network_share=parsed.network_share,
-        nic_bytes_per_second=parsed.c_nic,
-        nvlink_bytes_per_second=parsed.c_nvlink,
-    )
     try:
+        request = PlaceRequest(
+            gpus_per_server=parsed.gpus_per_node,
+            epsilon=parsed.epsilon,
+            network_share=parsed.network_share,
+            nic_bytes_per_second=parsed.c_nic,
+            nvlink_bytes_per_second=parsed.c_nvlink,
+            leaf_map=None if parsed.leaf_map is None else read_leaf_map(parsed.leaf_map),
+        )
         with open_dataset(parsed.folders) as dataset:
             answer = find_placement(dataset, request)
-    except (DatasetError, PlacementError) as error:
+    except (ConfigError, DatasetError, PlacementError) as error:
         print(f"railscope place: {error}", file=sys.stderr)
         return COULD_NOT_RUN
     except ModuleNotFoundError as error:
@@ -60,9 +68,14 @@ def as_json(answer: Any, top: int) -> dict[str, Any]:
         "gpus_per_server": answer.gpus_per_server,
         "rates": asdict(answer.rates),
         "mappings": [
-            asdict(one) | ({} if answer.rails_known else {"cross_rail_bytes": None})
+            asdict(one)
+            | ({} if answer.rails_known else {"cross_rail_bytes": None})
+            | ({} if answer.leaves is not None else {"spine_bytes": None})
             for one in _select_mappings(answer, top)
         ],
+        "leaf_switches": None
+        if answer.leaves is None
+        else {"source": answer.leaves.source.value, "assumption": answer.leaves.assumption},
         "links": None if answer.links is None else {**asdict(answer.links), "doubts": list(answer.link_doubts)},
         "no_links": answer.no_links,
     }
@@ -84,7 +97,12 @@ def as_text(answer: Any, top: int) -> Iterator[str]:
     yield ""
     yield f"Mappings to servers of {answer.gpus_per_server} GPUs, the best first; bytes of the whole recording:"
     shown = _select_mappings(answer, top)
-    rows = [("", "counted, fastest first", "busiest NIC", "busiest server", "between servers", "across rails", "time")]
+    rows = [
+        (
+            *("", "counted, fastest first", "busiest NIC", "busiest server"),
+            *("between servers", "across rails", "between leaves", "time"),
+        )
+    ]
     rows += [
         (
             "→" if one.current else "",
@@ -94,19 +112,23 @@ def as_text(answer: Any, top: int) -> Iterator[str]:
                 format_bytes(one.busiest_server_bytes),
                 format_bytes(one.between_servers_bytes),
             ),
-            *(format_bytes(one.cross_rail_bytes) if answer.rails_known else UNKNOWN, format_seconds(one.seconds)),
+            format_bytes(one.cross_rail_bytes) if answer.rails_known else UNKNOWN,
+            format_bytes(one.spine_bytes) if answer.leaves is not None else UNKNOWN,
+            format_seconds(one.seconds),
         )
         for one in shown
     ]
-    yield from format_table(rows, "<<>>>>>")
+    yield from format_table(rows, "<<>>>>>>")
     yield "  → is how the job runs."
+    if answer.leaves is not None:
+        yield from _wrapped(_SAID_OF_LEAVES[answer.leaves.source.value].format(answer.leaves.assumption))
     if shown and shown[0].seconds is None:
         yield "  No time without the rates of links: give --c-nic and --c-nvlink."
     yield ""
     if answer.links is None:
         yield from _wrapped(f"Links: no advice, as {answer.no_links}.", "")
         return
-    yield from _links_text(answer.links)
+    yield from _links_text(answer.links, answer.leaves)
     for doubt in answer.link_doubts:
         yield from _wrapped(f"Assumed: {doubt}.")
 
@@ -120,7 +142,8 @@ def _select_mappings(answer: Any, top: int) -> list[Any]:
     return [one for place, one in enumerate(answer.mappings) if place < top or one.current]
 
 
-def _links_text(links: Any) -> Iterator[str]:
+def _links_text(links: Any, leaves: Any) -> Iterator[str]:
+    """`leaves` None or assumed: a link's leaf switch is its rail's, which needs no column."""
     from railscope.agent.analysis.facts.quantities import format_bytes, format_share
 
     yield (
@@ -132,24 +155,26 @@ def _links_text(links: Any) -> Iterator[str]:
     else:
         yield (
             f"  All spine links could go together with {links.removable_without_spine} rail links (growth "
-            f"{format_share(links.inflation_without_spine)}); between rails go {format_bytes(links.spine_bytes)} now."
+            f"{format_share(links.inflation_without_spine)}); between leaves go {format_bytes(links.spine_bytes)} now."
         )
-    rows = [("server", "rail", "sends", "receives", "needed", "then carries", "without spine")]
+    told = leaves is not None and not leaves.assumption
+    names = ("server", "rail", "leaf", "sends", "receives", "needed", "then carries", "without spine")
     shown = links.links[:_MOST_LINKS]
-    rows += [
-        (
-            *(
-                one.server,
-                one.rail,
-                format_bytes(one.transmit_bytes),
-                format_bytes(one.receive_bytes),
-                "yes" if one.needed else "no",
-            ),
-            *(format_bytes(one.busier_bytes_after), "yes" if one.needed_without_spine else "no"),
-        )
-        for one in shown
+    rows = [
+        names,
+        *(
+            (
+                *(one.server, one.rail, one.leaf, format_bytes(one.transmit_bytes), format_bytes(one.receive_bytes)),
+                *("yes" if one.needed else "no", format_bytes(one.busier_bytes_after)),
+                "yes" if one.needed_without_spine else "no",
+            )
+            for one in shown
+        ),
     ]
-    yield from format_table(rows, "<<>><><")
+    leaf = names.index("leaf")
+    yield from format_table(
+        [row if told else (*row[:leaf], *row[leaf + 1 :]) for row in rows], "<<<>><><" if told else "<<>><><"
+    )
     if len(shown) < len(links.links):
         yield f"  … and {len(links.links) - len(shown)} more: --json has all."
     yield (

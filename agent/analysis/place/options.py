@@ -17,6 +17,8 @@ examples:
 
 Mappings are ranked by the bytes over their busiest NIC; with --c-nvlink, and --c-nic where no rail's speed was \
 recorded, they have a time, too.
+
+A leaf map is CSV: 'server,leaf' or 'server,rail,leaf' in its first line, then a line for each server or rail.
 """
 _RATE: Final = option_type(real(1, 1e24, "number from 1 to 1e+24"))
 """Of bytes per second."""
@@ -54,6 +56,12 @@ def add_place_arguments(parser: argparse.ArgumentParser) -> None:
         default=1.0,
         metavar="SHARE",
         help="part of the iteration that communication between servers takes (default 1: all of it)",
+    )
+    parser.add_argument(
+        "--leaf-map",
+        type=Path,
+        metavar="FILE",
+        help="which leaf switch each server is at: CSV (default: as rails heard)",
     )
     parser.add_argument("--c-nic", type=_RATE, metavar="RATE", help="of one NIC, bytes/s (default: as recorded)")
     parser.add_argument("--c-nvlink", type=_RATE, metavar="RATE", help="of one GPU within a server, bytes/s")

@@ -9,14 +9,14 @@ Candidates are
 - the mapping that was recorded.
 
 Those that put the same GPUs together are one candidate, under the first name.  Within a server, what a GPU's NIC sends
-does not depend on which of the server's GPUs it is, but whether bytes stay on their rail does: the GPUs of a server
-are put in the order that keeps most bytes on their rails, server by server, until no server can do better alone (not
-those of the mapping that runs, and of the ten best only).
+does not depend on which of the server's GPUs it is, but whether bytes stay below one leaf switch does: the GPUs of a
+server are put in the order that keeps most bytes from the spine, server by server, until no server can do better alone
+(not those of the mapping that runs, and of the ten best only).
 
 Each is ranked by the bytes over the busiest NIC (every GPU has its own, each direction for itself), then by the bytes
-that change rails, then by those that leave a server at all.  Where the rate of NICs and of NVLink is known, it has a
-time as well, as the model has it (equations 2 to 4): every kind of parallelism takes what its busiest GPU's bytes take,
-over the NIC or within the server, and kinds do not overlap.
+between leaf switches, then by those that change rails, then by those that leave a server at all.  Where the rate of
+NICs and of NVLink is known, it has a time as well, as the model has it (equations 2 to 4): every kind of parallelism
+takes what its busiest GPU's bytes take, over the NIC or within the server, and kinds do not overlap.
 
 The demand is that of `demands`: what was recorded, over the whole recording.
 
@@ -89,6 +89,8 @@ class RankedMapping:
     busiest_server_bytes: int
     """Of all servers and both directions."""
     between_servers_bytes: int
+    spine_bytes: int
+    """Between leaf switches."""
     cross_rail_bytes: int
     seconds: float | None
     """Time of the recording's communication; None: the rates of links are not known."""
@@ -97,13 +99,23 @@ class RankedMapping:
 
 
 def rank_mappings(
-    mapping: RankMapping | None, demands: Demands, places: Sequence[int], gpus_per_server: int, rates: LinkRates
+    mapping: RankMapping | None,
+    demands: Demands,
+    places: Sequence[int],
+    gpus_per_server: int,
+    rates: LinkRates,
+    leaves: Sequence[int] | None = None,
 ) -> tuple[RankedMapping, ...]:
     """All candidate placements, the best first; without a mapping only what was recorded.
 
     `places` are those of the recorded GPUs: server × `gpus_per_server` + place in the server; a number of GPUs that
-    fills whole servers.
+    fills whole servers.  `leaves` are by place a number that stands for its leaf switch; None: every rail has its own.
     """
+    fabric = _Fabric(
+        gpus_per_server,
+        np.arange(len(places)) % gpus_per_server if leaves is None else np.array(leaves, dtype=np.int64),
+        rates,
+    )
     current = _grouping(places, gpus_per_server)
     ranked: dict[frozenset[frozenset[int]], RankedMapping] = {}
     for name, candidate in _candidates(mapping, places, gpus_per_server):
@@ -111,28 +123,36 @@ def rank_mappings(
         if grouping not in ranked:
             # The recorded one in the order in which it runs, also where another would cross fewer rails.
             own = tuple(places) if grouping == current else candidate
-            measured = _measured(name, own, demands, gpus_per_server, rates)
+            measured = _measured(name, own, demands, fabric)
             ranked[grouping] = replace(measured, current=grouping == current)
     best = sorted(ranked.values(), key=_rank)
-    return tuple(sorted([*_all_on_rails(best[:_MOST_ORDERED], demands, gpus_per_server, rates), *best[_MOST_ORDERED:]],
-                        key=_rank))  # fmt: skip
+    return tuple(sorted([*_all_ordered(best[:_MOST_ORDERED], demands, fabric), *best[_MOST_ORDERED:]], key=_rank))
 
 
-def _rank(one: RankedMapping) -> tuple[int, int, int, int, bool, str]:
+@dataclass(frozen=True, slots=True)
+class _Fabric:
+    """What the places of GPUs are."""
+
+    gpus_per_server: int
+    leaf: NDArray[np.int64]
+    """By place."""
+    rates: LinkRates
+
+
+def _rank(one: RankedMapping) -> tuple[int, int, int, int, int, bool, str]:
     return (
-        *(one.busiest_nic_bytes, one.cross_rail_bytes, one.between_servers_bytes, one.busiest_server_bytes),
+        *(one.busiest_nic_bytes, one.spine_bytes, one.cross_rail_bytes),
+        *(one.between_servers_bytes, one.busiest_server_bytes),
         *(not one.current, one.name),
     )
 
 
-def _all_on_rails(
-    mappings: Sequence[RankedMapping], demands: Demands, size: int, rates: LinkRates
-) -> Iterator[RankedMapping]:
+def _all_ordered(mappings: Sequence[RankedMapping], demands: Demands, fabric: _Fabric) -> Iterator[RankedMapping]:
     for one in mappings:
-        if one.current or not one.cross_rail_bytes:
+        if one.current or not one.spine_bytes:
             yield one
         else:
-            yield _measured(one.name, _on_rails(one.places, demands, size), demands, size, rates)
+            yield _measured(one.name, _ordered(one.places, demands, fabric), demands, fabric)
 
 
 def _candidates(mapping: RankMapping | None, places: Sequence[int], size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -179,13 +199,14 @@ def _grouping(places: Sequence[int], size: int) -> frozenset[frozenset[int]]:
     return frozenset(frozenset(members) for members in servers.values())
 
 
-def _measured(name: str, places: tuple[int, ...], demands: Demands, size: int, rates: LinkRates) -> RankedMapping:
-    place = np.array(places, dtype=np.int64)
+def _measured(name: str, places: tuple[int, ...], demands: Demands, fabric: _Fabric) -> RankedMapping:
+    place, size = np.array(places, dtype=np.int64), fabric.gpus_per_server
     flows = demands.flows((place // size).tolist())
     source, destination = place[flows.source], place[flows.destination]
     leaves = source // size != destination // size
     out, into = (sum_by_index(end[leaves], flows.wire_bytes[leaves], len(place)) for end in (source, destination))
     crosses = leaves & (source % size != destination % size)
+    spine = leaves & (fabric.leaf[source] != fabric.leaf[destination])
     return RankedMapping(
         name=name,
         current=False,
@@ -194,8 +215,9 @@ def _measured(name: str, places: tuple[int, ...], demands: Demands, size: int, r
             int(direction.reshape(-1, size).sum(axis=1).max(initial=0)) for direction in (out, into)
         ),
         between_servers_bytes=int(out.sum()),
+        spine_bytes=int(flows.wire_bytes[spine].sum()),
         cross_rail_bytes=int(flows.wire_bytes[crosses].sum()),
-        seconds=_seconds(flows, leaves, len(place), rates),
+        seconds=_seconds(flows, leaves, len(place), fabric.rates),
         places=places,
     )
 
@@ -214,9 +236,9 @@ def _seconds(flows: Flows, leaves: NDArray[np.bool_], gpus: int, rates: LinkRate
     return sum(slowest[role] for role in sorted(slowest))
 
 
-def _on_rails(places: tuple[int, ...], demands: Demands, size: int) -> tuple[int, ...]:
-    """The same GPUs on the same servers, each server's in the order that keeps most bytes on their rails."""
-    place = np.array(places, dtype=np.int64)
+def _ordered(places: tuple[int, ...], demands: Demands, fabric: _Fabric) -> tuple[int, ...]:
+    """The same GPUs on the same servers, each server's in the order that keeps most bytes from the spine."""
+    place, size, leaf = np.array(places, dtype=np.int64), fabric.gpus_per_server, fabric.leaf
     server = place // size
     flows = demands.flows(server.tolist())
     leaves = server[flows.source] != server[flows.destination]
@@ -229,7 +251,7 @@ def _on_rails(places: tuple[int, ...], demands: Demands, size: int) -> tuple[int
     bounds = np.searchsorted(server[own], np.arange(len(places) // size + 1))
     for _ in range(_MOST_ROUNDS):
         before = place.copy()
-        if (place[source] % size == place[destination] % size).all():
+        if (leaf[place[source]] == leaf[place[destination]]).all():
             break
         for number in range(len(places) // size):
             members = np.flatnonzero(server == number)
@@ -237,9 +259,10 @@ def _on_rails(places: tuple[int, ...], demands: Demands, size: int) -> tuple[int
             row = np.empty(len(places), dtype=np.int64)
             row[members] = np.arange(size)
             part = slice(bounds[number], bounds[number + 1])
-            kept = np.zeros((size, size), dtype=np.int64)
-            np.add.at(kept, (row[own[part]], place[peer[part]] % size), count[part])
-            place[members] = number * size + np.array(best_assignment(kept))
+            kept = np.zeros((size, int(leaf.max()) + 1), dtype=np.int64)
+            np.add.at(kept, (row[own[part]], leaf[place[peer[part]]]), count[part])
+            here = leaf[number * size : (number + 1) * size]
+            place[members] = number * size + np.array(best_assignment(kept[:, here]))
         if (place == before).all():
             break
     return tuple(place.tolist())

@@ -56,13 +56,18 @@ class LeafMap:
 
 def recorded_leaf_map(dataset: Dataset, places: Collection[tuple[str, str]]) -> LeafMap | None:
     """The leaf switches that rails heard, where they tell the leaf of each of these (server, rail); else None."""
+    leaves = heard_leaves(dataset) if places else {}
+    return LeafMap(Path("LLDP"), True, leaves) if places and leaves.keys() >= set(places) else None
+
+
+def heard_leaves(dataset: Dataset) -> Mapping[tuple[str, str], str]:
+    """The leaf switch of each (server, rail) whose devices heard one, and only one."""
     heard: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for row in dataset.rows(dataset["rails"]).to_pylist():
         if row["switch"] and row["rail"]:
             server = f"{row['node']}/{row['netns']}" if row["netns"] else row["node"]
             heard[server, row["rail"]].add(row["switch"])
-    leaves = {place: next(iter(found)) for place, found in heard.items() if len(found) == 1}
-    return LeafMap(Path("LLDP"), True, leaves) if places and leaves.keys() >= set(places) else None
+    return {place: next(iter(found)) for place, found in heard.items() if len(found) == 1}
 
 
 def read_leaf_map(file: Path) -> LeafMap:
