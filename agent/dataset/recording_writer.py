@@ -101,6 +101,9 @@ class RecordingWriter:
             for table in ("recordings", "communicators", "rails", "connections", "stalls")
         )
         self._transfers = _Renewed(writer, "transfers", row.began_ns)
+        self._owners = _Renewed(writer, "rail_owners", row.began_ns)
+        self._ledgers: dict[int, tuple[int, int]] = {}
+        """By rail: how many ledgers it had before this one, and what this one has."""
         self._renew_row(row)
 
     def begin(self, began_ns: int, clock_error_ns: int | None) -> None:
@@ -153,6 +156,8 @@ class RecordingWriter:
             )
         for rail in piece.rails:
             self._rails.put(rail.device, _rail(rail, _neighbour_of(rail, neighbours)))
+            if rail.owners:
+                self._put_owners(rail)
         for key in connection_keys(piece.connections):
             names = ("instance", "peer", "channel", "send", "net_device")
             self._connections.put(key, dict(zip(names, key, strict=True)))
@@ -160,7 +165,8 @@ class RecordingWriter:
             self._stalls.put(which, _stall(stall))
         for which, pairs in transfers.items():
             self._transfers.put(which, *map(_transfers, pairs))
-        for renewed in (self._communicators, self._rails, self._connections, self._stalls, self._transfers):
+        tables = (self._communicators, self._rails, self._owners, self._connections, self._stalls, self._transfers)
+        for renewed in tables:
             renewed.write()
         events = dict(self._events(piece))
         files = [(table, path) for table, rows in events.items() for path in self._write_events(table, rows, part)]
@@ -199,6 +205,15 @@ class RecordingWriter:
                 operations_removed=row.operations_removed + operations,
             )
         )
+
+    def _put_owners(self, rail: RecordedRail) -> None:
+        """The rows of a rail; where its ledger began anew, what it had stays beside what it has since."""
+        ledgers, before = self._ledgers.get(rail.device, (0, 0))
+        together = sum(one.port_bytes for one in rail.owners)
+        ledgers += together < before
+        self._ledgers[rail.device] = ledgers, together
+        rows = ({"rail_id": rail.device, **asdict(one)} for one in rail.owners)
+        self._owners.put((rail.device, ledgers), *rows)
 
     def _began_ns(self, piece: Recording) -> int:
         """Time of day at which the recording began, as it is known with this piece."""

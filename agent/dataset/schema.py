@@ -164,6 +164,21 @@ TABLES: Final[Mapping[str, pa.Schema]] = {
         ("switch", pa.string(), "at the other end of the cable, as it says itself (LLDP); null: none was heard"),
         ("switch_port", pa.string(), "of that switch"),
     ),
+    "rail_owners": _table(
+        _RECORDING,
+        _NODE,
+        _RAIL,
+        ("direction", WORDS, "transmit or receive"),
+        ("owner", WORDS, f"who moved them, as `{catalogue.RAIL_BYTES_BY_OWNER}` has it: nccl, ucx, storage, …"),
+        ("origin", WORDS, f"where they came from, as `{catalogue.RAIL_BYTES_BY_ORIGIN}` has it"),
+        ("port_bytes", pa.int64(), "from the recording's begin on, also where samples were removed since"),
+        (
+            "error_ratio",
+            pa.float64(),
+            "half the width of the band that an owner or an origin may lie in, over all bytes of this rail and "
+            "direction; null: not known",
+        ),
+    ),
     "rail_samples": _table(
         _RECORDING,
         _NODE,
@@ -244,6 +259,7 @@ TABLE_MEANINGS: Final[Mapping[str, str]] = {
     "operations": "Operations that completed, with their times.",
     "compute": "Kernels and copies other than communication; imported data may have them.",
     "rails": "Devices whose bytes or links were recorded.",
+    "rail_owners": "Port bytes of rails by who moved them and where they came from: totals of the recording.",
     "rail_samples": "What ports had counted, several times a second.",
     "link_events": "How a rail's link was found when something about it had changed, the first time included.",
     "connections": "NCCL's connections over the network.",

@@ -38,8 +38,8 @@ MEMORY_BYTES: Final = 64 << 20
 """For what came in and is not written; several times what a busy host makes until then."""
 _WINDOW_NS: Final = 60_000_000_000
 """How long rails that are gone are remembered; everything else is taken within seconds."""
-_RECORDED: Final = frozenset({"collective", "netdev", "rdma", "lldp"})
-"""Collectors of which something is in the tables."""
+_RECORDED: Final = frozenset({"collective", "netdev", "rdma", "lldp", "tcp", "qp"})
+"""Collectors of which something is in the tables; connections and queue pairs tell whose the bytes of rails are."""
 _RING_BYTES: Final = 16 << 20
 _MOST_NAMED: Final = 3
 """Nodes, where it is said what a folder holds."""
@@ -70,7 +70,7 @@ class DatasetRecorder:
             LoadError: this host does not take the probes.
         """
         made = make_dataset_folder(folder)
-        config = recorders_config(config, MEMORY_BYTES if memory_bytes is None else memory_bytes, shown=shown)
+        config = recorders_config(config, MEMORY_BYTES if memory_bytes is None else memory_bytes)
         self._folder = folder
         self._pids = config.pids
         self._sees_calls = "collective" in config.collectors
@@ -166,10 +166,8 @@ class DatasetRecorder:
             yield from describe_removed(self._bound.removed)
 
 
-def recorders_config(config: Config, memory_bytes: int, *, shown: bool = False) -> Config:
+def recorders_config(config: Config, memory_bytes: int) -> Config:
     """The configuration of the agent in `railscope record`: it does not observe what no table holds.
-
-    `shown`: somebody is shown whose the bytes of rails are, which their connections tell.
 
     Whoever asked for the host time of calls gets the probes that measure it, as with any agent.  A ring of the usual
     size becomes a larger one: an agent that misses an event has counted the call all the same, a recording has not.
@@ -177,7 +175,7 @@ def recorders_config(config: Config, memory_bytes: int, *, shown: bool = False) 
     return replace(
         config,
         once=False,
-        collectors=config.collectors & (_RECORDED | {"tcp"} if shown else _RECORDED),
+        collectors=config.collectors & _RECORDED,
         probe_enqueue_time="off" if config.probe_enqueue_time == "auto" else config.probe_enqueue_time,
         recordings_directory=None,
         recordings_window_ns=_WINDOW_NS,

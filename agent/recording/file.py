@@ -31,6 +31,8 @@ _MOST_HEADER_BYTES: Final = 32 << 20
 _MOST_ARRAY_BYTES: Final = 2 << 30
 _MOST_NPY_HEADER_BYTES: Final = 10_000
 _CHUNK_BYTES: Final = 1 << 18
+_WITHOUT_OWNERS: Final = 3
+"""The version before FORMAT_VERSION: rails have no owners."""
 _COMPRESSION: Final = 1
 """Fast: higher levels take four times as long for a fifth less."""
 _LIMIT: Final = 1 << 60
@@ -166,7 +168,12 @@ def _header(content: bytes) -> dict[str, Any]:
     if not isinstance(header, dict) or header.pop("format", None) != _FORMAT:
         raise RecordingError("this is not a railscope recording")
     version = header.pop("version", None)
-    if version != FORMAT_VERSION:
+    if version == _WITHOUT_OWNERS:
+        rails = header.get("rails")
+        for rail in rails if isinstance(rails, list) else ():
+            if isinstance(rail, dict):
+                rail.setdefault("owners", [])
+    elif version != FORMAT_VERSION:
         raise RecordingError(
             f"the recording has format {_one_line(str(version))}, this railscope reads format {FORMAT_VERSION}: "
             "read it with the version that wrote it"

@@ -23,8 +23,8 @@ NOT_SEEN: Final = "completion was not observed (level counts, or no network part
 """Where a recording has no operations that completed and none that did not."""
 FILE_SUFFIX: Final = ".npz"
 """How names of recordings' files end; `record -o` of any other name means a dataset's folder."""
-FORMAT_VERSION: Final = 3
-"""Of the file; another dtype or another meaning of a field is another version."""
+FORMAT_VERSION: Final = 4
+"""Of the file; another dtype, other fields or another meaning of one is another version."""
 STALL: Final = "stall"
 SIGNAL: Final = "signal"
 """Why an agent makes a recording by itself, and when it is asked to."""
@@ -80,6 +80,22 @@ class RecordedCommunicator:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedOwner:
+    """Port bytes of one rail and direction that one owner moved and that came from one origin, as its ledger has them.
+
+    Text, as of a stall: a release that knows other owners may read it.
+    """
+
+    direction: str
+    """`transmit` or `receive`."""
+    owner: str
+    origin: str
+    port_bytes: int
+    error_ratio: float | None
+    """Of all bytes of this rail and direction: half the width of the band that an owner or an origin may lie in."""
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedRail:
     """One device whose bytes or link were recorded."""
 
@@ -95,6 +111,8 @@ class RecordedRail:
     pci: str
     driver: str
     speed_bytes_per_second: int | None
+    owners: tuple[RecordedOwner, ...] = ()
+    """Whose its bytes were, from the recorder's beginning on; empty: not known, or the recording began later."""
 
 
 @dataclass(frozen=True, slots=True)

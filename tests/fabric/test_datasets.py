@@ -7,23 +7,34 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from railscope.agent.analysis.facts.report import OwnerUse
+from railscope.agent.analysis.report.report import make_report
+from railscope.agent.analysis.report.text import as_text
 from railscope.agent.dataset.files import table_files
 from railscope.agent.dataset.reader import Dataset, open_dataset
 from railscope.agent.dataset.writer import read_part
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.job import Job, JobOptions
 from tests.fabric.agent_process import RAILSCOPE
+from tests.fabric.ledgers import PortCounters
+from tests.fabric.talkers import SEND, SERVE, Talker
 from tests.fabric.test_recordings import Calls, said
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.root, pytest.mark.fabric]
+
+FOREIGN_BYTES = 60_000_000
+SETTLED_SECONDS = 10
+"""After which all bytes have an owner: what nothing explains waits for three readings."""
 
 
 @contextlib.contextmanager
@@ -101,6 +112,50 @@ def test_two_recorders_write_one_dataset_that_holds_every_call(two_hosts: Fabric
                 # The job's own bytes, and TCP's headers and acknowledgements.
                 counted = sent[two_hosts.hosts[report.rank].namespace, rail.rail]
                 assert counted < 1.5 * rail.transmit_bytes + 200_000
+
+
+@pytest.mark.parametrize("output", ["job", "job.npz"])
+def test_a_recording_tells_who_moved_the_bytes_of_each_rail(two_hosts: Fabric, tmp_path: Path, output: str) -> None:
+    """A job over two rails, and a program that maps no library over the first one."""
+    with ExitStack() as open_until_here:
+        server = Talker(two_hosts.hosts[1].command(sys.executable, "-c", SERVE, *two_hosts.hosts[1].addresses))
+        open_until_here.callback(server.end)
+        sender = Talker(two_hosts.hosts[0].command(sys.executable, "-c", SEND))
+        open_until_here.callback(sender.end)
+        job = open_until_here.enter_context(
+            Job(two_hosts.hosts, JobOptions("ddp", iterations=12, hold=True, verify=False))
+        )
+        process = open_until_here.enter_context(recorder(tmp_path / output, ()))
+        ports = PortCounters(two_hosts)
+        job.release()
+        for _ in range(6):
+            sender.send(two_hosts.hosts[1].addresses[0], FOREIGN_BYTES // 6)
+        job.wait(60)
+        moved = ports.since()
+        time.sleep(SETTLED_SECONDS)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+    report = make_report([tmp_path / output])
+    places = {(host.namespace, rail): (number, at) for number, host in enumerate(two_hosts.hosts)
+              for at, rail in enumerate(two_hosts.rail_names)}  # fmt: skip
+    owned: dict[tuple[int, int, str], dict[str, OwnerUse]] = {}
+    for use in report.owners:
+        if (place := places.get((use.server.partition("/")[2], use.device))) is not None:
+            owned.setdefault((*place, use.direction), {})[use.owner] = use
+    assert owned.keys() == moved.keys()
+    for place, owners in owned.items():
+        foreign = FOREIGN_BYTES if place in ((0, 0, "transmit"), (1, 0, "receive")) else 0
+        together = sum(use.port_bytes for use in owners.values())
+        assert together == pytest.approx(moved[place], rel=0.02), (place, owners)
+        other = owners["tcp_other"].port_bytes if "tcp_other" in owners else 0
+        assert other == pytest.approx(foreign, abs=0.05 * FOREIGN_BYTES), (place, owners)
+        assert owners["nccl"].port_bytes == pytest.approx(moved[place] - foreign, rel=0.05), (place, owners)
+        (error_ratio,) = {use.error_ratio for use in owners.values()}
+        assert error_ratio is not None
+        assert error_ratio < 0.05, (place, owners)
+        assert sum(use.share for use in owners.values()) == pytest.approx(1)
+    assert "tcp_other" in as_text(report)
 
 
 @pytest.mark.parametrize("output", ["job", "job.npz"])

@@ -68,6 +68,14 @@ def _time(job: JobDataset) -> None:
     for number in range(10):
         sample = {"transmit_bytes": number * 1_000_000, "receive_bytes": number * 900_000}
         job.row(0, "rail_samples", time_ns=BEGAN_NS + number * SECOND_NS // 2, rail_id=0, **sample)
+    for direction, owner, origin, port_bytes in (
+        ("transmit", "nccl", "collective", 3_000_000),
+        ("transmit", "nccl", "overhead", 50_000),
+        ("transmit", "nixl", "transfer", 1_450_000),
+        ("receive", "unknown", "foreign", 4_050_000),
+    ):
+        names = {"direction": direction, "owner": owner, "origin": origin}
+        job.row(0, "rail_owners", rail_id=0, **names, port_bytes=port_bytes, error_ratio=0.0125)
     stall = {"comm": "dp0", "rank": 1, "op": "AllReduce", "cause": "link_down", "since_ns": BEGAN_NS + SECOND_NS}
     job.row(0, "stalls", seconds=12.5, **stall)
 
@@ -91,6 +99,10 @@ def reports(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         as_json(make_report([folder], ReportOptions(leaf_map=leaf_map))),
         as_json(make_report([folder], ReportOptions(leaf_map=leaf_map, engine="spark", memory_bytes=1_000_000_000))),
     )
+
+
+def test_there_is_something_of_owners_to_agree_on(reports: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    assert [one["owner"] for one in reports[1]["owners"]] == ["unknown", "nccl", "nixl"]
 
 
 @pytest.mark.parametrize("part", KEYS)

@@ -12,6 +12,7 @@ from railscope.agent.recording.recording import (
     KINDS,
     Mark,
     RecordedCommunicator,
+    RecordedOwner,
     RecordedRail,
     RecordedStall,
     Recording,
@@ -106,7 +107,15 @@ def recording(reason: str = "stall", calls: int = 100) -> Recording:
                 alive=True,
             ),
         ),
-        rails=(RecordedRail(0, "eth2", "0", "", 4026531840, "0000:18:00.0", "mlx5_core", 50_000_000_000),),
+        rails=(
+            RecordedRail(
+                *(0, "eth2", "0", "", 4026531840, "0000:18:00.0", "mlx5_core", 50_000_000_000),
+                owners=(
+                    RecordedOwner("transmit", "nccl", "collective", 250, 0.02),
+                    RecordedOwner("receive", "unknown", "foreign", 2, None),
+                ),
+            ),
+        ),
         complete_from_ns=dict.fromkeys(KINDS, BEGAN_NS) | {"calls": BEGAN_NS + 12 * SECOND_NS},
         stalls=(stall(),) if reason == "stall" else (),
         marks=(Mark(BEGAN_NS + 5, "a stall began"),),

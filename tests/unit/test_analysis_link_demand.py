@@ -192,7 +192,9 @@ def groups_of(pairs: list[PairTraffic], links: list[Link]) -> list[set[str]]:
     return groups
 
 
-def room(kept: set[Link], servers: dict[str, int], leaf: str, rates: dict[Link, int], leaf_of: dict[Link, str]) -> Any:
+def room(
+    kept: set[Link], servers: dict[str, int], leaf: str, rates: dict[Link, int], leaf_of: dict[Link, str]
+) -> Fraction:
     """The part of each of these servers' bytes that a leaf switch takes in a time of 1."""
     return min(
         Fraction(sum(rates[link] for link in kept if link[0] == server and leaf_of[link] == leaf), total)

@@ -16,7 +16,7 @@ from railscope.agent.dataset.reader import open_dataset
 from railscope.agent.dataset.recording_writer import Losses, RecordingWriter
 from railscope.agent.dataset.writer import DatasetWriter
 from railscope.agent.facts.transfers import PeerTransfers
-from railscope.agent.recording.recording import Mark
+from railscope.agent.recording.recording import Mark, RecordedOwner, Recording
 from railscope.probes.nccl.records.calls import LifecycleKind
 from tests.unit.dataset_pieces import NO_LOSSES, ROW, piece, read, sequences
 from tests.unit.identities import named
@@ -135,6 +135,32 @@ def test_a_pair_that_goes_on_has_its_totals_however_many_end_beside_it(
     assert len(table_files(tmp_path, "transfers")) > 2
     rows = read(tmp_path, "transfers")
     assert sorted(row["pid"] for row in rows) == [70, *range(80, 88), *range(90, 98)]
+
+
+def owned(number: int, *owners: RecordedOwner) -> Recording:
+    """A piece at whose end a rail's ledger holds this."""
+    one = piece(number)
+    (rail,) = one.rails
+    return replace(one, rails=(replace(rail, owners=owners),))
+
+
+def test_who_moved_a_rail_s_bytes_is_kept_with_what_an_earlier_ledger_of_it_had(tmp_path: Path) -> None:
+    """A rail is forgotten where nobody uses it for a while; what it carries later is in a ledger that begins with 0."""
+    writer = RecordingWriter(DatasetWriter(tmp_path, "gpu-01"), ROW)
+    nccl, unknown = (RecordedOwner("transmit", owner, "foreign", 100, 0.1) for owner in ("nccl", "unknown"))
+    grown = replace(nccl, port_bytes=900, error_ratio=0.02)
+    steps: list[tuple[tuple[RecordedOwner, ...], list[int]]] = [
+        ((unknown,), [100]),
+        ((grown, unknown), [900, 100]),
+        ((), [900, 100]),
+        ((nccl,), [900, 100, 100]),
+        ((replace(nccl, port_bytes=150),), [900, 100, 150]),
+    ]
+    for number, (owners, counts) in enumerate(steps):
+        writer.add(owned(number, *owners), NO_LOSSES, {})
+        assert [row["port_bytes"] for row in read(tmp_path, "rail_owners")] == counts
+    (row, *_) = read(tmp_path, "rail_owners")
+    assert (row["owner"], row["direction"], row["error_ratio"]) == ("nccl", "transmit", 0.02)
 
 
 def test_a_piece_over_a_full_hour_lies_in_both_hours(tmp_path: Path) -> None:

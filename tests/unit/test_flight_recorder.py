@@ -11,9 +11,11 @@ import pytest
 from railscope.agent.facts import clocks
 from railscope.agent.facts.clocks import read_clocks
 from railscope.agent.facts.rail_decision import RailDecision
+from railscope.agent.facts.rail_ledger import DirectionLedger, Origin, RailLedger
 from railscope.agent.facts.snapshot import CommunicatorFacts, NodeCollectives, RailFacts, Snapshot
+from railscope.agent.facts.traffic_owners import TrafficOwner
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
-from railscope.agent.recording.recording import KINDS, Recording
+from railscope.agent.recording.recording import KINDS, RecordedOwner, Recording
 from railscope.probes.clock import ClockError, clock_error
 from railscope.probes.loading.maps import Records
 from railscope.probes.netdev.counters import CounterBlock, CounterReading, CounterShape
@@ -123,6 +125,29 @@ def test_what_happened_within_the_window_is_kept_and_what_came_before_is_not(
     assert one.calls["sequence"].tolist() == [0, 1]
     assert one.ended_ns - one.began_ns == 60 * SECOND_NS
     assert one.complete_from_ns["calls"] == one.began_ns
+
+
+def test_owners_of_bytes_are_recorded_where_the_recording_began_when_their_ledgers_did(
+    clock: Clock, recorder: FlightRecorder
+) -> None:
+    """Of the last moments alone, ledgers of all that happened tell nothing."""
+    recorder.record_rails(decisions(device()))
+    sent = DirectionLedger({(TrafficOwner.NCCL, Origin.COLLECTIVE): 7, (TrafficOwner.UCX, Origin.TRANSFER): 3}, 0.25)
+    ledgers = {(NETNS, "eth2"): RailLedger(sent, DirectionLedger({}, None)), (9, "eth2"): RailLedger(sent, sent)}
+    snapshot = Snapshot(realtime_ns=0, version="", kernel="")
+
+    def owners() -> set[RecordedOwner]:
+        (rail,) = recorder.freeze("record", snapshot, ledgers=ledgers).rails
+        return set(rail.owners)
+
+    clock.sleep(59)
+    assert owners() == {
+        RecordedOwner("transmit", "nccl", "collective", 7, 0.25),
+        RecordedOwner("transmit", "ucx", "transfer", 3, 0.25),
+    }
+    clock.sleep(2)
+    assert owners() == set()
+    assert len(recorder.read_new("record", snapshot, ledgers=ledgers).recording.rails[0].owners) == 2
 
 
 def test_a_recorder_that_has_just_started_claims_no_past(clock: Clock, recorder: FlightRecorder) -> None:

@@ -168,7 +168,7 @@ def changed(path: Path, *, header: Callable[[dict[str, Any]], object] = lambda _
     [
         (
             lambda header: header.update(version=FORMAT_VERSION + 1),
-            "format 4, this railscope reads format 3: read it with",
+            "format 5, this railscope reads format 4: read it with",
         ),
         (lambda header: header.update(format="other"), "this is not a railscope recording"),
         (lambda header: header.pop("host"), r"damaged: recording lacks fields, or has others \(host\)"),
@@ -193,6 +193,31 @@ def test_a_header_that_means_something_else_is_refused(
     changed(path, header=change)
     with pytest.raises(RecordingError, match=message):
         read_recording(path)
+
+
+def as_version_3(header: dict[str, Any]) -> None:
+    """As railscope wrote it before rails had owners."""
+    header.update(version=3)
+    for rail in header["rails"]:
+        del rail["owners"]
+
+
+def test_a_recording_from_before_rails_had_owners_is_read_without_them(tmp_path: Path) -> None:
+    path = tmp_path / "older.npz"
+    changed(path, header=as_version_3)
+    one = recording()
+    (rail,) = one.rails
+    assert rail.owners
+    older = read_recording(path)
+    assert older.rails == (replace(rail, owners=()),)
+    assert (older.host, older.stalls) == (one.host, one.stalls)
+
+
+@pytest.mark.parametrize("rails", [7, [7], "x", {"a": 1}, [{"owners": 7}]])
+def test_a_damaged_older_recording_is_one_line(tmp_path: Path, rails: object) -> None:
+    path = tmp_path / "older.npz"
+    changed(path, header=lambda header: header.update(version=3, rails=rails))
+    assert error_of(path).startswith("the recording is damaged: ")
 
 
 NO_NUMBERS: dict[str, list[float]] = {
@@ -276,7 +301,7 @@ def test_an_array_that_is_not_what_it_should_be_is_refused(tmp_path: Path, conte
 def test_other_records_are_another_version() -> None:
     """A change of a dtype makes old files unreadable: raise FORMAT_VERSION with it, and put the new digest here."""
     described = json.dumps({kind: dtype.descr for kind, dtype in KINDS.items()})
-    assert (FORMAT_VERSION, hashlib.sha256(described.encode()).hexdigest()[:16]) == (3, "c812de4a5548447b")
+    assert (FORMAT_VERSION, hashlib.sha256(described.encode()).hexdigest()[:16]) == (4, "c812de4a5548447b")
 
 
 def test_times_of_day_come_from_the_nearest_reading_of_the_clocks() -> None:

@@ -16,6 +16,7 @@ import pytest
 from railscope.agent.dataset.recording_writer import RecordingWriter
 from railscope.agent.dataset.writer import DatasetWriter
 from railscope.agent.facts.rail_decision import RailDecision
+from railscope.agent.facts.rail_ledger import RailLedger
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.node.recorder.feed import RecorderFeed, StreamPiece
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
@@ -211,6 +212,9 @@ class Recorder:
 
     def rail_decisions(self) -> tuple[RailDecision, ...]:
         return ()
+
+    def rail_ledgers(self) -> dict[tuple[int, str], RailLedger]:
+        return {}
 
     def snapshot(self) -> Snapshot:
         return Snapshot(realtime_ns=0, version="1.2.3", kernel="", transfers=self._watch.facts())

@@ -16,6 +16,7 @@ from railscope.agent.analysis.facts.quantities import format_bytes, format_count
 from railscope.agent.analysis.facts.report import Iteration
 from railscope.agent.analysis.pictures.pictures import ROLE_NAMES
 from railscope.agent.analysis.report.scaling import find_scaling, run_of, why_not_comparable, why_unlike
+from railscope.agent.analysis.report.words import owner_sums
 from railscope.agent.analysis.traffic.sizes import cdf
 
 _WITHIN: Final = (
@@ -157,6 +158,9 @@ def _pattern(side: Side, times: int, suffix: str) -> Iterator[Value]:
         ("wire bytes over the spine", traffic.spine_wire_bytes),
     ):
         yield Value(5, f"{name}{suffix}", Unit.BYTES, count / times if known and count is not None else None)
+    moved, _ = owner_sums(report)
+    for owner, port_bytes in sorted(moved.items()):
+        yield Value(5, f"port bytes of {owner}, of all", Unit.SHARE, port_bytes / sum(moved.values()))
 
 
 def _durations(side: Side, kinds: set[Kind]) -> Iterator[Value]:

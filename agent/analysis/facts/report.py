@@ -6,6 +6,7 @@ seconds; a GPU is named by its number in `Gpus`.  None is "not known", and `Repo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from railscope.agent.analysis.facts.fact_columns import Pairs, Sizes
@@ -363,6 +364,27 @@ class RailUse:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnerUse:
+    """What one owner moved over one rail in one direction (traffic between servers, rails and leaves)."""
+
+    server: str
+    rail: str
+    """As of `RailUse`."""
+    device: str
+    direction: str
+    """`transmit` or `receive`."""
+    owner: str
+    """`nccl`, `ucx`, `storage`, …; `unknown`: nobody knows."""
+    port_bytes: int
+    share: float
+    """Of all bytes of this rail and direction that have an owner."""
+    error_ratio: float | None
+    """Of the same: half the width of the band that each owner's may lie in; None: not known."""
+    origins: Mapping[str, int]
+    """Port bytes by where they came from: `collective`, `transfer`, `overhead`, …"""
+
+
+@dataclass(frozen=True, slots=True)
 class Waiting:
     """How much ranks wait for the slowest one of their communicator."""
 
@@ -450,6 +472,8 @@ class Report:
     waiting: Waiting | None = None
     """None: no two ranks of a communicator have operations with times."""
     rails: tuple[RailUse, ...] = ()
+    owners: tuple[OwnerUse, ...] = ()
+    """By server, rail, device and direction; who moved most comes first."""
     transfers: tuple[TransferUse, ...] = ()
     """Of libraries other than NCCL, the most bytes first."""
     unknown: tuple[Unknown, ...] = field(default=())

@@ -262,7 +262,7 @@ def _numbered(names: Sequence[str]) -> NDArray[np.int32]:
     return np.array([numbers[name] for name in names], dtype=np.int32)
 
 
-def _fewest(order: Sequence[_T], worth: Sequence[Fraction], needed: int) -> list[_T]:
+def _fewest(order: Sequence[_T], worth: Sequence[Fraction], needed: int | Fraction) -> list[_T]:
     """The first ones whose worth reaches what is needed; all, where none do."""
     found: list[_T] = []
     reached = Fraction(0)

@@ -148,7 +148,7 @@ def _pairs(report: Report) -> list[Element]:
 
 
 def _edges(report: Report) -> list[Element]:
-    rails = tables.rails(report)
+    rails = [*tables.rails(report), *tables.owners(report)]
     if report.shared_rails:
         rails.append(tag("p", report.shared_rails, css="note"))
     rails += tables.transfers(report)

@@ -25,6 +25,7 @@ from railscope.agent.analysis.report.words import (
     format_link_utilisation,
     median_of,
     most_uneven_iterations,
+    owner_rows,
     scaling_rows,
 )
 
@@ -329,6 +330,14 @@ def rails(report: Report) -> list[Element]:
     ]
     header = ("server", "rail", "device", "sent", "mean, peak", "received", "mean, peak", "link", "part of it")
     return table("Port bytes of rails, the busiest first", header, rows, "<<<>>>>>>", len(busiest))
+
+
+def owners(report: Report) -> list[Element]:
+    """HTML table of who moved the port bytes of rails."""
+    rows = owner_rows(report)
+    header = ("server", "rail", "device", "direction", "bytes", "±", "moved by")
+    title = "Owners of the rails' port bytes, the busiest rail first; ± is the part of them that may be another's"
+    return table(title, header, rows[:_MOST], "<<<<>><", len(rows))
 
 
 def _mean_and_peak(mean: float, peak: float) -> str:

@@ -46,7 +46,7 @@ MEASUREMENTS: Final = (
         5,
         "traffic between servers, rails and leaves",
         "wire bytes between servers; of those between different rails; of those between different leaf switches; and "
-        "port bytes, which the rails' NICs counted themselves",
+        "port bytes, which the rails' NICs counted themselves, by who moved them",
         (PAPER_A, PAPER_B),
     ),
     Measurement(

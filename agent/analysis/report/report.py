@@ -38,6 +38,7 @@ from railscope.agent.analysis.timing.overlap import find_overlap, find_role_time
 from railscope.agent.analysis.timing.receives import find_receives
 from railscope.agent.analysis.timing.waiting import find_waiting
 from railscope.agent.analysis.traffic.ops import find_communicators, find_ops, unknown_of_calls
+from railscope.agent.analysis.traffic.owners import find_owners
 from railscope.agent.analysis.traffic.port_bytes import find_port_bytes
 from railscope.agent.analysis.traffic.sizes import find_sizes
 from railscope.agent.analysis.traffic.traffic import find_traffic
@@ -157,6 +158,7 @@ def report_of(dataset: Dataset, leaf_map: LeafMap | None = None, gpus: Gpus | No
     composition, roles, unknown_composition = find_composition(dataset, gpus, counted)
     bandwidth, unknown_bandwidth = find_bandwidth(dataset, gpus, classes)
     rails, unknown_rails = find_port_bytes(dataset)
+    owners, unknown_owners = find_owners(dataset, rails)
     course = _course(dataset, gpus, classes, roles) if _times_are_known(recordings) else _NO_COURSE
     began_ns, ended_ns = _span(recordings)
     several_jobs = describe_several_jobs(jobs_in(dataset, gpus))
@@ -179,12 +181,14 @@ def report_of(dataset: Dataset, leaf_map: LeafMap | None = None, gpus: Gpus | No
         role_times=course.role_times,
         waiting=find_waiting(dataset, gpus) if course.regularity is not None else None,
         rails=rails,
+        owners=owners,
         transfers=find_transfers(dataset),
         unknown=_in_order(
             [
                 *unknown_of_calls(counted),
                 *unknown_traffic,
                 *unknown_rails,
+                *unknown_owners,
                 *unknown_latency,
                 *unknown_composition,
                 *unknown_bandwidth,

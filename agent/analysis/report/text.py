@@ -35,6 +35,7 @@ from railscope.agent.analysis.report.words import (
     format_link_utilisation,
     median_of,
     most_uneven_iterations,
+    owner_rows,
     scaling_rows,
     unknown_by_reason,
 )
@@ -56,6 +57,7 @@ def as_text(report: Report) -> str:
         _pairs(report),
         _servers(report),
         _rails(report),
+        _owners(report),
         _transfers(report),
         _latency(report),
         _anomalies(report),
@@ -241,6 +243,18 @@ def _rails(report: Report) -> list[str]:
         "<<<>>>>>>>",
     )
     return [*lines, *_wrapped(report.shared_rails)]
+
+
+def _owners(report: Report) -> list[str]:
+    return _section(
+        "Owners of the rails' port bytes (± the part of them that may be another's)",
+        ("server", "rail", "device", "", "bytes", "±", "moved by"),
+        [
+            (shorten(server, 20), rail or UNKNOWN, shorten(device, 16), *rest)
+            for server, rail, device, *rest in owner_rows(report)
+        ],
+        "<<<<>><",
+    )
 
 
 def _transfers(report: Report) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from statistics import median
 from typing import Final
 
@@ -20,7 +20,7 @@ from railscope.agent.analysis.facts.quantities import (
     format_share,
     format_time,
 )
-from railscope.agent.analysis.facts.report import NonUniformity, RailUse, Report, Unknown
+from railscope.agent.analysis.facts.report import NonUniformity, OwnerUse, RailUse, Report, Unknown
 from railscope.agent.analysis.pictures.pictures import ROLE_NAMES
 from railscope.agent.analysis.report.measurements import BY_NUMBER
 from railscope.agent.analysis.report.report import has_times
@@ -34,7 +34,7 @@ def summarise(report: Report) -> tuple[str, ...]:
     """The report in sentences, the most important first; of what is not known there is none."""
     first, *of_steps = tuple(describe_steps(report)) or ("",)
     told = (*_job(report), *_shape(report), *_pattern(report), *_edges(report), *_time(report))
-    return tuple(filter(None, (first, *told, *_transfers(report), *of_steps, *_slow(report))))
+    return tuple(filter(None, (first, *told, *_owners(report), *_transfers(report), *of_steps, *_slow(report))))
 
 
 def median_of(values: Iterable[float | None]) -> float | None:
@@ -75,6 +75,50 @@ def describe_even_iterations(report: Report) -> str:
         "other: "
         f"{format_bytes(median(alike))} in all{' (median)' if len(alike) > 1 else ''}."
     )
+
+
+def _owners(report: Report) -> Iterator[str]:
+    """Who moved the rails' port bytes, both directions and all rails together."""
+    sums, unsure_bytes = owner_sums(report)
+    if sums:
+        unsure = "" if unsure_bytes is None else f" (each ± {format_share(unsure_bytes / sum(sums.values()))})"
+        yield f"The rails' port bytes were moved by {_shares_of(sums)}{unsure}."
+
+
+def owner_sums(report: Report) -> tuple[dict[str, int], float | None]:
+    """Port bytes of all rails and both directions by owner, and how many may be another's; None: not known."""
+    sums: defaultdict[str, int] = defaultdict(int)
+    unsure: list[float | None] = []
+    for use in report.owners:
+        sums[use.owner] += use.port_bytes
+        unsure.append(None if use.error_ratio is None else use.error_ratio * use.port_bytes)
+    known = [count for count in unsure if count is not None]
+    return dict(sums), sum(known) if len(known) == len(unsure) else None
+
+
+def owner_rows(report: Report) -> list[tuple[str, ...]]:
+    """Rows of the table of owners: server, rail, device, direction, bytes, how many may be another's, who moved them.
+
+    The busiest rail comes first.
+    """
+    found: defaultdict[tuple[str, str, str, str], list[OwnerUse]] = defaultdict(list)
+    for use in report.owners:
+        found[use.server, use.rail or UNKNOWN, use.device, use.direction].append(use)
+    counts = {key: sum(use.port_bytes for use in uses) for key, uses in found.items()}
+    return [
+        (
+            *(*key, format_bytes(counts[key]), format_share(found[key][0].error_ratio)),
+            _shares_of({use.owner: use.port_bytes for use in found[key]}),
+        )
+        for key in sorted(counts, key=lambda key: (-counts[key], key))
+    ]
+
+
+def _shares_of(sums: Mapping[str, int]) -> str:
+    """Owners with the part that each moved, who moved most first."""
+    together = sum(sums.values())
+    ordered = sorted(sums.items(), key=lambda one: (-one[1], one[0]))
+    return ", ".join(f"{owner} {format_share(count / together)}" for owner, count in ordered if count)
 
 
 def _transfers(report: Report) -> Iterator[str]:

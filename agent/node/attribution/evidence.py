@@ -346,6 +346,10 @@ class RailLedgers:
             return None
         return RailLedger(accounts[0].ledger, accounts[1].ledger)
 
+    def known(self) -> dict[RailKey, RailLedger]:
+        """Every rail's ledger of which something is known."""
+        return {key: ledger for key in self._accounts if (ledger := self.get(key)) is not None}
+
     def forget(self, netns: int) -> None:
         """Drop the rails of a network namespace that has gone."""
         self._accounts = {key: accounts for key, accounts in self._accounts.items() if key[0] != netns}

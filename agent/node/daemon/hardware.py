@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from railscope.agent.config.options import Config
+from railscope.agent.facts.rail_ledger import RailLedger
 from railscope.agent.facts.snapshot import CollectorResult, NodeCondition, NodeFabric, NodeGpus, RailFacts
 from railscope.agent.model.expected import ExpectedBytes
-from railscope.agent.node.attribution.evidence import HandedBytes
+from railscope.agent.node.attribution.evidence import HandedBytes, RailKey
 from railscope.agent.node.attribution.parties import MappedBy, not_looked_at
 from railscope.agent.node.attribution.queue_pair_owners import QueuePairOwners
 from railscope.agent.node.condition import watch as condition
@@ -299,6 +300,10 @@ class Hardware:
     def rail_facts(self) -> tuple[RailFacts, ...]:
         """RDMA ports, then network devices."""
         return (*(self._rdma.rails() if self._rdma is not None else ()), *self.rails.rails())
+
+    def ledgers(self) -> Mapping[RailKey, RailLedger]:
+        """Whose the bytes of rails were, by network namespace and device as samplers call them."""
+        return {**self.rails.ledgers(), **(self._rdma.ledgers() if self._rdma is not None else {})}
 
     def gpu_facts(self) -> NodeGpus:
         """GPUs and NVLinks, as each was last read."""

@@ -14,9 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from railscope.agent.config.options import Config
 from railscope.agent.facts.hardware_evidence import NodeHardware
 from railscope.agent.facts.rail_decision import RailDecision
+from railscope.agent.facts.rail_ledger import RailLedger
 from railscope.agent.facts.rank_process import RankProcess
 from railscope.agent.facts.snapshot import AgentHealth, NodeIdentity, Snapshot
-from railscope.agent.node.attribution.evidence import NOT_OBSERVED
+from railscope.agent.node.attribution.evidence import NOT_OBSERVED, RailKey
 from railscope.agent.node.attribution.parties import Unlooked
 from railscope.agent.node.daemon.hardware import Hardware
 from railscope.agent.node.daemon.kept_totals import KeptTotals
@@ -155,6 +156,11 @@ class Observer:
     def rail_decisions(self) -> tuple[RailDecision, ...]:
         """What each network device is."""
         return self._hardware.rails.decisions()
+
+    def rail_ledgers(self) -> Mapping[RailKey, RailLedger]:
+        """Whose the bytes of rails were, by network namespace and device."""
+        with self._lock:
+            return self._hardware.ledgers()
 
     def start(self) -> list[LinkEvents]:
         """Begin to watch the host's own rails and GPUs; returns link events to poll."""

@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 from railscope.agent.config.rail_patterns import RailPattern
 from railscope.agent.config.unmatched import patterns_without_device
 from railscope.agent.facts.rail_decision import RailDecision
+from railscope.agent.facts.rail_ledger import RailLedger
 from railscope.agent.facts.remarks import Remark
 from railscope.agent.facts.snapshot import CollectorResult, RailFacts
 from railscope.agent.model.expected import ExpectedBytes
@@ -23,6 +24,7 @@ from railscope.agent.node.attribution.evidence import (
     NOT_OBSERVED,
     HandedBytes,
     RailEvidence,
+    RailKey,
     RailLedgers,
     bytes_of_nccl,
     evidence_of,
@@ -163,6 +165,16 @@ class NetdevRails:
     @property
     def alive(self) -> bool:
         return self._sampler.alive
+
+    def ledgers(self) -> Mapping[RailKey, RailLedger]:
+        """Whose the bytes of rails were, by network namespace and device; those gone lately are as they were last."""
+        gone = {
+            (netns, facts.device): facts.ledger
+            for netns, one in self._gone.items()
+            for facts in one.facts
+            if facts.ledger is not None
+        }
+        return {**gone, **self._ledgers.known()}
 
     @property
     def all_sent(self) -> bool:

@@ -11,18 +11,20 @@ readings after their processes: NCCL_IB_HCA adds ports, and NCCL_IB_DISABLE of o
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from railscope.agent.config.rail_patterns import RailPattern
 from railscope.agent.facts.label_numbers import UNKNOWN
+from railscope.agent.facts.rail_ledger import RailLedger
 from railscope.agent.facts.snapshot import CollectorResult, Histogram, RailFacts
 from railscope.agent.model.expected import ExpectedBytes, WireTotals
 from railscope.agent.node.attribution.evidence import (
     NOT_OBSERVED,
     HandedBytes,
     RailEvidence,
+    RailKey,
     RailLedgers,
     port_without_others,
     rdma_evidence,
@@ -225,6 +227,12 @@ class RdmaRails:
         # Counted by the sending process's namespace, which need not be the device's.
         names = (port.device, f"{port.device}{DATA_DIRECT}")
         return sum(value for (_, device), value in self._handed_over.device_bytes.items() if device in names)
+
+    def ledgers(self) -> Mapping[RailKey, RailLedger]:
+        """Whose the bytes of rails were, by port as samplers call it (`mlx5_0/1`)."""
+        known = self._ledgers.known()
+        keys = {_key(facts.port): (0, f"{facts.port.device}/{facts.port.port}") for facts, _ in self._rails()}
+        return {name: known[key] for key, name in keys.items() if key in known}
 
     def rails(self) -> tuple[RailFacts, ...]:
         """Every port that is a rail, by number."""

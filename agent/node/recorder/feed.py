@@ -15,8 +15,10 @@ from typing import Final, Protocol
 
 from railscope.agent.config.options import Config
 from railscope.agent.facts.rail_decision import RailDecision
+from railscope.agent.facts.rail_ledger import RailLedger
 from railscope.agent.facts.snapshot import NeighbourFacts, Snapshot
 from railscope.agent.facts.transfers import NodeTransfers, PeerTransfers
+from railscope.agent.node.attribution.evidence import RailKey
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder, Piece
 from railscope.agent.node.recorder.triggers import make_recorded_stall
 from railscope.agent.recording.recording import RecordedStall, Recording
@@ -38,6 +40,8 @@ class Known(Protocol):
     """Where to ask what is known: the observer."""
 
     def rail_decisions(self) -> tuple[RailDecision, ...]: ...
+
+    def rail_ledgers(self) -> Mapping[RailKey, RailLedger]: ...
 
     def snapshot(self) -> Snapshot: ...
 
@@ -144,7 +148,13 @@ class RecorderFeed:
             (stall.instance, stall.since_ns): make_recorded_stall(stall, now)
             for stall in (*snapshot.stalls.ended, *snapshot.stalls.current)
         }
-        piece = self._recorder.read_new("record", snapshot, open_operations=operations, connections=connections)
+        piece = self._recorder.read_new(
+            "record",
+            snapshot,
+            open_operations=operations,
+            connections=connections,
+            ledgers=self._known.rail_ledgers(),
+        )
         stream.enqueue(StreamPiece(piece, stalls, self._transfers(snapshot.transfers), snapshot.fabric.neighbours))
 
     def _transfers(self, known: NodeTransfers) -> Mapping[Hashable, tuple[PeerTransfers, ...]]:
@@ -169,7 +179,12 @@ class RecorderFeed:
         # The samplers understand their last readings when they are asked what is known.
         snapshot = self._known.snapshot()
         return self._recorder.freeze(
-            reason, snapshot, stalls=stalls, open_operations=operations, connections=connections
+            reason,
+            snapshot,
+            stalls=stalls,
+            open_operations=operations,
+            connections=connections,
+            ledgers=self._known.rail_ledgers(),
         )
 
     def _under_way(self) -> tuple[Records | None, Records | None]:

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 
 from railscope.agent.facts.clocks import ClockReading, read_clocks
 from railscope.agent.facts.rail_decision import RailDecision
+from railscope.agent.facts.rail_ledger import RailLedger
 from railscope.agent.facts.snapshot import CommunicatorFacts, RailFacts, Snapshot
 from railscope.agent.node.recorder.rail_samples import SampledRails
 from railscope.agent.node.recorder.ring import RecordRing
@@ -28,6 +30,7 @@ from railscope.agent.recording.recording import (
     UNKNOWN_CARRIER,
     Mark,
     RecordedCommunicator,
+    RecordedOwner,
     RecordedRail,
     RecordedStall,
     Recording,
@@ -267,11 +270,13 @@ class FlightRecorder:
         stalls: Iterable[RecordedStall] = (),
         open_operations: Records | None = None,
         connections: Records | None = None,
+        ledgers: Mapping[tuple[int, str], RailLedger] = MappingProxyType({}),
     ) -> Recording:
         """A copy of the last moments.
 
         `snapshot` says who is who; `open_operations` (dtype OPERATION) and `connections` (dtype CONNECTION) are the
-        kernel's tables as they are now, None where nothing is observed below the calls.
+        kernel's tables as they are now, None where nothing is observed below the calls.  `ledgers` are of rails, by
+        network namespace and device; they are of all that happened, and so kept where the last moments are, too.
         """
         self._clocks.append(read_clocks(self._clock))
         ended_ns = self._clock.monotonic_ns()
@@ -295,6 +300,7 @@ class FlightRecorder:
             marks=tuple(mark for mark in self._marks if mark.time_ns >= began_ns),
             open_operations=open_operations,
             connections=connections,
+            ledgers=ledgers if began_ns == self._began_ns else {},
         )
 
     @property
@@ -309,6 +315,7 @@ class FlightRecorder:
         *,
         open_operations: Records | None = None,
         connections: Records | None = None,
+        ledgers: Mapping[tuple[int, str], RailLedger] = MappingProxyType({}),
     ) -> Piece:
         """Everything that came in since the call before, or since the beginning; arguments as those of `freeze`."""
         clock = read_clocks(self._clock)
@@ -340,6 +347,7 @@ class FlightRecorder:
             marks=marks,
             open_operations=open_operations,
             connections=connections,
+            ledgers=ledgers,
         )
         return Piece(recording, overwritten)
 
@@ -357,6 +365,7 @@ class FlightRecorder:
         marks: tuple[Mark, ...],
         open_operations: Records | None,
         connections: Records | None,
+        ledgers: Mapping[tuple[int, str], RailLedger],
     ) -> Recording:
         for kind, table in (("open_operations", open_operations), ("connections", connections)):
             arrays[kind] = np.empty(0, KINDS[kind]) if table is None else table
@@ -378,14 +387,16 @@ class FlightRecorder:
                 for facts in snapshot.collectives.communicators
                 if facts.instance > 0 and (facts.alive or facts.instance in seen)
             ),
-            rails=self._recorded_rails(snapshot.rails),
+            rails=self._recorded_rails(snapshot.rails, ledgers),
             complete_from_ns=complete_from_ns,
             stalls=stalls,
             marks=marks,
             arrays={kind: arrays[kind] for kind in KINDS},
         )
 
-    def _recorded_rails(self, rails: Iterable[RailFacts]) -> tuple[RecordedRail, ...]:
+    def _recorded_rails(
+        self, rails: Iterable[RailFacts], ledgers: Mapping[tuple[int, str], RailLedger]
+    ) -> tuple[RecordedRail, ...]:
         ports = {f"{facts.device}/{facts.port}": facts for facts in rails if facts.port}
         found = []
         with self._lock:
@@ -405,9 +416,16 @@ class FlightRecorder:
                         else port.speed_bytes_per_second
                         if port
                         else None,
+                        owners=tuple(_owners(ledgers.get((netns, name)))),
                     )
                 )
         return tuple(found)
+
+
+def _owners(ledger: RailLedger | None) -> Iterator[RecordedOwner]:
+    for direction, one in () if ledger is None else (("transmit", ledger.transmit), ("receive", ledger.receive)):
+        for (owner, origin), count in one.cells.items():
+            yield RecordedOwner(direction, owner.value, origin.value, count, one.error_ratio)
 
 
 def is_rdma_port(name: str) -> bool:
