@@ -8,6 +8,10 @@ from enum import Enum
 
 from railscope.agent.facts.traffic_owners import TrafficOwner
 
+RailKey = tuple[int, str]
+"""Network namespace (inode) and device; RDMA ports have a namespace of 0 and `device:port`, or `device/port` as
+samplers call them."""
+
 
 class Origin(Enum):
     """Where port bytes came from, as labels call it.  Every byte has exactly one."""

@@ -141,19 +141,20 @@ def test_a_recording_tells_who_moved_the_bytes_of_each_rail(two_hosts: Fabric, t
               for at, rail in enumerate(two_hosts.rail_names)}  # fmt: skip
     owned: dict[tuple[int, int, str], dict[str, OwnerUse]] = {}
     for use in report.owners:
-        if (place := places.get((use.server.partition("/")[2], use.device))) is not None:
+        place = places.get((use.server.partition("/")[2], use.device))
+        if place is not None:
             owned.setdefault((*place, use.direction), {})[use.owner] = use
     assert owned.keys() == moved.keys()
-    for place, owners in owned.items():
-        foreign = FOREIGN_BYTES if place in ((0, 0, "transmit"), (1, 0, "receive")) else 0
+    for where, owners in owned.items():
+        foreign = FOREIGN_BYTES if where in ((0, 0, "transmit"), (1, 0, "receive")) else 0
         together = sum(use.port_bytes for use in owners.values())
-        assert together == pytest.approx(moved[place], rel=0.02), (place, owners)
+        assert together == pytest.approx(moved[where], rel=0.02), (where, owners)
         other = owners["tcp_other"].port_bytes if "tcp_other" in owners else 0
-        assert other == pytest.approx(foreign, abs=0.05 * FOREIGN_BYTES), (place, owners)
-        assert owners["nccl"].port_bytes == pytest.approx(moved[place] - foreign, rel=0.05), (place, owners)
+        assert other == pytest.approx(foreign, abs=0.05 * FOREIGN_BYTES), (where, owners)
+        assert owners["nccl"].port_bytes == pytest.approx(moved[where] - foreign, rel=0.05), (where, owners)
         (error_ratio,) = {use.error_ratio for use in owners.values()}
         assert error_ratio is not None
-        assert error_ratio < 0.05, (place, owners)
+        assert error_ratio < 0.05, (where, owners)
         assert sum(use.share for use in owners.values()) == pytest.approx(1)
     assert "tcp_other" in as_text(report)
 

@@ -242,7 +242,8 @@ def test_the_description_says_what_is_in_it_and_what_is_missing(job: Path) -> No
     described = json.loads(out.getvalue())
     assert described["ops"] == [{"op": "AllReduce", "data_type": "Int8", "calls": 100, "payload_bytes": 100 << 20}]
     assert {table["table"]: table["rows"] for table in described["tables"]} == {
-        "recordings": 1, "communicators": 1, "calls": 100, "operations": 3, "rails": 1, "rail_owners": 2, "rail_samples": 3,
+        "recordings": 1, "communicators": 1, "calls": 100, "operations": 3, "rails": 1, "rail_owners": 2,
+            "rail_samples": 3,
         "link_events": 2, "stalls": 1, "marks": 1,
     }  # fmt: skip
     assert described["recordings"][0]["calls_lost"] is None

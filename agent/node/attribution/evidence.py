@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from railscope.agent.facts.rail_ledger import RailLedger
+from railscope.agent.facts.rail_ledger import RailKey, RailLedger
 from railscope.agent.facts.traffic_owners import TrafficOwner
 from railscope.agent.node.attribution.explained import DirectionWire, NcclBytes, RailWire, divide_in_proportion
 from railscope.agent.node.attribution.ledger import NO_SOCKETS, Account, Evidence, HeaderSizes, Sockets
@@ -37,9 +37,6 @@ INFINIBAND_HEADERS: Final = HeaderSizes(24, 26, 66)
 ROCE_HEADERS: Final = HeaderSizes(16, 58, 82)
 """Ethernet 14, IPv4 20, UDP 8, BTH 12, ICRC 4; VLAN and IPv6 at most, and at least what a driver counts that leaves out
 the lower layers."""
-
-RailKey = tuple[int, str]
-"""Network namespace (inode) and device; RDMA ports have a namespace of 0 and `device:port`."""
 
 
 @dataclass(frozen=True, slots=True)

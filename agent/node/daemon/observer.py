@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from railscope.agent.config.options import Config
 from railscope.agent.facts.hardware_evidence import NodeHardware
 from railscope.agent.facts.rail_decision import RailDecision
-from railscope.agent.facts.rail_ledger import RailLedger
+from railscope.agent.facts.rail_ledger import RailKey, RailLedger
 from railscope.agent.facts.rank_process import RankProcess
 from railscope.agent.facts.snapshot import AgentHealth, NodeIdentity, Snapshot
-from railscope.agent.node.attribution.evidence import NOT_OBSERVED, RailKey
+from railscope.agent.node.attribution.evidence import NOT_OBSERVED
 from railscope.agent.node.attribution.parties import Unlooked
 from railscope.agent.node.daemon.hardware import Hardware
 from railscope.agent.node.daemon.kept_totals import KeptTotals

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 from railscope.agent.config.rail_patterns import RailPattern
 from railscope.agent.config.unmatched import patterns_without_device
 from railscope.agent.facts.rail_decision import RailDecision
-from railscope.agent.facts.rail_ledger import RailLedger
+from railscope.agent.facts.rail_ledger import RailKey, RailLedger
 from railscope.agent.facts.remarks import Remark
 from railscope.agent.facts.snapshot import CollectorResult, RailFacts
 from railscope.agent.model.expected import ExpectedBytes
@@ -24,7 +24,6 @@ from railscope.agent.node.attribution.evidence import (
     NOT_OBSERVED,
     HandedBytes,
     RailEvidence,
-    RailKey,
     RailLedgers,
     bytes_of_nccl,
     evidence_of,

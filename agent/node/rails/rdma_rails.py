@@ -17,14 +17,13 @@ from typing import Final
 
 from railscope.agent.config.rail_patterns import RailPattern
 from railscope.agent.facts.label_numbers import UNKNOWN
-from railscope.agent.facts.rail_ledger import RailLedger
+from railscope.agent.facts.rail_ledger import RailKey, RailLedger
 from railscope.agent.facts.snapshot import CollectorResult, Histogram, RailFacts
 from railscope.agent.model.expected import ExpectedBytes, WireTotals
 from railscope.agent.node.attribution.evidence import (
     NOT_OBSERVED,
     HandedBytes,
     RailEvidence,
-    RailKey,
     RailLedgers,
     port_without_others,
     rdma_evidence,

@@ -15,10 +15,9 @@ from typing import Final, Protocol
 
 from railscope.agent.config.options import Config
 from railscope.agent.facts.rail_decision import RailDecision
-from railscope.agent.facts.rail_ledger import RailLedger
+from railscope.agent.facts.rail_ledger import RailKey, RailLedger
 from railscope.agent.facts.snapshot import NeighbourFacts, Snapshot
 from railscope.agent.facts.transfers import NodeTransfers, PeerTransfers
-from railscope.agent.node.attribution.evidence import RailKey
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder, Piece
 from railscope.agent.node.recorder.triggers import make_recorded_stall
 from railscope.agent.recording.recording import RecordedStall, Recording

@@ -20,7 +20,7 @@ import numpy as np
 
 from railscope.agent.facts.clocks import ClockReading, read_clocks
 from railscope.agent.facts.rail_decision import RailDecision
-from railscope.agent.facts.rail_ledger import RailLedger
+from railscope.agent.facts.rail_ledger import RailKey, RailLedger
 from railscope.agent.facts.snapshot import CommunicatorFacts, RailFacts, Snapshot
 from railscope.agent.node.recorder.rail_samples import SampledRails
 from railscope.agent.node.recorder.ring import RecordRing
@@ -270,7 +270,7 @@ class FlightRecorder:
         stalls: Iterable[RecordedStall] = (),
         open_operations: Records | None = None,
         connections: Records | None = None,
-        ledgers: Mapping[tuple[int, str], RailLedger] = MappingProxyType({}),
+        ledgers: Mapping[RailKey, RailLedger] = MappingProxyType({}),
     ) -> Recording:
         """A copy of the last moments.
 
@@ -315,7 +315,7 @@ class FlightRecorder:
         *,
         open_operations: Records | None = None,
         connections: Records | None = None,
-        ledgers: Mapping[tuple[int, str], RailLedger] = MappingProxyType({}),
+        ledgers: Mapping[RailKey, RailLedger] = MappingProxyType({}),
     ) -> Piece:
         """Everything that came in since the call before, or since the beginning; arguments as those of `freeze`."""
         clock = read_clocks(self._clock)
@@ -365,7 +365,7 @@ class FlightRecorder:
         marks: tuple[Mark, ...],
         open_operations: Records | None,
         connections: Records | None,
-        ledgers: Mapping[tuple[int, str], RailLedger],
+        ledgers: Mapping[RailKey, RailLedger],
     ) -> Recording:
         for kind, table in (("open_operations", open_operations), ("connections", connections)):
             arrays[kind] = np.empty(0, KINDS[kind]) if table is None else table
@@ -395,7 +395,7 @@ class FlightRecorder:
         )
 
     def _recorded_rails(
-        self, rails: Iterable[RailFacts], ledgers: Mapping[tuple[int, str], RailLedger]
+        self, rails: Iterable[RailFacts], ledgers: Mapping[RailKey, RailLedger]
     ) -> tuple[RecordedRail, ...]:
         ports = {f"{facts.device}/{facts.port}": facts for facts in rails if facts.port}
         found = []
