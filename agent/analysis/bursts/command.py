@@ -49,8 +49,12 @@ def run_bursts(parsed: Any, out: TextIO) -> int:
         print(f"railscope bursts: {not_installed(error)}", file=sys.stderr)
         return COULD_NOT_RUN
     try:
-        with as_datasets(parsed.paths, apart=False) as folders, engine(DUCKDB, DEFAULT_MEMORY_BYTES) as backend:
-            calendar = find_bursts(open_dataset(folders, backend))
+        with (
+            as_datasets(parsed.paths, apart=False) as folders,
+            engine(DUCKDB, DEFAULT_MEMORY_BYTES) as backend,
+            open_dataset(folders, backend) as dataset,
+        ):
+            calendar = find_bursts(dataset)
     except DatasetError as error:
         print(f"railscope bursts: {error}", file=sys.stderr)
         return COULD_NOT_RUN

@@ -152,8 +152,8 @@ def read_side(folder: Path, name: str, iterations: int | None = None, leaf_map: 
         DatasetError: the folder is no dataset.
         ConfigError: the leaf map lacks a server of the dataset.
     """
-    with engine(DUCKDB, DEFAULT_MEMORY_BYTES) as backend:
-        return side_of(open_dataset([folder], backend), name, iterations, leaf_map)
+    with engine(DUCKDB, DEFAULT_MEMORY_BYTES) as backend, open_dataset([folder], backend) as dataset:
+        return side_of(dataset, name, iterations, leaf_map)
 
 
 def side_of(dataset: Dataset, name: str, iterations: int | None = None, leaf_map: LeafMap | None = None) -> Side:

@@ -73,8 +73,8 @@ def make_iteration_maps(folders: Sequence[Path], numbers: Sequence[int]) -> Iter
         DatasetError: a folder is no dataset.
         ConfigError: it has no such iteration.
     """
-    with engine(DUCKDB, DEFAULT_MEMORY_BYTES) as backend:
-        return iteration_maps_of(open_dataset(folders, backend), numbers)
+    with engine(DUCKDB, DEFAULT_MEMORY_BYTES) as backend, open_dataset(folders, backend) as dataset:
+        return iteration_maps_of(dataset, numbers)
 
 
 def iteration_maps_of(dataset: Dataset, numbers: Sequence[int]) -> IterationMaps:

@@ -99,8 +99,8 @@ def make_matrix(folders: Sequence[Path], estimate: Estimate | None = None, itera
         DatasetError: a folder is no dataset.
         ShapeError: the estimate is of another job.
     """
-    with engine(DUCKDB, DEFAULT_MEMORY_BYTES) as backend:
-        return matrix_of(open_dataset(folders, backend), estimate, iterations)
+    with engine(DUCKDB, DEFAULT_MEMORY_BYTES) as backend, open_dataset(folders, backend) as dataset:
+        return matrix_of(dataset, estimate, iterations)
 
 
 def matrix_of(dataset: Dataset, estimate: Estimate | None = None, iterations: int | None = None) -> Matrix:

@@ -98,11 +98,10 @@ def make_report(folders: Sequence[Path], options: ReportOptions = _USUAL) -> Rep
         ConfigError: the leaf map cannot be used.
     """
     leaf_map = None if options.leaf_map is None else read_leaf_map(options.leaf_map)
-    with engine(options.engine, options.memory_bytes) as backend:
-        dataset = open_dataset(folders, backend)
-        gpus = None
+    with engine(options.engine, options.memory_bytes) as backend, open_dataset(folders, backend) as everything:
+        dataset, gpus = everything, None
         if options.only is not None:
-            dataset, gpus = only_job(dataset, options.only)
+            dataset, gpus = only_job(everything, options.only)
         return report_of(dataset, leaf_map, gpus)
 
 

@@ -97,6 +97,8 @@ _FIRST_CALLS_NS: Final = 200_000_000
 _TROUBLE_SECONDS: Final = 0.2
 _SETTLE_SECONDS: Final = 0.005
 """New mappings are looked at together after this long: a start maps dozens of libraries at once."""
+_OWNERS_FROM: Final = frozenset({"tcp", "qp"})
+"""Collectors by which bytes of rails get owners: what is related late is of nobody, or in no class at all."""
 
 
 class Daemon:
@@ -117,7 +119,8 @@ class Daemon:
         """Load the programs and bind the server's address.
 
         `keep_ended`: there is no limit on ended communicators that stay readable.  `shown` False: nobody waits for what
-        this agent finds out, so it looks for stalls once a second, and relates rails to collectives when it is asked.
+        this agent finds out, so it looks for stalls once a second, and relates rails to collectives when it is asked,
+        or at every tick where connections or queue pairs tell whose the bytes of rails are.
         `stall_began` is also told of each stall, besides the recorder; None: nobody else.
         `reloader` None: `request_reload` asks for nothing.
 
@@ -140,7 +143,7 @@ class Daemon:
         self._ended: dict[ProcessIdentity, int | None] = {}
         """With the wait status, where it is known."""
         self._pidfds: dict[ProcessIdentity, int] = {}
-        self._shown = shown
+        self._relates = shown or bool(_OWNERS_FROM & config.collectors)
         # Whoever shows or records what is there at once wants all of it.
         self._scan_ns = _SCAN_NS if serve else None
         self._also_told = stall_began
@@ -554,7 +557,7 @@ class Daemon:
     def _update(self, now_ns: int) -> None:
         """Run the periodic work: once a second, or every few seconds while nothing changes."""
         calm = self._schedule.tick_begins(now_ns)
-        for events in self.observer.update(relate=self._shown, calm=calm):
+        for events in self.observer.update(relate=self._relates, calm=calm):
             self._unpoll(events)
         if self._feed is not None:
             self._feed.update()
