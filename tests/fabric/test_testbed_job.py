@@ -328,7 +328,8 @@ def waits_for_ever(pid: int) -> bool:
 def test_a_rank_that_lingers_outlives_the_call_that_failed(two_hosts: Fabric) -> None:
     with Job(two_hosts.hosts, small(seconds=60, batch=1000, linger=True, pace_us=1000)) as job:
         eventually(lambda: "railscope-workl" in comm_name(job.pids[0]))
-        eventually(lambda: two_hosts.counters(0, 0).transmit_bytes > 0)
+        # More than it takes to make a communicator, for which the other waits a minute.
+        eventually(lambda: two_hosts.counters(0, 0).transmit_bytes > 100_000)
         os.kill(job.pids[1], signal.SIGKILL)
         eventually(lambda: job.results()[0].report is not None)
         first = job.results()[0]
