@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class PeerTransfers:
     """Sum of the durations of those that completed without failure."""
     durations: Histogram | None
     """Of those, in seconds; None: none has completed."""
+    life: int = 0
+    """Tells processes apart that had the same pid, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +77,9 @@ class NodeTransfers:
     """The oldest first."""
     by_peer: tuple[PeerTransfers, ...] = ()
     """Of processes that run, by peer, the busiest first.  Of a process and operation all are there or none."""
-    ended: tuple[tuple[PeerTransfers, ...], ...] = ()
-    """All of a process and operation together, of the processes that ended last, the latest last; `pid` may be
-    another's by now."""
+    ended: Mapping[int, tuple[PeerTransfers, ...]] = field(default_factory=dict)
+    """All of a process and operation together, of the processes that ended last, by how many of these there were
+    before, the latest last; `pid` may be another's by now."""
     ended_count: int = 0
     """How many of these there were so far, those that are not told of any more included."""
     most_peers: int = 0

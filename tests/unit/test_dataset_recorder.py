@@ -17,6 +17,7 @@ from railscope.agent.dataset.writer import DatasetWriter
 from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.facts.rail_ledger import RailLedger
 from railscope.agent.facts.snapshot import Snapshot
+from railscope.agent.facts.transfers import NodeTransfers, PeerTransfers
 from railscope.agent.node.daemon.daemon import Daemon
 from railscope.agent.node.recorder.feed import RecorderFeed, StreamPiece
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
@@ -235,3 +236,37 @@ def test_a_recorder_looks_at_nothing_that_no_table_holds() -> None:
     chosen = recorders_config(Config(collectors=frozenset({"netdev", "qdisc"}), probe_enqueue_time="pair"), 1)
     assert chosen.collectors == {"netdev"}
     assert chosen.probe_enqueue_time == "pair"
+
+
+class Transferring(Idle):
+    """A host whose processes transfer, and end."""
+
+    def __init__(self) -> None:
+        self.transfers = NodeTransfers()
+
+    def snapshot(self) -> Snapshot:
+        return replace(super().snapshot(), transfers=self.transfers)
+
+
+def pair(pid: int, life: int, writes: int) -> PeerTransfers:
+    return PeerTransfers("nixl", "Write", "transmit", pid, "decode-0", writes, 0, writes, 0, 1.0, None, life)
+
+
+def test_what_processes_transferred_is_given_once_though_other_ended_ones_are_forgotten_meanwhile() -> None:
+    host, taker = Transferring(), Taker()
+    feed = RecorderFeed(FlightRecorder(SimulatedClock(), host="gpu-01", memory_bytes=56_000), host, None, None)
+
+    def given(ended: dict[int, PeerTransfers], count: int, *by_peer: PeerTransfers) -> list[tuple[int, int, int]]:
+        several = {number: (one,) for number, one in ended.items()}
+        host.transfers = NodeTransfers(by_peer=by_peer, ended=several, ended_count=count)
+        feed.write_to(taker)
+        return [(one.pid, one.life, one.operations) for (one,) in taker.pieces[-1].transfers.values()]
+
+    first, second, third = pair(7, 0, 5), pair(8, 1, 6), pair(7, 2, 9)
+    assert given({0: first}, 1, second) == [(7, 0, 5), (8, 1, 6)]
+    assert given({0: first, 1: second}, 2, third) == [(8, 1, 6), (7, 2, 9)]
+    # The second is forgotten, and the first, another user's, is not.
+    assert given({0: first, 2: third, 3: pair(9, 3, 1)}, 4) == [(7, 2, 9), (9, 3, 1)]
+    assert given({0: first, 3: pair(9, 3, 1)}, 4) == []
+    keys = [key for piece in taker.pieces for key in piece.transfers]
+    assert len(set(keys)) == 4

@@ -5,9 +5,11 @@ Simulated: the kernel's tables.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -18,11 +20,15 @@ from railscope.agent.dataset.writer import DatasetWriter
 from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.facts.rail_ledger import RailLedger
 from railscope.agent.facts.snapshot import Snapshot
+from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.recorder.feed import RecorderFeed, StreamPiece
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
+from railscope.agent.node.transfers.files import OpenTransferLibrary
 from railscope.agent.node.transfers.pairs import MOST_PAIRS, MOST_PEERS
 from railscope.agent.node.transfers.watch import MOST_ENDED, TransferWatch
 from railscope.probes.clock import SystemClock
+from railscope.probes.libraries.files import FileStamp, LibraryKey
+from railscope.probes.processes.processes import Mapping, ProcessIdentity
 from railscope.probes.transfers.functions import OPERATIONS
 from railscope.probes.transfers.programs import TransferTables
 from railscope.probes.transfers.records import REQUEST, REQUEST_KEY, THREAD, TRANSFER_KEY, TRANSFER_TOTAL
@@ -163,9 +169,8 @@ def test_pairs_of_a_process_that_ends_are_kept_with_their_names(programs: Progra
     watch._take_ended({7})
     facts = watch.facts()
     assert [(one.pid, one.peer) for one in facts.by_peer] == [(8, "decode-1")]
-    assert [[(one.pid, one.peer, one.payload_bytes) for one in several] for several in facts.ended] == [
-        [(7, "decode-1", MIB)]
-    ]
+    ended = {at: [(one.pid, one.peer, one.payload_bytes) for one in several] for at, several in facts.ended.items()}
+    assert ended == {0: [(7, "decode-1", MIB)]}
     assert facts.ended_count == 1
     assert sum(one.operations for one in facts.totals) == 2
 
@@ -194,7 +199,7 @@ def test_an_operation_of_a_process_is_told_of_whole_or_not_at_all(programs: Prog
     watch._take_ended(pids)
     ended = watch.facts().ended
     assert len(ended) == min(whole, MOST_ENDED // (MOST_PEERS + 1))
-    assert {sum(one.operations for one in several) for several in ended} == {MOST_PEERS + 10}
+    assert {sum(one.operations for one in several) for several in ended.values()} == {MOST_PEERS + 10}
 
 
 class Recorder:
@@ -252,3 +257,71 @@ def test_a_recording_counts_a_peer_once_that_is_among_the_busiest_for_a_while(
     found = recorder.recorded()
     assert sum(found.values()) == everything + 10 * MOST_PEERS
     assert found["decode-1"] == 5001 + 10
+
+
+def end(programs: Programs, watch: TransferWatch, *rows: tuple[int, int, int, int, int]) -> None:
+    """Processes with these rows end."""
+    programs.rows, programs.ended = list(rows), sorted({row[0] for row in rows})
+    watch._take_ended(programs.ended)
+    programs.ended = []
+
+
+def test_a_user_whose_processes_end_by_the_thousand_pushes_out_no_pair_of_another(
+    programs: Programs, watch: TransferWatch
+) -> None:
+    end(programs, watch, (7, WRITE, 1, 8, 1001))
+    for begin in range(10_000, 14_000, 100):
+        end(programs, watch, *((pid, PUT, 4096, MIB, 1000) for pid in range(begin, begin + 100)))
+    facts = watch.facts()
+    assert len(facts.ended) == MOST_ENDED
+    assert [one.peer for one in facts.ended[0]] == ["decode-1"]
+    assert list(facts.ended)[1:] == list(range(4001 - MOST_ENDED + 1, 4001)), "of his own the latest"
+    assert facts.ended_count == 4001
+
+
+def test_processes_that_had_the_same_pid_one_after_the_other_are_told_apart(
+    programs: Programs, watch: TransferWatch
+) -> None:
+    programs.rows = [(7, WRITE, 1, MIB, 0)]
+    (lives,) = watch.facts().by_peer
+    end(programs, watch, (7, WRITE, 1, MIB, 0), (8, WRITE, 1, MIB, 0))
+    programs.rows = [(7, WRITE, 1, MIB, 0)]
+    (again,) = watch.facts().by_peer
+    ended = {one.pid: one.life for (one,) in watch.facts().ended.values()}
+    assert ended[7] == lives.life
+    assert len({lives.life, again.life, ended[8]}) == 3
+    end(programs, watch, (7, WRITE, 1, MIB, 0))
+    assert not watch._lives
+
+
+class Opened:
+    """An inspection process that finds another library in each file."""
+
+    def ask(self, _tenant: Tenant, question: OpenTransferLibrary) -> Any:
+        points = SimpleNamespace(refused=(), libraries=(), every=())
+        key = LibraryKey(FileStamp(1, question.pid, 0, 0, 0), None, overlay=False, first_extent=None)
+        file = SimpleNamespace(key=key, points=points, local=False)
+        return SimpleNamespace(answer=file, descriptors=(os.open(os.devnull, os.O_RDONLY),))
+
+
+def test_tenants_who_map_libraries_without_end_leave_places_for_another(
+    watch: TransferWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_inspection", Opened())
+    monkeypatch.setattr(watch, "_attached", False)
+    number = iter(range(1000, 10_000))
+
+    def maps(uid: int, count: int) -> int:
+        """How many of a tenant's files are followed."""
+        tenant = Tenant(uid)
+        for _ in range(count):
+            pid = next(number)
+            mapping = Mapping(0, 1, (0, 1), pid, f"/{pid}", deleted=False)
+            watch.sighted(ProcessIdentity(pid, 1), tenant, [mapping])
+            watch.follow()
+        return sum(one.tenant == tenant for one in watch._files)
+
+    assert [maps(uid, 100) for uid in range(5000, 5006)] == [64, 64, 64, 32, 16, 8]
+    assert maps(1000, 3) == 3
+    assert watch.left_out[5000] == 36
+    assert watch.left_out[1000] == 0

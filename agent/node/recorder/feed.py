@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import socket
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -54,9 +54,9 @@ class StreamPiece:
     """By instance and beginning (monotonic, ns), which tell one stall from another: those that go on and the last ones
     that ended, whether or not an earlier piece had them."""
     transfers: Mapping[Hashable, tuple[PeerTransfers, ...]] = field(default_factory=dict)
-    """What processes have transferred with other libraries so far, peer by peer, by pid, library, operation, and the
-    number of processes before that had these.  All that an earlier piece had of the same key gives way: a peer that is
-    no longer among the busiest is part of the sum of the others."""
+    """What processes have transferred with other libraries so far, peer by peer, by pid, which of its processes that
+    is, library and operation.  All that an earlier piece had of the same key gives way: a peer that is no longer among
+    the busiest is part of the sum of the others."""
     neighbours: tuple[NeighbourFacts, ...] = ()
     """The switches at the rails' other ends, as far as they were heard by now."""
 
@@ -100,8 +100,6 @@ class RecorderFeed:
         self._next_take_ns = 0
         self._ended_transfers = 0
         """Operations of processes that had ended by the last piece."""
-        self._generations: Counter[tuple[int, str, str]] = Counter()
-        """How many of them had the same pid, library and operation."""
 
     def start_stream(self, stream: Stream, period_ns: int) -> None:
         """Give all that comes in from now on to a stream, every `period_ns` or sooner where memory is short."""
@@ -158,19 +156,12 @@ class RecorderFeed:
 
     def _transfers(self, known: NodeTransfers) -> Mapping[Hashable, tuple[PeerTransfers, ...]]:
         """What has ended since the last piece, and what goes on."""
-        more = min(known.ended_count - self._ended_transfers, len(known.ended))
+        found: defaultdict[Hashable, list[PeerTransfers]] = defaultdict(list)
+        fresh = [one for number, several in known.ended.items() if number >= self._ended_transfers for one in several]
         self._ended_transfers = known.ended_count
-        found: dict[Hashable, tuple[PeerTransfers, ...]] = {}
-        for several in known.ended[len(known.ended) - more :]:
-            names = several[0].pid, several[0].library, several[0].op
-            found[*names, self._generations[names]] = several
-            self._generations[names] += 1
-        living: defaultdict[tuple[int, str, str], list[PeerTransfers]] = defaultdict(list)
-        for one in known.by_peer:
-            living[one.pid, one.library, one.op].append(one)
-        for names, pairs in living.items():
-            found[*names, self._generations.get(names, 0)] = tuple(pairs)
-        return found
+        for one in (*fresh, *known.by_peer):
+            found[one.pid, one.life, one.library, one.op].append(one)
+        return {key: tuple(several) for key, several in found.items()}
 
     def freeze(self, reason: str, stalls: tuple[RecordedStall, ...]) -> Recording:
         """A recording of the last moments, with what the kernel's tables hold now as far as they can be read."""

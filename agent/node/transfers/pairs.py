@@ -24,6 +24,8 @@ MOST_PEERS: Final = 64
 MOST_PAIRS: Final = 512
 """Of one user's processes and peers that are told of: those of the operations that moved most."""
 
+LifeOf = Callable[[int], int]
+"""Which of the processes that had a pid, one after the other, has it now, or had it last."""
 NameOf = Callable[[int, int, int], str]
 """What a library calls a peer, by pid, function and the number that stands for it; empty: it has no name."""
 Pairs = tuple[PeerTransfers, ...]
@@ -33,10 +35,11 @@ _WITH_NAMES: Final = np.array([one.library is not CommunicationLibrary.UCX for o
 """By number: UCX has endpoints, which have no name."""
 
 
-def pairs_of(keys: Records, totals: Records, name_of: NameOf) -> tuple[Pairs, ...]:
+def pairs_of(keys: Records, totals: Records, name_of: NameOf, life_of: LifeOf) -> tuple[tuple[int, Pairs], ...]:
     """Pairs by process and operation, those that moved most first, from rows of dtype TRANSFER_KEY and TRANSFER_TOTAL.
 
-    Of one user so many: who starts processes by the thousand costs others no more.
+    With in whose share each is (probes/bpf/answerable.h).  Of one user so many: who starts processes by the thousand
+    costs others no more.
     """
     rows: dict[tuple[int, int], dict[str, list[int]]] = {}
     of_process: Counter[int] = Counter()
@@ -66,7 +69,9 @@ def pairs_of(keys: Records, totals: Records, name_of: NameOf) -> tuple[Pairs, ..
         if of_user[user] + len(peers) <= MOST_PAIRS:
             of_user[user] += len(peers)
             ordered = sorted(peers.items(), key=lambda one: -bytes_of(one[1]))
-            found.append(tuple(_peer_transfers(pid, function, name, totals[some]) for name, some in ordered))
+            life = life_of(pid)
+            pairs = tuple(_peer_transfers(pid, life, function, name, totals[some]) for name, some in ordered)
+            found.append((user, pairs))
     return tuple(found)
 
 
@@ -77,7 +82,7 @@ def _have_names(keys: Records) -> npt.NDArray[np.bool_]:
     return found
 
 
-def _peer_transfers(pid: int, function: int, peer: str, rows: Records) -> PeerTransfers:
+def _peer_transfers(pid: int, life: int, function: int, peer: str, rows: Records) -> PeerTransfers:
     """The sum of some rows of one process and function."""
     operation = OPERATIONS[function]
     totals = {name: sum(rows[name].tolist()) for name in ("operations", "bytes", "completed", "failed", "sum_ns")}
@@ -94,4 +99,5 @@ def _peer_transfers(pid: int, function: int, peer: str, rows: Records) -> PeerTr
         failed=totals["failed"],
         seconds=totals["sum_ns"] / 1e9,
         durations=histogram_of(rows["buckets"].sum(axis=0).tolist(), totals["sum_ns"]) if done else None,
+        life=life,
     )

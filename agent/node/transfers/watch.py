@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,6 +27,7 @@ from railscope.agent.facts.transfers import NodeTransfers, TransferUnderWay
 from railscope.agent.node.inspection.inspection import Inspection
 from railscope.agent.node.inspection.pages import load_pages
 from railscope.agent.node.inspection.questions import NotYet, Refused
+from railscope.agent.node.inspection.shares import FairMemory
 from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.transfers.files import AreComplete, OpenTransferLibrary, TransferFile
 from railscope.agent.node.transfers.pairs import MOST_PEERS, Pairs, pairs_of
@@ -49,14 +50,17 @@ _log = logging.getLogger("railscope.transfers")
 
 LINGER_NS: Final = 60_000_000_000
 MOST_FILES: Final = 256
-"""That are probed at once, of all tenants; of one a quarter."""
+"""That are probed at once, of all tenants."""
+_TENANTS_FILES: Final = MOST_FILES // 4
+"""Of one tenant, as long as as many are free."""
 _IDLE_NS: Final = 60_000_000_000
 """A thread that has not transferred for so long is taken out of the table."""
 _SWEEP_NS: Final = 10_000_000_000
 MOST_LOOKED_AT: Final = 256
 """Requests of one process that were let go and are looked at in its memory."""
 MOST_ENDED: Final = 512
-"""Pairs of processes that have ended: the latest ones are told of until others take their place."""
+"""Pairs of processes that have ended: the latest ones are told of until others take their place, of whoever has most of
+them first."""
 
 
 class Programs(Protocol):
@@ -152,8 +156,12 @@ class TransferWatch:
         self._mappers: dict[ProcessIdentity, _Mapper] = {}
         self._ended = Sums()
         """Of processes whose rows were taken out."""
-        self._ended_pairs: deque[Pairs] = deque()
+        self._ended_pairs = FairMemory[int, int, Pairs](MOST_ENDED, len)
+        """Of each user's share (probes/bpf/answerable.h), by how many there were before."""
         self._ended_count = 0
+        self._lives: dict[int, int] = {}
+        """By pid, of those that have transferred: which of its processes."""
+        self._lives_count = 0
         self._attached = True
         """Whether the budget allows it."""
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="detach transfers")
@@ -322,12 +330,13 @@ class TransferWatch:
             )
             for (pid, function, peer), several in grouped.items()
         )
-        living = chain.from_iterable(pairs_of(tables.keys, tables.totals, self._peer))
+        found = pairs_of(tables.keys, tables.totals, self._peer, self._life_of)
+        living = chain.from_iterable(several for _, several in found)
         return NodeTransfers(
             totals=sums.totals(),
             under_way=under_way,
             by_peer=tuple(sorted(living, key=lambda one: -(one.payload_bytes or 0))),
-            ended=tuple(self._ended_pairs),
+            ended=dict(self._ended_pairs.items()),
             ended_count=self._ended_count,
             most_peers=most_peers,
             probed=probed,
@@ -409,6 +418,12 @@ class TransferWatch:
             self._names[pid, peer] = name
         return name
 
+    def _life_of(self, pid: int) -> int:
+        if pid not in self._lives:
+            self._lives[pid] = self._lives_count
+            self._lives_count += 1
+        return self._lives[pid]
+
     def _take_ended(self, pids: Collection[int]) -> None:
         if self._programs is None:
             return
@@ -418,13 +433,12 @@ class TransferWatch:
             _log.error("transfers of ended processes cannot be taken out: %s", refusal.strerror)
             return
         self._names.update((key, printable(name)) for key, name in names.items())
-        ended = pairs_of(keys, totals, self._peer)
-        self._ended_pairs += ended
-        self._ended_count += len(ended)
-        while sum(map(len, self._ended_pairs)) > MOST_ENDED:
-            self._ended_pairs.popleft()
+        for user, several in pairs_of(keys, totals, self._peer, self._life_of):
+            self._ended_pairs.put(user, self._ended_count, several)
+            self._ended_count += 1
         if gone := {*keys["tgid"].tolist(), *(pid for pid, _ in names)}:
             self._names = {key: name for key, name in self._names.items() if key[0] not in gone}
+            self._lives = {pid: life for pid, life in self._lives.items() if pid not in gone}
         self._ended.add(keys["function"], totals)
         self._ended.give_up(unfinished)
 
@@ -438,10 +452,15 @@ class TransferWatch:
             known.mappers.add(identity)
             known.names.add(mapping.file)
             return
-        for unmapped in [one for one in self._files if not one.mappers] if len(self._files) >= MOST_FILES else ():
-            self._drop(unmapped, "its place is needed")
-        held = sum(one.tenant == tenant for one in self._files)
-        if len(self._files) >= MOST_FILES or held >= MOST_FILES // 4:
+        own = [one for one in self._files if one.tenant == tenant]
+        held = sum(bool(one.mappers) for one in own)
+        # As the kernel's tables are shared out (probes/bpf/shares.h); what lingers makes room.
+        free = MOST_FILES - sum(bool(one.mappers) for one in self._files)
+        if held < min(_TENANTS_FILES, free):
+            crowded = own if len(own) >= _TENANTS_FILES else self._files if len(self._files) >= MOST_FILES else ()
+            for lingering in [one for one in crowded if not one.mappers]:
+                self._drop(lingering, "its place is needed")
+        else:
             os.close(descriptor)
             if mapping.file not in self._refused:
                 self._refused.add(mapping.file)

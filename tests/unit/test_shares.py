@@ -1,0 +1,109 @@
+"""Places and memories that tenants share: what one of them does without end takes from no other."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from railscope.agent.node.inspection.shares import FairMemory, Places, in_turns
+
+
+def taken(places: Places[str], who: str) -> int:
+    """How many places somebody gets who wants all of them."""
+    return sum(places.take(who) for _ in range(2000))
+
+
+def test_one_who_wants_all_places_gets_half_and_the_next_one_still_has_room() -> None:
+    places = Places[str](1024)
+    assert taken(places, "greedy") == 512
+    assert places.take("modest")
+    assert not places.take("greedy")
+    assert taken(places, "second") == 256
+
+
+def test_a_place_that_is_given_back_is_there_for_others() -> None:
+    places = Places[str](8)
+    assert taken(places, "greedy") == 4
+    assert places.room("greedy") == 0
+    places.leave("greedy")
+    assert places.room("greedy") == 1
+    assert places.room("other") == 3
+    assert taken(places, "other") == 3
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=200))
+def test_room_is_what_can_be_taken(steps: list[tuple[str, bool]]) -> None:
+    places, held = Places[str](20), Counter[str]()
+    for who, takes in steps:
+        if takes:
+            assert places.take(who) is (held[who] < 20 - held.total())
+            held[who] = min(held[who] + 1, held[who] + (held[who] < 20 - held.total()))
+        elif held[who]:
+            places.leave(who)
+            held[who] -= 1
+    for who in "abc":
+        room = places.room(who)
+        assert [places.take(who) for _ in range(room + 1)] == [True] * room + [False]
+        for _ in range(room):
+            places.leave(who)
+
+
+def test_who_fills_a_memory_pushes_out_his_own() -> None:
+    memory = FairMemory[str, int, str](100)
+    for at in range(3):
+        memory.put("modest", at, "mine")
+    forgotten = [memory.put("greedy", at, "his") for at in range(1000, 5000)]
+    assert len(memory) == 100
+    assert [memory.get(at) for at in range(3)] == ["mine"] * 3
+    assert forgotten[96:100] == [[], [(1000, "his")], [(1001, "his")], [(1002, "his")]]
+    assert list(memory)[:4] == [0, 1, 2, 4903]
+    assert [key for key, _ in memory.items()] == list(memory)
+
+
+def test_what_is_put_again_is_the_latest_and_what_is_taken_out_leaves_nothing() -> None:
+    memory = FairMemory[str, str, int](2)
+    memory.put("one", "a", 1)
+    memory.put("one", "b", 2)
+    memory.put("one", "a", 3)
+    assert memory.put("one", "c", 4) == [("b", 2)]
+    assert (memory.get("a"), memory.get("b")) == (3, None)
+    assert (memory.pop("a"), memory.pop("a")) == (3, None)
+    assert memory.pop("c") == 4
+    assert not memory._keys
+    assert not memory._sizes
+
+
+def test_large_things_count_as_much_as_they_are_large() -> None:
+    memory = FairMemory[str, int, str](10, len)
+    memory.put("modest", 0, "mine")
+    assert [memory.put("greedy", at, "xx") for at in (1, 2, 3)] == [[], [], []]
+    assert memory.put("greedy", 4, "xxx") == [(1, "xx"), (2, "xx")]
+    assert memory.put("greedy", 5, "x" * 9) == [(3, "xx"), (4, "xxx"), (5, "x" * 9)]
+    assert list(memory.items()) == [(0, "mine")]
+
+
+def test_to_remember_costs_no_more_where_much_is_remembered() -> None:
+    def steps(most: int) -> int:
+        memory = FairMemory[str, int, int](most)
+        for at in range(most):
+            memory.put("greedy", at, at)
+        count = 0
+
+        def step(_frame: object, _event: str, _argument: object) -> None:
+            nonlocal count
+            count += 1
+
+        sys.setprofile(step)
+        for at in range(100):
+            memory.put("greedy", most + at, at)
+        sys.setprofile(None)
+        return count
+
+    assert steps(5000) == steps(500)
+
+
+def test_each_ones_first_thing_comes_before_anybodys_second() -> None:
+    assert in_turns(["a1", "a2", "a3", "b1", "c1", "b2"], lambda one: one[0]) == ["a1", "b1", "c1", "a2", "b2", "a3"]
