@@ -981,8 +981,9 @@ LIMIT_REACHED: Final = _counter(
     "files and processes that were not answered in time; namespaces: network namespaces whose rails are not shown, as "
     "they have too many devices; interfaces: values of NCCL_SOCKET_IFNAME that add no rails; calls_under_way: calls "
     "whose host time is not measured; unreadable_calls: processes of which it is not told that arguments of their "
-    "calls cannot be read; series: series of the user's ranks left out of expositions, added up over "
-    "expositions; recordings: stalls without a flight recording. Absent until a limit is reached.",
+    "calls cannot be read; arrivals: communicators of which it is not told who arrives last; series: series of the "
+    "user's ranks left out of expositions, added up over expositions; recordings: stalls without a flight recording. "
+    "Absent until a limit is reached.",
 )
 RECORDINGS: Final = _counter(
     "recordings",

@@ -28,7 +28,7 @@ from railscope.probes.loading.links import Links
 from railscope.probes.nccl.functions.entry_points import ENQUEUE_CHECK
 from railscope.probes.nccl.functions.probe_points import ProbePoints
 from railscope.probes.nccl.layouts.layout import CommLayout
-from railscope.probes.processes.processes import PROCFS, identity_of, is_alive
+from railscope.probes.processes.processes import PROCFS, ProcessIdentity, identity_of, is_alive
 from tests.root.caller import Caller
 from tests.root.nccl_variants import LateCaller, library
 from tests.unit.elf_writer import WantedElf, WantedSymbol, write_elf
@@ -512,3 +512,32 @@ def test_a_tenant_has_a_share_of_the_places_and_what_lingers_makes_room(
         jobs[3].load(files[3])
         found.scan()
         assert list(found.left_out.values()) == [3], "what is mapped no longer is not remembered"
+
+
+def test_a_tenant_who_maps_library_after_library_leaves_places_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(discovery, "MOST_LIBRARIES", 4)
+    files = [library(tmp_path / f"libnccl.so.{number}") for number in range(5)]
+    with ExitStack() as stack:
+        *greedy, modest = (stack.enter_context(Caller(file)).pid for file in files)
+        monkeypatch.setattr(discovery, "tenant_of", lambda _procfs, pid: Tenant(5000 if pid in greedy else 1000))
+        found = stack.enter_context(discovering(*greedy, modest))
+        for pid in (*greedy, modest):
+            found.scan_process(pid)
+        assert paths(found) == [str(file) for file in (*files[:2], files[4])]
+        assert found.left_out == {Tenant(5000): 2}
+
+
+def test_a_tenant_whose_processes_end_by_the_thousand_makes_nobody_elses_forgotten() -> None:
+    """By the number of its process a connection that ended is known for its library's."""
+    ends = range(1 << 22, (1 << 22) + 5000)  # pids that no process can have
+    with discovering() as found:
+        for pid in ends:
+            tenant = Tenant(5000 if pid > ends[0] else 1000)
+            found._communication[pid] = ProcessIdentity(pid, 1), frozenset({CommunicationLibrary.UCX}), tenant
+            found._remember(pid)
+        assert found.communication_of(ends[0]) == {CommunicationLibrary.UCX}
+        assert found.communication_of(ends[1]) is None
+        assert found.communication_of(ends[-1]) == {CommunicationLibrary.UCX}
+        assert len(found._remembered) == discovery._MOST_REMEMBERED

@@ -20,6 +20,17 @@ __attribute__((noinline)) int ncclAllReduce(const void *from, void *to, unsigned
 	return 0;
 }
 
+struct uniqueId {
+	char internal[128];
+};
+
+/* The communicator is there already. */
+__attribute__((noinline)) int ncclCommInitRank(struct ncclComm **comm, int ranks, struct uniqueId id, int rank)
+{
+	__asm__ volatile("" ::: "memory");
+	return 0;
+}
+
 int pause(void);
 
 /* It never returns. */
@@ -55,7 +66,8 @@ static void enter(struct ncclComm *comms, long number, long threads)
 			abort();
 }
 
-/* forged NUMBER HASH [THREADS]: so many communicators, a call on each every second until it is ended */
+/* forged NUMBER HASH [THREADS [LOCAL]]: so many communicators, a call on each every second until it is ended; with LOCAL
+ * they are made by a call, and so many of the two ranks of each are on this host */
 int main(int count, char **arguments)
 {
 	long number = atol(arguments[1]);
@@ -66,11 +78,17 @@ int main(int count, char **arguments)
 		comms[at].startMagic = comms[at].endMagic = 0x0280028002800280ull;
 		comms[at].commHash = hash + at;
 		comms[at].nRanks = comms[at].nNodes = 2;
-		comms[at].localRanks = 1;
+		comms[at].localRanks = count > 4 ? atoi(arguments[4]) : 1;
 	}
 	puts("ready");
 	fflush(stdout);
 	sleep(2);
+	for (long at = 0; count > 4 && at < number; at++) {
+		struct ncclComm *made = &comms[at];
+		struct uniqueId id = {{0}};
+
+		ncclCommInitRank(&made, 2, id, 0);
+	}
 	for (;;) {
 		for (long at = 0; at < number; at++)
 			ncclAllReduce(0, 0, 4, 7, 0, &comms[at], 0);

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from railscope.agent.dataset.reader import open_dataset
+from railscope.agent.node.collectives.stragglers import MOST_GROUPS
 from railscope.agent.node.stalls.told_calls import MOST_OF_A_USER
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.job import LIBRARY, Job, JobOptions
@@ -95,8 +96,11 @@ def libraries_that_are_dear_to_read(folder: Path) -> Iterator[None]:
         yield
 
 
-def forged_communicators(number: int, threads: int = 0) -> Attack:
-    """So many, and threads that each stay inside a call on one of them."""
+def forged_communicators(number: int, threads: int = 0, local_ranks: int = 0) -> Attack:
+    """So many, and threads that each stay inside a call on one of them.
+
+    `local_ranks`: of the two ranks of each, so many on this host; 0: it is not seen how they were made.
+    """
 
     @contextmanager
     def attack(folder: Path) -> Iterator[None]:
@@ -107,7 +111,7 @@ def forged_communicators(number: int, threads: int = 0) -> Attack:
             *("-DPROGRAM", "-pthread", f"-L{folder}", "-l:libforged.so", f"-Wl,-rpath,{folder}"),
         )
         assert library.exists()
-        with as_user(program, str(number), "bad0000000000000", *([str(threads)] if threads else [])):
+        with as_user(program, str(number), "bad0000000000000", str(threads), *([str(local_ranks)] * bool(local_ranks))):
             yield
 
     return attack
@@ -202,6 +206,33 @@ def test_a_call_that_does_not_return_is_told_of_though_another_user_has_thousand
         assert {uid for _, uid in limits(agent)} == {str(UID)}
         agent.process.send_signal(signal.SIGTERM)
         assert agent.process.wait(60) == 0
+    assert watched.longest_health_s < MOST_HEALTH_S * SLACK
+    assert watched.longest_scrape_s < MOST_SCRAPE_S * SLACK
+    assert watched.most_bytes < MOST_BYTES
+
+
+def test_who_arrives_last_in_a_job_is_told_though_another_user_makes_thousands_of_communicators(
+    fabric: Fabric, open_folder: Path
+) -> None:
+    with ExitStack() as stack:
+        agent = stack.enter_context(AgentProcess("--level", "counts", log=open_folder / "agent.log"))
+        watched = stack.enter_context(watching(agent))
+        stack.enter_context(forged_communicators(3000, local_ranks=2)(open_folder))
+        agent.until(lambda: limits(agent).get(("arrivals", str(UID)), 0) >= 3000 - MOST_GROUPS, 30)
+        job = stack.enter_context(
+            Job(fabric.hosts[:1], JobOptions(seconds=5, pattern="ddp", hold=True, ranks_per_host=2))
+        )
+        agent.until(
+            lambda: any(value for _, value in agent.samples("railscope_probe_attached", library=str(LIBRARY))), 10
+        )
+        job.release()
+        ours = {one.hash for report in job.wait(60) for one in report.communicators if one.operations}
+
+        def compared() -> set[str]:
+            return {labels["comm"] for labels, _ in agent.samples("railscope_comm_last_arrivals_total")} & ours
+
+        assert agent.comes_true(lambda: compared() == ours, 15), ours
+        assert {uid for limit, uid in limits(agent) if limit == "arrivals"} == {str(UID)}
     assert watched.longest_health_s < MOST_HEALTH_S * SLACK
     assert watched.longest_scrape_s < MOST_SCRAPE_S * SLACK
     assert watched.most_bytes < MOST_BYTES

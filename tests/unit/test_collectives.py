@@ -15,7 +15,7 @@ from railscope.agent.node.collectives.collectives import Collectives
 from railscope.agent.node.collectives.sequences import Sequences
 from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.inspection.inspection import InProcess
-from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT
+from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.agent.node.targets.jobs import JobFacts
 from railscope.agent.node.targets.memory import ProcessMemory
 from railscope.agent.node.targets.processes import ObservedProcess
@@ -429,6 +429,18 @@ def test_the_oldest_of_too_many_ended_communicators_are_forgotten_first(node: No
     node.settle(9 * SECOND_NS)
     node.collectives.forget(0, 2)
     assert node.communicators().keys() == {f"{2:016x}", f"{3:016x}"}
+
+
+def test_a_tenant_whose_communicators_end_by_the_thousand_makes_nobody_elses_forgotten(node: Node) -> None:
+    for tgid in (10, 66):
+        node.begin(tgid)
+        node.processes[tgid] = replace(node.processes[tgid], tenant=Tenant(tgid))
+    for instance in range(1, 40):
+        node.kernel.communicator(10 if instance <= 2 else 66, instance)
+        node.kernel.destroy(instance, instance * SECOND_NS)
+    node.settle(90 * SECOND_NS)
+    node.collectives.forget(0, 10)
+    assert node.communicators().keys() == {f"{one:016x}" for one in (1, 2, *range(32, 40))}
 
 
 def test_calls_of_a_process_that_nobody_met_are_put_away_too(node: Node) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +12,12 @@ import numpy as np
 import pytest
 
 from railscope.agent.facts.snapshot import FailedOver
+from railscope.agent.node.collectives import failovers
 from railscope.agent.node.collectives.communicators import Communicator
 from railscope.agent.node.collectives.failovers import Failovers
 from railscope.agent.node.completion.levels import UNLISTED, failover_seen
 from railscope.agent.node.inspection.inspection import InProcess
-from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT
+from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.agent.node.targets.memory import ProcessMemory
 from railscope.probes.loading.links import ProbePoint
 from railscope.probes.loading.maps import Records
@@ -309,3 +311,22 @@ def test_the_layout_needs_every_structure() -> None:
     for name in whole:
         assert failover_layout({other: one for other, one in whole.items() if other != name}) is None
     assert failover_layout({**whole, "ncclIbSendComm": Structure(100, {})}) is None
+
+
+def test_a_user_whose_connections_fail_by_the_thousand_hides_nobody_elses(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failovers, "_MOST_KEPT", 16)
+    tenants = {PID: Tenant(1000), PID + 1: Tenant(5000)}
+    shared = Failovers(process.source, process.failovers._memory, lambda _: None, tenants.__getitem__)
+    process.failovers = shared
+    for comm in range(100):
+        process.fail()
+        process.source.pending[-1]["tgid"], process.source.pending[-1]["comm"] = PID + 1, 0x100000 + comm
+    process.fail()
+    monkeypatch.setattr(Source, "device_of", lambda *_: None)
+    for event in np.concatenate(process.source.pending):
+        shared._record(event)
+    assert Counter(tgid for tgid, _ in shared._moved) == {PID: 1, PID + 1: 8}
+    shared.end_processes({PID + 1})
+    assert shared._places.room(tenants[PID + 1]) == 8

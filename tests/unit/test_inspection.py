@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 
 import pytest
 
+from railscope.agent.node.inspection import inspection as inspection_module
 from railscope.agent.node.inspection.inspection import (
     MOST_LATE_BYTES,
     MOST_PROCESSES,
@@ -212,6 +213,28 @@ def test_late_answers_of_a_tenant_have_a_bound_that_is_his_own(inspection: Inspe
     # Of all others at most three were kept; the rest is found anew, by a process that counts on.
     again = [later(inspection, MINE, question).answer.first > len(asked) for question in asked[:-1]]
     assert again.count(True) >= 4
+
+
+def test_a_tenant_with_many_late_answers_pushes_out_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspection_module, "MOST_LATE", 8)
+    made = InspectionProcesses(["tests.unit.inspection_questions"])
+    try:
+        theirs = Echo(2, "yours", after_seconds=1.2)
+        with pytest.raises(NotYet):
+            made.ask(YOURS, theirs)
+        for question in (Echo(1, "first", after_seconds=1.5), *(Echo(1, str(number)) for number in range(20))):
+            with pytest.raises(NotYet):
+                made.ask(MINE, question)
+
+        def answered() -> Literal[True] | None:
+            made.collect()
+            return None if made.busy else True
+
+        within(60, answered)
+        assert len(made._late) == 8
+        assert made.ask(YOURS, theirs).answer == Pair(1, "yours")
+    finally:
+        made.close()
 
 
 def test_the_maker_of_processes_starts_again_when_it_has_ended(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -153,7 +155,10 @@ def test_one_process_with_many_ranks_of_a_hash_costs_others_nothing_and_the_log_
         asked.append(instance)
         return ends.get(instance)
 
-    claims = NameClaims(lambda _: None, lambda _: True)
+    users = {99: Tenant(5000), 100: Tenant(1000)}
+    claims = NameClaims(
+        lambda pid: cast(Any, SimpleNamespace(tenant=users[pid])) if pid in users else None, lambda _: True
+    )
     for end in ends.values():
         assert not claims.claim(end, current)
     assert not asked
@@ -162,7 +167,9 @@ def test_one_process_with_many_ranks_of_a_hash_costs_others_nothing_and_the_log_
     assert len(asked) == 100
     assert claims.conflicts == 100
     assert len(caplog.messages) == 8
-    assert caplog.messages[-1].endswith("further ones are counted only")
+    assert caplog.messages[-1].endswith("further ones of this user are counted only")
+    assert claims.claim(End(2 * 10**6, 100, nranks=2, rank=2 * 10**6), current) == "100"
+    assert "process 100" in caplog.messages[-1], "who makes conflicts without end hides no other user's"
     for end in ends.values():
         claims.release(end)
     assert not claims.claim(End(5 * 10**6, 99, nranks=2), current)

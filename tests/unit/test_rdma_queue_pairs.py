@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from railscope.agent.facts.snapshot import NodeFabric, QueuePairCount
 from railscope.agent.node.fabric.queue_pairs import OTHERS, PERIOD_NS, Kernel, QueuePairs
+from railscope.agent.node.inspection.tenants import Tenant
 from railscope.exporters.web.pages import render_queue_pairs
 from railscope.probes.netdev.netlink import MalformedNetlink
 from railscope.probes.rdma.netlink import NLDEV_STAT_GET
@@ -209,6 +210,20 @@ def test_beyond_so_many_processes_those_with_the_fewest_are_told_as_one() -> Non
     assert len(watch.facts.counts) == 1025
     assert watch.facts.counts[0] == QueuePairCount("mlx5_0", "1", "connected", 2)
     assert watch.facts.counts[-1] == QueuePairCount("mlx5_0", OTHERS, "connected", 2000 - 1024)
+
+
+def test_a_user_with_thousands_of_processes_hides_no_process_of_another() -> None:
+    many = tuple(replace(CONNECTED, number=one, thread=one // 2) for one in range(2, 6002))
+    mine = replace(CONNECTED, number=1, thread=9000)
+    users = {9000: Tenant(1000)}
+    kernel = Kernel(
+        lambda: QueuePairReading((*many, mine), ()), lambda thread: thread, lambda pid: users.get(pid, Tenant(5000))
+    )
+    watch = QueuePairs(SteppedClock(), kernel)
+    watch.update()
+    assert QueuePairCount("mlx5_0", "9000", "connected", 1) in watch.facts.counts
+    assert len(watch.facts.counts) == 1025
+    assert sum(one.count for one in watch.facts.counts) == 6001
 
 
 def test_queue_pairs_are_read_seldom_and_less_often_where_a_device_is_slow() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.steps.goodput import MOST_ENDED, EndedJobs, JobTime, Lives
 from railscope.agent.rhythm.tracker import ITERATION, Iterations
 
 S = 1_000_000_000
+MINE = Tenant(1000)
 
 
 def steps(*lengths: int, first: int) -> Iterations:
@@ -114,7 +116,7 @@ def test_a_job_that_begins_again_goes_on_where_it_ended() -> None:
     first = JobTime(0)
     first.record_steps(steps(*[1] * 90, first=10))
     ended = EndedJobs()
-    ended.put("job", first.ended(101 * S))
+    ended.put(MINE, "job", first.ended(101 * S))
     again = JobTime(150 * S)
     ended.continue_by("job", again)
     assert seconds(again, 160) == {"start": 10, "steps": 91, "restart": 59}
@@ -131,7 +133,7 @@ def test_an_end_that_is_seen_after_the_job_began_again_is_counted_once() -> None
     beside.record_steps(steps(*[1] * 105, first=5))
     again.record_steps(steps(*[1] * 5, first=110))
     ended = EndedJobs()
-    ended.put("job", first.ended(112 * S))
+    ended.put(MINE, "job", first.ended(112 * S))
     ended.continue_by("job", beside)
     assert beside.before is None, "it ran beside the other"
     ended.continue_by("job", again)
@@ -143,8 +145,18 @@ def test_an_end_that_is_seen_after_the_job_began_again_is_counted_once() -> None
 def test_few_ended_jobs_are_remembered() -> None:
     ended = EndedJobs()
     for number in range(MOST_ENDED + 1):
-        ended.put(number, Lives(0, 1, {}, 0))
+        ended.put(MINE, number, Lives(0, 1, {}, 0))
     oldest, next_oldest = JobTime(2), JobTime(2)
     ended.continue_by(0, oldest)
     ended.continue_by(1, next_oldest)
     assert (oldest.before, next_oldest.before is not None) == (None, True)
+
+
+def test_a_tenant_whose_jobs_end_by_the_thousand_makes_nobody_elses_forgotten() -> None:
+    ended = EndedJobs()
+    ended.put(MINE, "job", Lives(0, 1, {}, 0))
+    for number in range(10 * MOST_ENDED):
+        ended.put(Tenant(5000), number, Lives(0, 1, {}, 0))
+    again = JobTime(2)
+    ended.continue_by("job", again)
+    assert again.before == Lives(0, 1, {}, 0)

@@ -172,6 +172,7 @@ def test_what_ended_stays_for_a_while() -> None:
     counted = of_one(steps.facts())
     steps.update(1000, [replace(ends[0], ended_ns=999)], 2)
     assert steps.facts() == (counted,)
+    assert [job.stream.kept for _, job in steps._ended.items()] == [0], "its calls take no memory"
     steps.forget(1000)
     assert steps.facts() == (counted,)
     steps.forget(1001)

@@ -71,3 +71,12 @@ def test_of_more_than_can_be_read_at_once_all_come_round(stored: StoredErrors) -
     readings = [[instance for instance, _ in stored.read((keys, values))] for _ in range(3)]
     assert [len(reading) for reading in readings] == [512] * 3
     assert set().union(*map(set, readings)) == set(range(1, 1201))
+
+
+def test_an_error_of_a_user_with_one_communicator_is_read_each_time_whatever_others_make(stored: StoredErrors) -> None:
+    keys, values, _kept = table([SYSTEM] * 3000)
+    values["uid"] = 5000
+    values["uid"][[7, 1500]] = 1000, 1001
+    readings = [{instance for instance, _ in stored.read((keys, values))} for _ in range(6)]
+    assert all({8, 1501} <= reading for reading in readings)
+    assert set().union(*readings) == set(range(1, 3001))

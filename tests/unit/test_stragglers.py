@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from railscope.agent.facts.snapshot import RankArrivals
 from railscope.agent.node.collectives.communicators import Communicator
-from railscope.agent.node.collectives.stragglers import WINDOW, Stragglers
+from railscope.agent.node.collectives.stragglers import MOST_GROUPS, WINDOW, Stragglers
+from railscope.agent.node.inspection.tenants import Tenant
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.records.calls import CALL_EVENT
@@ -299,3 +300,83 @@ def test_batches_in_any_order_give_what_looking_at_each_call_gives(batches: list
         take(stragglers, events(batch))
     found = {key: (last, round(lag * 1e9)) for key, (last, lag) in shown(stragglers).items() if last}
     assert found == reference([call for batch in batches for call in batch])
+
+
+PAIRS = 5_000
+"""Instances 2n and 2n+1 are the ranks of communicator n on this host; from this one on they are another tenant's."""
+
+
+def one_of_a_pair(instance: int) -> Communicator:
+    return Communicator(
+        instance, instance // 2 // PAIRS, 0, instance // 2, instance % 2, nranks=2, local_ranks=2, whole=True
+    )
+
+
+def whose(pid: int) -> Tenant:
+    return Tenant(1000 + pid)
+
+
+def call_of(communicators: Iterable[int], number: int) -> Records:
+    return events([(2 * one + rank, number, rank * 100) for one in communicators for rank in (0, 1)])
+
+
+def compared(stragglers: Stragglers) -> set[int]:
+    return {int(one.comm, 16) for one in stragglers.arrivals()}
+
+
+def test_a_tenant_who_makes_communicators_without_end_takes_no_place_from_another() -> None:
+    stragglers = Stragglers(whose)
+    take_from(stragglers, call_of(range(1, 4000), 1), one_of_a_pair)
+    his = compared(stragglers)
+    assert len(his) == MOST_GROUPS // 2
+    take_from(stragglers, call_of([PAIRS, PAIRS + 1], 1), one_of_a_pair)
+    assert compared(stragglers) == his | {PAIRS, PAIRS + 1}
+    assert stragglers.refused == {Tenant(1000): 3999 - MOST_GROUPS // 2}
+
+
+def test_a_communicator_that_had_no_place_gets_one_when_another_ends() -> None:
+    stragglers = Stragglers(whose)
+    take_from(stragglers, call_of(range(1, 1000), 1), one_of_a_pair)
+    before = compared(stragglers)
+    waiting = next(one for one in range(1, 1000) if one not in before)
+    take_from(stragglers, call_of([waiting], 2), one_of_a_pair)
+    assert compared(stragglers) == before, "there is no place"
+    ended, another = sorted(before)[:2]
+    stragglers.forget([2 * another, 2 * another + 1])
+    take_from(stragglers, call_of([another], 2), one_of_a_pair)
+    take_from(stragglers, call_of([another], 3), one_of_a_pair)
+    assert compared(stragglers) == before, "it is back"
+    stragglers.forget([2 * ended, 2 * ended + 1])
+    assert compared(stragglers) == before - {ended}
+    for number in (3, 4):
+        take_from(stragglers, call_of([waiting], number), one_of_a_pair)
+    assert compared(stragglers) == before - {ended} | {waiting}
+    assert [one.last for one in stragglers.arrivals() if int(one.comm, 16) == waiting] == [0, 2]
+
+
+def test_a_communicator_that_is_left_out_gives_its_place_to_another() -> None:
+    stragglers = Stragglers(whose)
+    take_from(stragglers, call_of(range(1, 1000), 1), one_of_a_pair)
+    before = compared(stragglers)
+    waiting = next(one for one in range(1, 1000) if one not in before)
+    sends = call_of([min(before)], 2)
+    sends["op"] = Op.Send
+    take_from(stragglers, sends, one_of_a_pair)
+    assert compared(stragglers) == before, "what was counted of it stays"
+    take_from(stragglers, call_of([waiting], 2), one_of_a_pair)
+    assert compared(stragglers) == before | {waiting}
+    stragglers.forget([2 * min(before), 2 * min(before) + 1])
+    assert compared(stragglers) == before - {min(before)} | {waiting}
+
+
+def test_nothing_is_left_of_communicators_that_had_no_place() -> None:
+    stragglers = Stragglers(whose)
+    take_from(stragglers, call_of(range(1, 4000), 1), one_of_a_pair)
+    assert stragglers.arrivals()
+    stragglers.forget(range(2, 8000))
+    assert stragglers.arrivals() == ()
+    assert not stragglers._refused._which
+    assert not stragglers._refused._of_tenants
+    assert not stragglers._places
+    take_from(stragglers, call_of(range(1, 4000), 1), one_of_a_pair)
+    assert len(compared(stragglers)) == MOST_GROUPS // 2

@@ -123,3 +123,29 @@ def test_connections_that_take_long_to_read_hold_up_nothing() -> None:
     stuck.update(102 * SECOND, StallLimits(after_ns=SECOND))
     assert [one.peer for one in stuck.current] == ["10.0.0.2:6000"]
     assert stuck_transfers._PATIENCE_S < 0.1
+
+
+def test_a_reading_that_fails_is_one_failure_of_its_collector_and_nobody_elses(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    host = Host({1: (ONE, 1), 2: (ONE, 1), 3: (OTHER, 2)}, {1: (NEAR, FAR), 2: (FAR, NEAR), 3: (NEAR, FAR)}, (1, 3))
+    failing = {3}
+
+    def read(*asked: Any) -> tuple[Connection, ...]:
+        if asked[1] in failing:
+            raise RuntimeError(f"can't start new thread ({len(host.read)})")
+        return host.connections(*asked)
+
+    stuck = host.stuck(read)
+    assert stuck.result is None
+    for second in range(100, 110):
+        stuck.update(second * SECOND, StallLimits(after_ns=SECOND))
+    assert {one.pid: one.diagnosis.blamed_pid for one in stuck.current} == {1: 2, 3: None}
+    assert stuck.result is not None
+    assert (stuck.result.collector, stuck.result.success) == ("transfer_ends", False)
+    (line,) = caplog.messages
+    assert "process 3 cannot be read: RuntimeError: can't start new thread" in line
+    failing.clear()
+    stuck.update(111 * SECOND, StallLimits(after_ns=SECOND))
+    assert stuck.result.success
+    assert [one.peer for one in stuck.current if one.pid == 3] == ["10.0.0.2:6000"]

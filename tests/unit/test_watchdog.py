@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import tracemalloc
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.label_numbers import UNKNOWN
+from railscope.agent.facts.stall import Diagnosis, Stall
+from railscope.agent.node.inspection.tenants import Tenant
+from railscope.agent.node.stalls.stacks import MOST_STACKS
+from railscope.agent.node.stalls.stall_totals import MOST_ENDED, StallTotals
+from railscope.agent.node.stalls.watchdog import Watchdog
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.records.calls import CALL_EVENT
 from railscope.probes.processes.owner import ProcessOwner
@@ -304,3 +310,48 @@ def test_a_rank_that_has_rested_for_long_is_not_suspicious_and_one_that_comes_to
     assert not any(suspicious[20:600])
     assert any(suspicious[600:620])
     assert not suspicious[-1]
+
+
+def stall_of(pid: int, number: int) -> Stall:
+    """A stall of a communicator, put down to its rank 0."""
+    diagnosis = Diagnosis(Cause.PROCESS_STOPPED, ("it is stopped",), culprit=True, blamed_rank=0)
+    return Stall(
+        instance=number,
+        comm=f"{number:016x}",
+        rank="0",
+        nranks="2",
+        pid=pid,
+        op="AllReduce",
+        payload_bytes=None,
+        since_ns=number,
+        flagged_ns=number,
+        realtime_offset_ns=0,
+        flight_strength="strong",
+        diagnosis=diagnosis,
+    )
+
+
+def test_a_user_whose_stalls_end_by_the_thousand_pushes_out_none_of_another() -> None:
+    totals = StallTotals(lambda pid: Tenant(pid))
+    for number in range(1000):
+        stall = stall_of(5000 if number else 1000, number)
+        totals.begin(stall)
+        totals.end(stall, number + 1)
+    assert [stall.pid for stall in totals.ended] == [1000, *[5000] * (MOST_ENDED - 1)]
+    assert totals.ended[-1].instance == 999
+
+
+def test_stacks_are_read_of_every_users_blamed_ranks_however_many_one_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    stalls = [stall_of(5000, number) for number in range(500)] + [stall_of(1000, 500)]
+    processes = {
+        pid: SimpleNamespace(tenant=Tenant(pid), ended_ns=None, identity=ProcessIdentity(pid, 1))
+        for pid in (1000, 5000)
+    }
+    ranks = {stall.comm: [SimpleNamespace(pid=stall.pid, rank=0)] for stall in stalls}
+    monkeypatch.setattr(Watchdog, "current", stalls)
+    monkeypatch.setattr(world.watch, "_every", lambda: SimpleNamespace(by_comm=ranks))
+    monkeypatch.setattr(world.watch, "_known", SimpleNamespace(process=processes.get))
+    blamed = world.watch._blamed()
+    assert len(blamed) == MOST_STACKS
+    assert [identity.pid for identity in blamed.values()].count(1000) == 1

@@ -31,6 +31,7 @@ from railscope.agent.node.collectives.rank_gpus import RankGpus
 from railscope.agent.node.collectives.sequences import Sequences
 from railscope.agent.node.collectives.watched import Watched
 from railscope.agent.node.completion.completion import Completion
+from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.agent.node.targets.memory import ProcessMemory
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.loading.bpf_syscall import KernelRefusal
@@ -91,7 +92,7 @@ class Collectives:
                 lambda library: None if watched.watches(library) else layout_of(library),
                 lambda instance: self._communicators.uncounted(instance),
             )
-            self._failovers = Failovers(completion, memory, self.communicator)
+            self._failovers = Failovers(completion, memory, self.communicator, self._tenant_of)
         self._programs = programs
         self._processes = processes
         self._readings = KernelReadings(programs)
@@ -135,6 +136,10 @@ class Collectives:
     def process_added(self) -> None:
         """A process is known now: whether something confines it, too."""
         self._communicators.find_gpus_again()
+
+    def _tenant_of(self, tgid: int) -> Tenant:
+        process = self._processes.get(tgid)
+        return process.tenant if process is not None else UNKNOWN_TENANT
 
     def _is_confined(self, tgid: int) -> bool:
         process = self._processes.get(tgid)

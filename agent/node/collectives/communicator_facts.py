@@ -26,6 +26,8 @@ from railscope.agent.facts.stall import LastCollectives
 from railscope.agent.node.collectives.call_counts import CallCount, CallCounts, CallKind, sum_groups
 from railscope.agent.node.collectives.communicators import Communicator, Communicators, format_label
 from railscope.agent.node.completion.completion import CommunicatorProgress
+from railscope.agent.node.inspection.shares import in_turns
+from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.nccl.abi import op_name
 from railscope.probes.processes.processes import ProcessIdentity
@@ -57,6 +59,10 @@ class _Ended:
     """Those are shown, for ranks on other hosts."""
     facts: CommunicatorFacts | None = None
     """None: to be made."""
+
+    @property
+    def tenant(self) -> Tenant:
+        return self.process.tenant if self.process is not None else UNKNOWN_TENANT
 
 
 class CommunicatorHistory:
@@ -126,12 +132,14 @@ class CommunicatorHistory:
         ended.facts = None
 
     def forget(self, before_ns: int, most_ended: int) -> list[int]:
-        """Drop what ended before a moment, and the oldest of more than `most_ended`; returns instances dropped."""
+        """Drop what ended before a moment, and the oldest of more than `most_ended`; returns instances dropped.
+
+        Tenants take turns to keep one, so that of more than that those are dropped whose tenant has most of them.
+        """
         old = [key for key, ended in self._ended.items() if ended.ended_ns < before_ns]
-        too_many = len(self._ended) - len(old) - most_ended
-        if too_many > 0:
-            rest = self._ended.keys() - set(old)
-            old += sorted(rest, key=lambda key: self._ended[key].ended_ns)[:too_many]
+        if len(self._ended) - len(old) > most_ended:
+            rest = sorted(self._ended.keys() - set(old), key=lambda key: self._ended[key].ended_ns, reverse=True)
+            old += in_turns(rest, lambda key: self._ended[key].tenant)[most_ended:]
         for key in old:
             ended = self._ended.pop(key)
             if ended.told and ended.last is not None:

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from railscope.agent.node.inspection.questions import NotYet, Refused
+from railscope.agent.node.inspection.shares import Rounds
 from railscope.agent.node.targets.memory import ProcessMemory, StoredResult
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.records.calls import LifecycleKind
@@ -37,7 +38,8 @@ _EVENTS: Final = {
 }
 _SOURCES: Final = {ErrorSource.INIT_ALL: "init"}
 _ERRORS: Final = tuple(result for result in Result if result not in NO_ERRORS)
-_MOST_UNKNOWN_RESULTS: Final = 16
+_RESULTS: Final = 32
+"""Results below this have a name each, those that NCCL does not have yet too: it numbers them from 0 on."""
 _OTHER: Final = "result_other"
 _MOST_AT_ONCE: Final = 512
 """Communicators whose stored error is read in one reading, at about 10 µs each; more of them take several readings."""
@@ -126,8 +128,8 @@ class CommEvents:
 
     def _count(self, instance: int, result: int, time_ns: int, source: ErrorSource) -> None:
         name = error_name(result)
-        if name not in self._errors and len(self._errors) >= len(_ERRORS) + _MOST_UNKNOWN_RESULTS:
-            name = _OTHER  # a job that returns numbers at will makes no series at will
+        if name not in self._errors and not 0 <= result < _RESULTS:
+            name = _OTHER  # a job that returns numbers at will makes no series at will, and takes no other job's
         self._errors[name] = self._errors.get(name, 0) + 1
         if instance:
             self._last[instance] = CommError(name, time_ns, _SOURCES.get(source, source.name.lower()))
@@ -144,7 +146,8 @@ class StoredErrors:
         """`layout_of` knows the layout of a library by its number."""
         self._memory = memory
         self._layout_of = layout_of
-        self._next = 0
+        self._rounds = Rounds[int](_MOST_AT_ONCE)
+        """By whose share a communicator is in (probes/bpf/answerable.h)."""
 
     def read(self, rows: tuple[Records, Records]) -> Iterator[tuple[int, int]]:
         """Instances of living communicators that have an error, with its result.
@@ -154,10 +157,7 @@ class StoredErrors:
         keys, values = rows
         lives = np.flatnonzero((values["confirmed"] != 0) & (values["destroyed_ns"] == 0))
         order = lives[np.lexsort((keys["comm"][lives], keys["tgid"][lives]))]
-        if len(order) > _MOST_AT_ONCE:
-            self._next %= len(order)
-            order = np.roll(order, -self._next)[:_MOST_AT_ONCE]
-            self._next += _MOST_AT_ONCE
+        order = order[self._rounds.choose(values["uid"][order].tolist())]
         columns = (keys["tgid"], keys["comm"], values["instance"], values["library"])
         living = zip(*(column[order].tolist() for column in columns), strict=True)
         for tgid, communicators in groupby(living, lambda one: one[0]):

@@ -20,6 +20,8 @@ from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.snapshot import FailedOver
 from railscope.agent.node.collectives.communicators import Communicator, format_label
 from railscope.agent.node.inspection.questions import NotYet, Refused
+from railscope.agent.node.inspection.shares import Places
+from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.agent.node.targets.memory import PortStates, ProcessMemory
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.maps import Records
@@ -29,7 +31,7 @@ from railscope.probes.nccl.records.failover import STATUSES, SURVIVED, FailoverL
 _log = logging.getLogger("railscope.failover")
 
 _MOST_KEPT: Final = 4096
-"""Connections that keep off a port; beyond, each is counted, and nothing else is known of it."""
+"""Connections that keep off a port, which users share; beyond, each is counted, and nothing else is known of it."""
 _MOST_SEARCHES: Final = 64
 """Of a connection that is in use the owner is known with the next operation; each search reads the whole table."""
 
@@ -61,6 +63,8 @@ class _Connection:
     library: int
     devices: tuple[int, ...]
     """Its ports, as NCCL numbers devices."""
+    tenant: Tenant
+    """Whose it is."""
     failures: dict[int, tuple[str, int]] = field(default_factory=dict)
     """Of each port that failed, by its place: the first completion's status and its vendor error."""
     instance: int = 0
@@ -82,13 +86,16 @@ class Failovers:
         source: FailoverSource,
         memory: ProcessMemory,
         communicator_of: Callable[[int], Communicator | None],
+        tenant_of: Callable[[int], Tenant] = lambda _pid: UNKNOWN_TENANT,
     ) -> None:
-        """`communicator_of` knows communicators by instance."""
+        """`communicator_of` knows communicators by instance, `tenant_of` whose a process is, by pid."""
+        self._tenant_of = tenant_of
         self._source = source
         self._memory = memory
         self._communicator_of = communicator_of
         self._moved: dict[tuple[int, int], _Connection] = {}
         """By process and address."""
+        self._places = Places[Tenant](_MOST_KEPT)
         self._totals = dict.fromkeys(SURVIVED, 0)
         self._watched = False
 
@@ -147,9 +154,12 @@ class Failovers:
         devices = tuple(event["devices"][: int(event["count"])].tolist())
         known = self._moved.get(key)
         if known is None or known.resiliency != event["resiliency"]:
-            if len(self._moved) >= _MOST_KEPT:
+            tenant = self._tenant_of(tgid)
+            if known is not None:
+                self._forget(key)
+            if not self._places.take(tenant):
                 return
-            known = self._moved[key] = _Connection(int(event["resiliency"]), int(event["library"]), devices)
+            known = self._moved[key] = _Connection(int(event["resiliency"]), int(event["library"]), devices, tenant)
         known.failures[place] = (status, vendor_error)
         device, port = self._name(tgid, known, place)
         _log.warning("process %d: NCCL moved a connection off %s port %s: %s", tgid, device, port, said)
@@ -202,11 +212,14 @@ class Failovers:
         if not keys:
             return
         for key in keys:
-            del self._moved[key]
+            self._forget(key)
         try:
             self._source.forget_failed_over(keys)
         except KernelRefusal as refusal:
             _log.error("connections that failed over cannot be forgotten: %s", refusal.strerror)
+
+    def _forget(self, key: tuple[int, int]) -> None:
+        self._places.leave(self._moved.pop(key).tenant)
 
     def _name(self, tgid: int, connection: _Connection, place: int) -> tuple[str, str]:
         """Device and port, by its place among the connection's."""

@@ -18,17 +18,18 @@ two that are older than the agent, which came first.  Then it is the one that is
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.agent.node.targets.processes import ProcessOf
 
 _log = logging.getLogger("railscope.communicators")
 
 _MOST_LINES: Final = 8
-"""Conflicts that are told in the log; all are counted."""
+"""Conflicts of one user that are told in the log; all are counted."""
 
 
 class Named(Protocol):
@@ -79,6 +80,8 @@ class NameClaims:
         self._owners: dict[int, _Owners] = {}
         """By hash."""
         self._decided: set[int] = set()
+        self._told: Counter[Tenant] = Counter()
+        """Conflicts of each one's communicators so far."""
         self.conflicts = 0
         """Communicators that were marked so far."""
 
@@ -97,8 +100,11 @@ class NameClaims:
         why = self._why_not(one, owners, current)
         if why:
             self.conflicts += 1
-            if self.conflicts <= _MOST_LINES:
-                last = "; further ones are counted only" if self.conflicts == _MOST_LINES else ""
+            process = self._process_of(one.tgid)
+            tenant = process.tenant if process is not None else UNKNOWN_TENANT
+            self._told[tenant] += 1
+            if self._told[tenant] <= _MOST_LINES:
+                last = "; further ones of this user are counted only" if self._told[tenant] == _MOST_LINES else ""
                 _log.warning(
                     "communicator %016x, rank %d of process %d: %s%s", one.comm_hash, one.rank, one.tgid, why, last
                 )

@@ -22,6 +22,7 @@ import numpy as np
 
 from railscope.agent.node.collectives.call_counts import Table
 from railscope.agent.node.inspection.questions import NotYet, Refused
+from railscope.agent.node.inspection.shares import Rounds
 from railscope.agent.node.targets.memory import LaunchedCount, ProcessMemory
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.memory.sequence_numbers import Launched, SequenceLayout
@@ -101,6 +102,8 @@ class _End:
     address: int
     instance: int
     calls: int
+    share: int
+    """Whose it is (probes/bpf/answerable.h)."""
     key: bytes
     comm_hash: int
     layout: SequenceLayout
@@ -129,7 +132,7 @@ class Sequences:
         self._calls: dict[int, int] = {}
         """By instance, as of the last round."""
         self._round = 0
-        self._next = 0
+        self._rounds = Rounds[int](_MOST_AT_ONCE)
         self._said = False
         self._checked: set[int] = set()
         """Instances whose count was compared with NCCL's."""
@@ -160,11 +163,7 @@ class Sequences:
             KernelRefusal: the table of communicators cannot be read.
         """
         due = self._due(*rows, now_ns)
-        if len(due) > _MOST_AT_ONCE:
-            self._next %= len(due)
-            due = (due[self._next :] + due[: self._next])[:_MOST_AT_ONCE]
-            self._next += _MOST_AT_ONCE
-            due.sort(key=lambda end: end.tgid)
+        due = [due[at] for at in self._rounds.choose([end.share for end in due])]
         for tgid, ends in groupby(due, lambda end: end.tgid):
             self._read_process(tgid, list(ends))
 
@@ -177,9 +176,17 @@ class Sequences:
             living &= np.isin(values["library"], [one for one, layout in layouts.items() if layout is not None])
         keys, values, identities = keys[living], values[living], identities[living]
         stands = values["last_ns"] + _STANDS_NS <= now_ns
-        columns = (values["instance"], values["sequence"], stands, values["library"], keys["tgid"], keys["comm"])
+        columns = (
+            values["instance"],
+            values["sequence"],
+            stands,
+            values["library"],
+            keys["tgid"],
+            keys["comm"],
+            values["uid"],
+        )
         known, calls_of, due = {}, {}, []
-        for key, comm_hash, instance, calls, stands_still, library, tgid, address in zip(
+        for key, comm_hash, instance, calls, stands_still, library, tgid, address, share in zip(
             keys, identities["comm_hash"].tolist(), *(column.tolist() for column in columns), strict=True
         ):
             layout = layouts[library]
@@ -187,7 +194,7 @@ class Sequences:
             reckoning = known[instance] = self._known.get(instance) or Reckoning()
             calls_of[instance] = calls
             if calls and self._is_due(instance, calls, reckoning, stands=stands_still):
-                due.append(_End(tgid, address, instance, calls, key.tobytes(), comm_hash, layout, reckoning))
+                due.append(_End(tgid, address, instance, calls, share, key.tobytes(), comm_hash, layout, reckoning))
         self._known, self._calls = known, calls_of
         self._round += 1
         due.sort(key=lambda end: (end.tgid, end.instance))

@@ -7,13 +7,18 @@ different calls, as they do with Send and Recv: a communicator that was used for
 Batches arrive as the ring gives them: what is incomplete waits for the other ranks, a bounded number of calls for each
 communicator, and is given up when it is overtaken.  Calls of all communicators are matched at once, in columns: where
 there are thousands, each makes a few.
+
+So many communicators are followed at a time, which tenants share: one that is beyond its tenant's share is looked at
+again when another one ends, or is left out.
 """
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -22,6 +27,8 @@ import numpy.typing as npt
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.snapshot import RankArrivals
 from railscope.agent.node.collectives.communicators import Communicator, format_label
+from railscope.agent.node.inspection.shares import Places
+from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op
 
@@ -30,7 +37,7 @@ WINDOW: Final = 1024
 _ENOUGH: Final = 16384
 """Events that are looked at together."""
 MOST_GROUPS: Final = 1024
-"""Communicators with several ranks on a host: more than any job makes."""
+"""Communicators with several ranks on a host that are followed at a time: more than any job makes."""
 NOT_BY_ALL: Final = np.isin(np.arange(256), (Op.Send, Op.Recv, Op.PutSignal, Op.Signal, Op.WaitSignal))
 """By number of the operation: whether only some ranks call it."""
 _NOT_WANTED: Final = -1
@@ -65,12 +72,15 @@ class _Group:
     """The ranks of one communicator on this host."""
 
     number: int
-    """Below MOST_GROUPS; given to another one once this one is gone."""
+    """Below MOST_GROUPS; given to another one once this one is gone, or is left out."""
+    tenant: Tenant
+    """Whose first rank it was."""
     instances: list[int] = field(default_factory=list)
     """Those of ranks that ended included."""
     members: list[int] = field(default_factory=list)
     """Where what is counted of each of these is."""
     matches: bool = True
+    """False: it is left out from now on."""
     expected: int = 0
     """Ranks on this host, as NCCL says; 0: it does not."""
     shown: tuple[RankArrivals, ...] | None = None
@@ -101,12 +111,55 @@ class _Counts:
         self._free += members
 
 
+class _Refused:
+    """Communicators for which there was no place."""
+
+    def __init__(self) -> None:
+        self._of_tenants: dict[Tenant, dict[str, set[int]]] = {}
+        """Instances by name; first those that were not looked at again for longest."""
+        self._which: dict[int, tuple[Tenant, str]] = {}
+        """By instance."""
+        self.by_tenant: Counter[Tenant] = Counter()
+        """How many there were so far."""
+
+    def add(self, tenant: Tenant, name: str, instance: int) -> None:
+        own = self._of_tenants.setdefault(tenant, {})
+        self.by_tenant[tenant] += name not in own
+        own.setdefault(name, set()).add(instance)
+        self._which[instance] = tenant, name
+
+    def discard(self, instance: int) -> None:
+        """An instance has a place, or is gone."""
+        if instance not in self._which:
+            return
+        tenant, name = self._which.pop(instance)
+        own = self._of_tenants[tenant]
+        own[name].discard(instance)
+        if not own[name]:
+            del own[name]
+        if not own:
+            del self._of_tenants[tenant]
+
+    def take_turns(self, room_of: Callable[[Tenant], int]) -> list[int]:
+        """Instances of those that may have a place now: of each tenant's as many communicators as it has room for."""
+        found: list[int] = []
+        for tenant, own in self._of_tenants.items():
+            for name in list(islice(own, room_of(tenant))):
+                own[name] = instances = own.pop(name)
+                found += instances
+        return found
+
+
 class Stragglers:
     """Not thread-safe: the daemon's lock guards it."""
 
-    def __init__(self) -> None:
+    def __init__(self, tenant_of: Callable[[int], Tenant] = lambda _pid: UNKNOWN_TENANT) -> None:
+        """`tenant_of` says by pid whose a process is."""
+        self._tenant_of = tenant_of
         self._groups: dict[str, _Group] = {}
         self._by_number: dict[int, _Group] = {}
+        """Those that are not left out."""
+        self._share = Places[Tenant](MOST_GROUPS)
         self._free_numbers = list(range(MOST_GROUPS - 1, -1, -1))
         self._sizes = np.zeros(MOST_GROUPS, np.int64)
         """By group: how many ranks make each call."""
@@ -119,6 +172,9 @@ class Stragglers:
         """By instance: number of the group, and its member; `_NOBODY`: no rank to compare it with."""
         self._labels: dict[int, tuple[str, str]] = {}
         """By instance: communicator and rank."""
+        self._refused = _Refused()
+        self._freed = False
+        """Whether one of them may have a place by now."""
         self._table: tuple[npt.NDArray[np.uint32], Integers, Integers] | None = None
         """`_places` as sorted arrays; None: to be made again."""
         self._pending: list[_Calls] = []
@@ -133,6 +189,11 @@ class Stragglers:
         `communicator_of` says who an instance is, None: not known yet.  What is needed of the events is kept until
         there are many, or they are requested: matching thousands costs little more than a few.
         """
+        if self._freed:
+            self._freed = False
+            for instance in self._refused.take_turns(self._share.room):
+                self._places.pop(instance, None)
+                self._table = None
         if all(self._places.get(instance) == _NOBODY for instance in called):  # one that is not known yet may be wanted
             return
         self._pending.append(_Calls(*(events[name].copy() for name in _Calls._fields)))
@@ -174,6 +235,11 @@ class Stragglers:
         made["before_ns"] = np.where(ends > starts, times_ns[np.maximum(ends - 1, 0)], 0)
         self._add(keys[starts] >> 32, made)
 
+    @property
+    def refused(self) -> Mapping[Tenant, int]:
+        """How many communicators had no place so far, by tenant: who came last at their calls is not known."""
+        return self._refused.by_tenant
+
     def arrivals(self) -> tuple[RankArrivals, ...]:
         """Of every rank that can be compared with another one on this host."""
         self._match()
@@ -208,6 +274,7 @@ class Stragglers:
         self._match()
         for instance in gone:
             self._places.pop(instance, None)
+            self._refused.discard(instance)
             self._table = None
             label = self._labels.pop(instance, None)
             group = None if label is None else self._groups.get(label[0])
@@ -216,14 +283,18 @@ class Stragglers:
             group.shown = None
             if not any(one in self._labels for one in group.instances):
                 del self._groups[label[0]]
-                self._remove(group)
+                self._counts.remove(group.members)
+                if group.matches:
+                    self._free_number(group)
 
-    def _remove(self, group: _Group) -> None:
+    def _free_number(self, group: _Group) -> None:
+        """Another communicator may have its place."""
         number = group.number
         del self._by_number[number]
         self._free_numbers.append(number)
+        self._share.leave(group.tenant)
+        self._freed = True
         self._sizes[number] = self._waited_until_ns[number] = 0
-        self._counts.remove(group.members)
         if self._waiting is not None:
             self._waiting["count"][number * WINDOW : (number + 1) * WINDOW] = 0
 
@@ -320,11 +391,16 @@ class Stragglers:
         group = self._groups.get(communicator.name)
         if group is None:
             alone = communicator.nranks == 1 or communicator.local_ranks == 1
-            if alone or not communicator.whole or not self._free_numbers:
+            if alone or not communicator.whole:
+                self._places[instance] = _NOBODY
+                return
+            tenant = self._tenant_of(communicator.tgid)
+            if not self._share.take(tenant):
+                self._refused.add(tenant, communicator.name, instance)
                 self._places[instance] = _NOBODY
                 return
             number = self._free_numbers.pop()
-            group = self._groups[communicator.name] = self._by_number[number] = _Group(number)
+            group = self._groups[communicator.name] = self._by_number[number] = _Group(number, tenant)
         if not communicator.whole:
             # Its calls are numbered from when it was first seen: they do not match those of the others.
             self._places[instance] = _NOBODY
@@ -337,10 +413,15 @@ class Stragglers:
         group.instances.append(instance)
         group.members.append(member)
         group.shown = None
-        self._sizes[group.number] = max(group.expected, len(group.members))
+        self._refused.discard(instance)
+        if group.matches:
+            self._sizes[group.number] = max(group.expected, len(group.members))
 
     def _leave_out(self, group: _Group) -> None:
+        if not group.matches:
+            return
         group.matches = False
+        self._free_number(group)
         for instance in group.instances:
             if instance in self._places:
                 self._places[instance] = _NOBODY

@@ -551,7 +551,11 @@ class NcclObserver:
             refused[table][user_of_share(number)] += calls
         for table in SHARED_TABLES:
             self.limits.record(table, refused[table])
-        for limit, lost in (("libraries", self._libraries.left_out), ("inspection", self._inspection.late())):
+        for limit, lost in (
+            ("libraries", self._libraries.left_out),
+            ("inspection", self._inspection.late()),
+            ("arrivals", self.stalls.uncompared()),
+        ):
             self.limits.record(limit, sum_by_user(lost))
         for limit, lost_there in {**self._lost_elsewhere, **self._hardware.lost_by_user()}.items():
             self.limits.record(limit, lost_there())
@@ -734,7 +738,8 @@ class NcclObserver:
         collectives = replace(collectives, unjoined=unjoined, jobs=self._steps.facts())
         # Last: it says whether all of the above could be read.
         transfers = self._transfer_facts()
-        return NcclFacts(collectives, self.stalls.facts(), probes, transfers, (self._result(started_ns),))
+        collectors = self._result(started_ns), *self.stalls.collectors()
+        return NcclFacts(collectives, self.stalls.facts(), probes, transfers, collectors)
 
     def _transfer_facts(self) -> NodeTransfers:
         if self._transfers is None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.remarks import Remark
 from railscope.agent.facts.snapshot import (
     BoundCounterFacts,
@@ -22,6 +23,8 @@ from railscope.agent.facts.snapshot import (
     QueuePairCount,
     QueuePairFacts,
 )
+from railscope.agent.node.inspection.shares import in_turns
+from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant, tenant_of
 from railscope.probes.clock import Clock
 from railscope.probes.netdev.netlink import MalformedNetlink
 from railscope.probes.rdma.netlink import RdmaNetlink
@@ -50,6 +53,7 @@ class Kernel:
 
     read: Callable[[], QueuePairReading]
     process_of: Callable[[int], int | None]
+    tenant_of: Callable[[int], Tenant] = lambda _pid: UNKNOWN_TENANT
 
 
 def ask_kernel(procfs: Path) -> Kernel:
@@ -62,7 +66,7 @@ def ask_kernel(procfs: Path) -> Kernel:
         finally:
             netlink.close()
 
-    return Kernel(read, lambda thread: process_of_thread(procfs, thread))
+    return Kernel(read, lambda thread: process_of_thread(procfs, thread), lambda pid: tenant_of(procfs, pid))
 
 
 class QueuePairs:
@@ -110,7 +114,7 @@ class QueuePairs:
         return NodeQueuePairs(
             read_ns=self._clock.monotonic_ns(),
             queue_pairs=pairs,
-            counts=_counts(pairs),
+            counts=_counts(pairs, self._kernel.tenant_of),
             bound=tuple(
                 BoundCounterFacts(one.device, one.port, one.number, one.queue_pairs, one.counters)
                 for one in reading.bound
@@ -134,14 +138,20 @@ def _pair(pair: QueuePair, process: int | None) -> QueuePairFacts:
     )
 
 
-def _counts(pairs: tuple[QueuePairFacts, ...]) -> tuple[QueuePairCount, ...]:
-    """Of processes; the kernel's own are none.  Where there are too many, those with the fewest are told as one."""
+def _counts(pairs: tuple[QueuePairFacts, ...], tenant_of: Callable[[int], Tenant]) -> tuple[QueuePairCount, ...]:
+    """Of processes; the kernel's own are none.
+
+    Where there are too many, those with the fewest are told as one, of tenants that have many processes first.
+    """
     found = Counter(
-        (pair.device, "unknown" if pair.pid is None else str(pair.pid), _STATES.get(pair.state, _NOT_CONNECTED))
+        (pair.device, UNKNOWN if pair.pid is None else str(pair.pid), _STATES.get(pair.state, _NOT_CONNECTED))
         for pair in pairs
         if not pair.kernel_user
     )
     ordered = found.most_common()
+    if len(ordered) > _MOST_COUNTS:
+        tenants = {pid: tenant_of(int(pid)) for pid in {pid for _device, pid, _state in found} if pid != UNKNOWN}
+        ordered = in_turns(ordered, lambda one: tenants.get(one[0][1], UNKNOWN_TENANT))
     rest: Counter[tuple[str, str, str]] = Counter()
     for (device, _pid, state), count in ordered[_MOST_COUNTS:]:
         rest[device, OTHERS, state] += count

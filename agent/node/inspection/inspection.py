@@ -31,6 +31,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from railscope.agent.node.inspection.answers import AnswerError, decode, fits, promised
 from railscope.agent.node.inspection.questions import Found, Memory, NotYet, Question, Refused
+from railscope.agent.node.inspection.shares import FairMemory
 from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.inspection.wire import Incoming, WireError, send
 from railscope.agent.node.inspection.worker import FOUND, MAKE, READY, REFUSED
@@ -341,7 +342,7 @@ class InspectionProcesses:
         self._patience = _Bucket(int(patience_seconds * 1e9), 0.2)
         self._tenants_patience_ns = int(tenants_patience_seconds * 1e9)
         self._selector = selectors.EpollSelector()
-        self._late: OrderedDict[Key, _Outcome] = OrderedDict()
+        self._late = FairMemory[Tenant, Key, _Outcome](MOST_LATE)
         self._struck: dict[Key, tuple[int, int]] = {}
         """Questions that took too long: how often, and until when they rest."""
         self._come: set[Key] = set()
@@ -525,20 +526,24 @@ class InspectionProcesses:
         if account.late_bytes + outcome.size_bytes > MOST_LATE_BYTES:
             for own in [one for one in self._late if one[0] == key[0]]:
                 self._forget_kept(own)
-        while len(self._late) >= MOST_LATE:
-            self._forget_kept(next(iter(self._late)))
-        self._late[key] = outcome
         account.late_bytes += outcome.size_bytes
+        if (forgotten := self._late.put(key[0], key, outcome)) is not None:
+            self._let_go(*forgotten)
 
     def _take_kept(self, key: Key) -> _Outcome | None:
-        outcome = self._late.pop(key, None)
+        outcome = self._late.pop(key)
         if outcome is not None:
             self._accounts[key[0]].late_bytes -= outcome.size_bytes
         return outcome
 
     def _forget_kept(self, key: Key) -> None:
-        outcome = self._take_kept(key)
-        if outcome is not None and outcome.found is not None:
+        outcome = self._late.pop(key)
+        if outcome is not None:
+            self._let_go(key, outcome)
+
+    def _let_go(self, key: Key, outcome: _Outcome) -> None:
+        self._accounts[key[0]].late_bytes -= outcome.size_bytes
+        if outcome.found is not None:
             _close_all(outcome.found.descriptors)
 
     def _end_overdue(self) -> None:

@@ -13,11 +13,11 @@ looked at closely, and tenants take turns, each with those first that have waite
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
+from railscope.agent.node.inspection.shares import in_turns
 from railscope.agent.node.stalls.evidence import LEAST_WRITTEN_BYTES
 from railscope.agent.node.stalls.pauses import Pauses
 
@@ -131,13 +131,7 @@ class Checkpoints:
 
     def _in_turn(self, since_ns: Mapping[int, int]) -> list[int]:
         """Pids, tenants in turns: of each those first that have waited longest, since when by pid."""
-        turns = Counter[Hashable]()
-        order = []
-        for pid in sorted(since_ns, key=lambda one: since_ns[one]):
-            tenant = self._tenant_of(pid)
-            order.append((turns[tenant], since_ns[pid], pid))
-            turns[tenant] += 1
-        return [pid for _, _, pid in sorted(order)]
+        return in_turns(sorted(since_ns, key=lambda pid: (since_ns[pid], pid)), self._tenant_of)
 
     def forget(self, pid: int) -> None:
         """A process has ended."""

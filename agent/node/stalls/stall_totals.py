@@ -6,14 +6,17 @@ now.  Totals never fall, and go with their communicator.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from railscope.agent.facts.snapshot import CommunicatorStall, StallTotal
 from railscope.agent.facts.stall import Stall
+from railscope.agent.node.inspection.shares import FairMemory
+from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 
-_MOST_ENDED: Final = 100
+MOST_ENDED: Final = 100
+"""Stalls that are told of when they have ended; of more the oldest are forgotten, of whoever has most of them first."""
 
 _Key = tuple[str, str, str]
 """Communicator, rank and cause."""
@@ -22,14 +25,17 @@ _Key = tuple[str, str, str]
 class StallTotals:
     """Not thread-safe: the daemon's lock guards it."""
 
-    def __init__(self) -> None:
+    def __init__(self, tenant_of: Callable[[int], Tenant] = lambda _pid: UNKNOWN_TENANT) -> None:
+        """`tenant_of` says by pid whose a process is, or was."""
+        self._tenant_of = tenant_of
         self._begun: defaultdict[tuple[str, str], int] = defaultdict(int)
         """By operation and cause."""
         self._lengths: defaultdict[int, defaultdict[_Key, int]] = defaultdict(lambda: defaultdict(int))
         """Sum of all stalls, ns, by instance."""
         self._counted_ns: dict[int, int] = {}
         """By instance: up to when its current stall is part of that sum."""
-        self._ended: deque[Stall] = deque(maxlen=_MOST_ENDED)
+        self._ended = FairMemory[Tenant, tuple[int, int], Stall](MOST_ENDED)
+        """By instance and beginning."""
 
     def begin(self, stall: Stall) -> None:
         """A stall has begun."""
@@ -39,7 +45,7 @@ class StallTotals:
         """A stall has ended."""
         self.count((stall,), ended_ns)
         del self._counted_ns[stall.instance]
-        self._ended.append(stall)
+        self._ended.put(self._tenant_of(stall.pid), (stall.instance, stall.since_ns), stall)
 
     def count(self, stalls: Iterable[Stall], now_ns: int) -> None:
         """Add what stalls that go on have grown by to the sums of the causes that they have now."""
@@ -61,7 +67,7 @@ class StallTotals:
     @property
     def ended(self) -> tuple[Stall, ...]:
         """The last ones that ended."""
-        return tuple(self._ended)
+        return tuple(stall for _, stall in self._ended.items())
 
     def lengths(self, current: Iterable[Stall]) -> tuple[CommunicatorStall, ...]:
         """The sums as of when stalls were counted last, with those of these that go on."""

@@ -11,18 +11,21 @@ may be one.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Final, Protocol
 
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.label_numbers import UNKNOWN
+from railscope.agent.facts.remarks import Remark
+from railscope.agent.facts.snapshot import CollectorResult
 from railscope.agent.facts.stall import Diagnosis, Stall
+from railscope.agent.node.inspection.shares import in_turns
 from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.stalls.detector import Changes, StallLimits
 from railscope.agent.node.stalls.sources import Known
@@ -40,8 +43,12 @@ from railscope.probes.processes.namespaces import NetworkNamespace
 from railscope.probes.processes.processes import ProcessIdentity
 from railscope.probes.transfers.functions import OPERATIONS
 
+_log = logging.getLogger("railscope.transfers")
+
+COLLECTOR: Final = "transfer_ends"
+"""What reads the connections of processes."""
 _MOST_ASKED: Final = 16
-"""Processes whose connections are read for one look."""
+"""Processes whose connections are read for one look, tenants in turns."""
 _MOST_CANDIDATES: Final = 64
 """Processes of this host that may be the other end."""
 _LONGEST_NS: Final = 200_000_000
@@ -111,9 +118,12 @@ class StuckTransfers:
         """
         self._read = read
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="other ends")
-        self._reading: Future[dict[int, _Found]] | None = None
+        self._reading: Future[_Reading] | None = None
         self._found: dict[int, _Found] = {}
         """By pid of who waits, as last read."""
+        self._remark = Remark(_log, COLLECTOR, "connections of processes are read again")
+        self.result: CollectorResult | None = None
+        """How the last reading of connections went; None: there was none yet."""
         self._transfers = transfers
         self._known = known
         self._procfs = procfs
@@ -154,7 +164,8 @@ class StuckTransfers:
             if process is not None and process.ended_ns is None:
                 of_living.append((one, process.tenant))
         self._take()
-        self._ask(_fairly((one.pid, tenant) for one, tenant in of_living))
+        waiting_for = dict.fromkeys((one.pid, tenant) for one, tenant in of_living)
+        self._ask(pid for pid, _ in in_turns(waiting_for, lambda one: one[1])[:_MOST_ASKED])
         ends = {pid: self._end_of(pid) for pid in dict.fromkeys(one.pid for one, _ in of_living)}
         found = {(one.number, one.since_ns): self._describe(now_ns, one, ends[one.pid]) for one, _ in of_living}
         self._stalls = found
@@ -243,8 +254,14 @@ class StuckTransfers:
         self._take()
 
     def _take(self) -> None:
-        if self._reading is not None and self._reading.done():
-            self._found, self._reading = self._reading.result(), None
+        if self._reading is None or not self._reading.done():
+            return
+        reading, self._reading = self._reading.result(), None
+        self._found = reading.found
+        # A failure may tell of another process each time, and is one failure all the same.
+        if not reading.error or self.result is None or self.result.success:
+            self._remark.say(reading.error)
+        self.result = CollectorResult(COLLECTOR, not reading.error, reading.seconds)
 
     def _asked(self, pid: int) -> _Asked | None:
         """What is to be read to find the other end of a process.
@@ -272,15 +289,32 @@ class StuckTransfers:
         )
 
 
-def _read_ends(read: ReadConnections, procfs: Path, asked: Iterable[_Asked]) -> dict[int, _Found]:
-    """By process.  Each is read once, and none for a tenant whose processes have taken long enough."""
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What was read of connections."""
+
+    found: dict[int, _Found]
+    """By pid of who waits."""
+    seconds: float
+    error: str = ""
+    """Why nothing was read of some of them."""
+
+
+def _read_ends(read: ReadConnections, procfs: Path, asked: Iterable[_Asked]) -> _Reading:
+    """Each process is read once, and none for a tenant whose processes have taken long enough."""
+    error = ""
     known: dict[int, tuple[Connection, ...]] = {}
     spent_ns: Counter[Tenant] = Counter()
 
     def connections_of(pid: int, namespace: NetworkNamespace, tenant: Tenant) -> tuple[Connection, ...]:
+        nonlocal error
         if pid not in known and spent_ns[tenant] < _LONGEST_NS:
             began_ns = time.monotonic_ns()
-            known[pid] = read(procfs, pid, namespace)
+            try:
+                known[pid] = read(procfs, pid, namespace)
+            except Exception as failure:  # noqa: BLE001  # whatever one process's sockets do to us ends its reading alone
+                known[pid] = ()
+                error = error or f"connections of process {pid} cannot be read: {type(failure).__name__}: {failure}"
             spent_ns[tenant] += time.monotonic_ns() - began_ns
         return known.get(pid, ())
 
@@ -295,16 +329,7 @@ def _read_ends(read: ReadConnections, procfs: Path, asked: Iterable[_Asked]) -> 
             if match is not None:
                 here.append((pid, match))
         found[one.pid] = every, tuple(here)
-    return found
-
-
-def _fairly(processes: Iterable[tuple[int, Tenant]]) -> list[int]:
-    """So many processes, as many of each tenant as of another as far as there are."""
-    of_tenant: dict[Tenant, dict[int, None]] = {}
-    for pid, tenant in processes:
-        of_tenant.setdefault(tenant, {}).setdefault(pid)
-    turns = [pid for turn in zip_longest(*of_tenant.values()) for pid in turn if pid is not None]
-    return turns[:_MOST_ASKED]
+    return _Reading(found, sum(spent_ns.values()) / 1e9, error)
 
 
 def _oldest(several: Iterable[UnderWay]) -> list[UnderWay]:

@@ -20,11 +20,12 @@ from typing import Final
 from railscope.agent.facts.clocks import read_clocks
 from railscope.agent.facts.label_numbers import UNKNOWN, parse_number
 from railscope.agent.facts.rank_identity import RankKey
-from railscope.agent.facts.snapshot import NodeStalls, NodeTimes, NvlinkFacts
+from railscope.agent.facts.snapshot import CollectorResult, NodeStalls, NodeTimes, NvlinkFacts
 from railscope.agent.facts.stall import Diagnosis, Disagreement, InFlight, ProcessStack, Stall
 from railscope.agent.node.collectives.call_counts import Table
 from railscope.agent.node.collectives.slow_ranks import RankWait, SlowRanks
 from railscope.agent.node.collectives.stragglers import Stragglers
+from railscope.agent.node.inspection.shares import in_turns
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.agent.node.stalls.checkpoints import Checkpoints
 from railscope.agent.node.stalls.deaths import Death, Deaths
@@ -135,7 +136,7 @@ class Watchdog:
                 transfers, known, procfs, self._realtime_offset_ns, self._held, numbers=numbers
             )
         self._stacks = stacks
-        self._stragglers = Stragglers()
+        self._stragglers = Stragglers(self._tenant_of)
         self._slow_ranks = SlowRanks(self._realtime_offset_ns)
         self._deaths = Deaths()
         self.early: Final = EarlyLooks(known.process)
@@ -166,7 +167,7 @@ class Watchdog:
         """By communicator: by which calls of its ranks here, and what was found of those, in this look."""
         self._disagreements_before = self._disagreements
         """The same of the look before."""
-        self._totals = StallTotals()
+        self._totals = StallTotals(self._tenant_of)
         self._began = began
         self._stall_log = StallLog(clock, self._tenant_of)
 
@@ -472,19 +473,28 @@ class Watchdog:
     def _blamed(self) -> dict[tuple[str, int], ProcessIdentity]:
         """Processes of this host's ranks to which its stalls are put down, by communicator and rank; a few of many."""
         wanted = {
-            (stall.comm, stall.diagnosis.blamed_rank)
+            (stall.comm, stall.diagnosis.blamed_rank): stall.pid
             for stall in self.current
             if stall.comm != UNKNOWN and stall.diagnosis.blamed_rank is not None
         }
         blamed: dict[tuple[str, int], ProcessIdentity] = {}
-        for comm in {comm for comm, _ in wanted}:
+        for (comm, blamed_rank), _ in in_turns(wanted.items(), lambda one: self._tenant_of(one[1])):
             for rank in self._every().by_comm.get(comm, ()):
-                process = self._known.process(rank.pid) if (comm, rank.rank) in wanted else None
-                if rank.rank is not None and process is not None and process.ended_ns is None:
-                    blamed[comm, rank.rank] = process.identity
-                if len(blamed) >= MOST_STACKS:
-                    return blamed
+                process = self._known.process(rank.pid) if rank.rank == blamed_rank else None
+                if process is not None and process.ended_ns is None:
+                    blamed[comm, blamed_rank] = process.identity
+            if len(blamed) >= MOST_STACKS:
+                break
         return blamed
+
+    def collectors(self) -> tuple[CollectorResult, ...]:
+        """How the last readings went of what it asks for aside."""
+        result = self._transfers.result if self._transfers is not None else None
+        return (result,) if result is not None else ()
+
+    def uncompared(self) -> Mapping[Tenant, int]:
+        """Communicators so far of which it is not known who arrives last, as their tenant has too many of them."""
+        return self._stragglers.refused
 
     def times(self) -> NodeTimes:
         """How long operations took, and who arrives last."""

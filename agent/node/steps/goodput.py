@@ -11,7 +11,7 @@ evaluation, or a pause.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
@@ -19,6 +19,8 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from railscope.agent.node.inspection.shares import FairMemory
+from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.rhythm.intervals import Intervals, union
 from railscope.agent.rhythm.tracker import Iterations
 
@@ -32,7 +34,7 @@ _MOST_HELD: Final = 256
 _LAST_OF_A_LIFE: Final[tuple[State, ...]] = ("other", "stalled", "checkpoint", "steps")
 """What a job that makes no steps any more is taken to do, the likeliest first."""
 MOST_ENDED: Final = 256
-"""Jobs that are remembered when they have ended."""
+"""Jobs that are remembered when they have ended; of more the oldest of whoever has most of them are forgotten."""
 
 
 class Lives(NamedTuple):
@@ -188,17 +190,15 @@ class EndedJobs:
     """The last jobs that ended, by whose and which they were."""
 
     def __init__(self) -> None:
-        self._lives: OrderedDict[Hashable, Lives] = OrderedDict()
+        self._lives = FairMemory[Tenant, Hashable, Lives](MOST_ENDED)
 
-    def put(self, job: Hashable, lives: Lives) -> None:
-        """Remember a job that has ended."""
-        self._lives[job] = lives
-        self._lives.move_to_end(job)
-        if len(self._lives) > MOST_ENDED:
-            self._lives.popitem(last=False)
+    def put(self, tenant: Tenant, job: Hashable, lives: Lives) -> None:
+        """Remember a tenant's job that has ended."""
+        self._lives.put(tenant, job, lives)
 
     def continue_by(self, job: Hashable, time: JobTime) -> None:
         """Let a job that begins again go on with what it did before, if it ended here, and not long ago."""
         lives = self._lives.get(job)
         if lives is not None and time.before is None and time.follows(lives):
-            time.before = self._lives.pop(job)
+            self._lives.pop(job)
+            time.before = lives

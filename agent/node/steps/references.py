@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Final
 
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.rank_identity import RankKey
 from railscope.agent.node.collectives.communicators import Communicator, format_label
+from railscope.agent.node.inspection.shares import in_turns
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.agent.node.targets.processes import ObservedProcess
 
@@ -60,8 +60,8 @@ def find_references(
             jobs[reference.tenant].append(reference)
     for of_tenant in jobs.values():
         of_tenant.sort(key=lambda one: (one.pid not in chosen, one.pid))
-    in_turn = zip_longest(*(jobs[tenant] for tenant in sorted(jobs, key=lambda tenant: tenant.label)))
-    return [one for turn in in_turn for one in turn if one is not None][:MOST_JOBS]
+    by_tenant = [one for tenant in sorted(jobs, key=lambda tenant: tenant.label) for one in jobs[tenant]]
+    return in_turns(by_tenant, lambda one: one.tenant)[:MOST_JOBS]
 
 
 def _jobs(

@@ -30,8 +30,9 @@ from railscope.agent.facts.snapshot import Histogram, JobSteps
 from railscope.agent.node.collectives.communicators import Communicator, format_label
 from railscope.agent.node.collectives.slow_ranks import RankWait
 from railscope.agent.node.collectives.stragglers import NOT_BY_ALL
+from railscope.agent.node.inspection.shares import FairMemory
 from railscope.agent.node.inspection.tenants import Tenant
-from railscope.agent.node.steps.goodput import EndedJobs, JobTime
+from railscope.agent.node.steps.goodput import MOST_ENDED, EndedJobs, JobTime
 from railscope.agent.node.steps.parts import StepParts, Waited
 from railscope.agent.node.steps.references import Reference, find_references
 from railscope.agent.node.steps.stream import LEAST_NS, CallStream
@@ -151,7 +152,8 @@ class Steps:
         self._least_ns = least_ns
         self._jobs: dict[int, _Job] = {}
         """By pid, those that run."""
-        self._ended: list[_Job] = []
+        self._ended = FairMemory[Tenant, tuple[int, int], _Job](MOST_ENDED)
+        """Those that made steps, by pid and when they had ended."""
         self._changes = -1
         self._known = np.zeros(0, np.uint32)
         """Instances of references, ascending, and the pid of each."""
@@ -230,11 +232,12 @@ class Steps:
         for pid in self._jobs.keys() - found.keys():
             job = self._jobs.pop(pid)
             job.ended_ns = now_ns
+            job.stream.end()
             if job.steps:
-                self._ended.append(job)
+                self._ended.put(job.reference.tenant, (pid, now_ns), job)
             # One that ended before its first step hands on what it had from the lives before.
             if job.name is not None and (job.steps or job.time.before is not None):
-                self._lives.put(job.name, job.time.ended(now_ns))
+                self._lives.put(job.reference.tenant, job.name, job.time.ended(now_ns))
         most = _shares(found.values())
         names = {one.name for one in living if one.tgid in found}
         ends: dict[int, dict[int, RankKey]] = {pid: {} for pid in found}
@@ -284,13 +287,15 @@ class Steps:
                     state: time_ns / 1e9 for state, time_ns in job.time.spent_ns(job.ended_ns or self._now_ns).items()
                 },
             )
-            for job in (*self._jobs.values(), *self._ended)
+            for job in (*self._jobs.values(), *(job for _, job in self._ended.items()))
             if job.steps
         )
 
     def forget(self, before_ns: int) -> None:
         """Drop jobs that ended before a moment."""
-        self._ended = [job for job in self._ended if (job.ended_ns or 0) >= before_ns]
+        for key, job in list(self._ended.items()):
+            if (job.ended_ns or 0) < before_ns:
+                self._ended.pop(key)
 
     def _follow(self) -> None:
         """Give the streams the calls that wait."""

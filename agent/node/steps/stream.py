@@ -72,6 +72,11 @@ class CallStream:
             self._window = Calls.nothing()
             self._begin()
 
+    def end(self) -> None:
+        """No more calls come: what is kept of them is not needed."""
+        self._window, self._tracker = Calls.nothing(), None
+        self._candidate, self._reading = None, None
+
     def add(self, calls: Calls, *, all_ended: bool = False) -> Iterations:
         """Take the next calls; returns the iterations that are known now and were not before (dtype ITERATION).
 

@@ -9,15 +9,15 @@ descriptor (`/proc/self/fd/N`), which serves containers and deleted files alike.
 A file may be written over in place while it is mapped: a probed library loses its probes then, whose places would now
 lie inside other instructions, and is found anew.
 
-The programs have room for so many libraries.  A tenant's share of it is what it is whatever others hold: who maps one
-library after the other comes to his own limit first.
+The programs have room for so many libraries.  A tenant may have as many as are free, and no more than a quarter of all:
+who maps one library after the other comes to his own limit first.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -29,6 +29,7 @@ from railscope.agent.facts.snapshot import AttachedProbe
 from railscope.agent.node.inspection.inspection import Inspection
 from railscope.agent.node.inspection.pages import load_pages
 from railscope.agent.node.inspection.questions import NotYet, Refused
+from railscope.agent.node.inspection.shares import FairMemory
 from railscope.agent.node.inspection.tenants import Tenant, tenant_of
 from railscope.agent.node.targets.sightings import LibraryFile, Look, OpenLibrary, Reexamine, Sighting, Stamped
 from railscope.probes.clock import Clock
@@ -54,12 +55,14 @@ _log = logging.getLogger("railscope.discovery")
 LINGER_NS: Final = 60_000_000_000
 """How long probes stay on a library that nobody maps any more."""
 TENANTS_SHARE: Final = 64
-"""Of the libraries that the programs have room for, so many are one tenant's at most where others may want some."""
+"""Of the libraries that the programs have room for, so many are one tenant's at most; fewer where fewer are free."""
 _REMEMBERED_NS: Final = 10_000_000_000
 _MOST_REMEMBERED: Final = 1_024
-"""Processes that have ended of which it is known a while longer what they mapped: their connections end with them."""
+"""Processes that have ended of which it is known a while longer what they mapped: their connections end with them.  Of
+more the oldest are forgotten, of whoever has most of them first."""
 _CROWD: Final = 64
 """Processes that map a library; fewer are all looked at, and waited for, before the agent says that it is ready."""
+_Remembered = tuple[int, ProcessIdentity, frozenset[CommunicationLibrary]]
 _DELETED: Final = " (deleted)"
 _UNMAPPED: Final = "no process maps it any longer"
 
@@ -199,9 +202,9 @@ class Libraries:
         self._by_file: dict[FileKey, int] = {}
         """Numbers of the libraries, by file."""
         self._looked: dict[ProcessIdentity, _Mapper] = {}
-        self._communication: dict[int, tuple[ProcessIdentity, frozenset[CommunicationLibrary]]] = {}
-        """By pid, of every process that was looked at; read by other threads too."""
-        self._remembered: OrderedDict[int, tuple[int, ProcessIdentity, frozenset[CommunicationLibrary]]] = OrderedDict()
+        self._communication: dict[int, tuple[ProcessIdentity, frozenset[CommunicationLibrary], Tenant]] = {}
+        """By pid, with whose process it is, of every process that was looked at; read by other threads too."""
+        self._remembered = FairMemory[Tenant, int, _Remembered](_MOST_REMEMBERED)
         """By pid, of those that have ended: until when it counts, which one it was, and what it mapped."""
         self.errors: tuple[str, ...] = ()
         """What went wrong in the last scan, one line each."""
@@ -236,7 +239,7 @@ class Libraries:
         survey = self._address_spaces.survey()
         for gone in self._looked.keys() - survey.living:
             del self._looked[gone]
-        for pid in [pid for pid, (identity, _) in self._communication.items() if identity not in survey.living]:
+        for pid in [pid for pid, (identity, *_) in self._communication.items() if identity not in survey.living]:
             self._remember(pid)
         self._drop_overwritten(self.libraries, this)
         for number, identity in enumerate(survey.due):
@@ -276,9 +279,10 @@ class Libraries:
         """
         if (known := self._communication.get(pid)) is not None:
             return known[1]
-        until_ns, ended, mapped = self._remembered.get(pid, (0, None, None))
-        if self._clock.monotonic_ns() >= until_ns:
+        remembered = self._remembered.get(pid)
+        if remembered is None or self._clock.monotonic_ns() >= remembered[0]:
             return None
+        _, ended, mapped = remembered
         # Nobody may have waited for it yet; or its pid is another's by now.
         return mapped if identity_of(self._procfs, pid) in (None, ended) else None
 
@@ -303,12 +307,10 @@ class Libraries:
             self._forget(library, identity)
 
     def _remember(self, pid: int) -> None:
-        self._remembered.pop(pid, None)
+        identity, mapped, tenant = self._communication[pid]
         # Before it is forgotten there: other threads ask meanwhile.
-        self._remembered[pid] = self._clock.monotonic_ns() + _REMEMBERED_NS, *self._communication[pid]
+        self._remembered.put(tenant, pid, (self._clock.monotonic_ns() + _REMEMBERED_NS, identity, mapped))
         del self._communication[pid]
-        if len(self._remembered) > _MOST_REMEMBERED:
-            self._remembered.popitem(last=False)
 
     def rescan_process(self, identity: ProcessIdentity) -> None:
         """A mapper executes another program: what that maps is found anew, and until the next scan no probe is lost."""
@@ -392,7 +394,7 @@ class Libraries:
                 f"process {identity.pid} maps {sighting.more + len(sighting.nccl)} files with NCCL: "
                 f"{len(sighting.nccl)} of them are looked at"
             )
-        self._communication[identity.pid] = identity, sighting.libraries
+        self._communication[identity.pid] = identity, sighting.libraries, tenant
         self._sighted(identity, tenant, sighting.others)
         before = self._numbers(self._looked.pop(identity, None))
         mapper = _Mapper(tenant, {mapping.file: mapping for mapping in sighting.nccl})
@@ -492,14 +494,17 @@ class Libraries:
         """A number for one more library; what lingers makes room.
 
         Raises:
-            _NoNumberError: there is none.
+            _NoNumberError: the tenant has as many mapped as there are left, the rule of probes/bpf/shares.h.
         """
-        if len(self._libraries) >= MOST_LIBRARIES and not self._drop_lingering(self.libraries):
+        mapped = [library.tenant for library in self.libraries if library.unmapped_ns is None]
+        if mapped.count(tenant) >= MOST_LIBRARIES - len(mapped):
             self._count_left_out(tenant, file)
             raise _NoNumberError(
-                f"not observed: {MOST_LIBRARIES} NCCL libraries are already mapped; end jobs that still map "
-                "replaced ones"
+                f"not observed: {len(mapped)} NCCL libraries are already mapped, {mapped.count(tenant)} of them by uid "
+                f"{tenant.label}, and {MOST_LIBRARIES} can be observed; end jobs that still map replaced ones"
             )
+        if len(self._libraries) >= MOST_LIBRARIES:
+            self._drop_lingering(self.libraries)
         return next(number for number in range(MOST_LIBRARIES) if number not in self._libraries)
 
     def _drop_lingering(self, libraries: Sequence[Library]) -> bool:
