@@ -537,7 +537,7 @@ def test_a_tenant_whose_processes_end_by_the_thousand_makes_nobody_elses_forgott
             tenant = Tenant(5000 if pid > ends[0] else 1000)
             found._communication[pid] = ProcessIdentity(pid, 1), frozenset({CommunicationLibrary.UCX}), tenant
             found._remember(pid)
-        assert found.communication_of(ends[0]) == {CommunicationLibrary.UCX}
+        assert found.communication_of(ends[0]) == frozenset({CommunicationLibrary.UCX})
         assert found.communication_of(ends[1]) is None
-        assert found.communication_of(ends[-1]) == {CommunicationLibrary.UCX}
+        assert found.communication_of(ends[-1]) == frozenset({CommunicationLibrary.UCX})
         assert len(found._remembered) == discovery._MOST_REMEMBERED

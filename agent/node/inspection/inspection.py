@@ -527,7 +527,7 @@ class InspectionProcesses:
             for own in [one for one in self._late if one[0] == key[0]]:
                 self._forget_kept(own)
         account.late_bytes += outcome.size_bytes
-        if (forgotten := self._late.put(key[0], key, outcome)) is not None:
+        for forgotten in self._late.put(key[0], key, outcome):
             self._let_go(*forgotten)
 
     def _take_kept(self, key: Key) -> _Outcome | None:
