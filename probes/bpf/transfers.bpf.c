@@ -46,6 +46,7 @@ const volatile __u32 transfer_entries = 16384; /* of each table */
 #define MOST_PARTS 32 /* of a list of buffers; what a longer one holds is not known */
 #define MOST_BYTES (1ULL << 47) /* of one operation: more than a process has addresses for is not what it moves */
 #define MOST_TOTAL_BYTES (1ULL << 62) /* in one entry: a total that has come so far stands still */
+#define MOST_TURNS 4096 /* of a loop: what a longer list holds is not known */
 #define UCX_ATTRIBUTE_REQUEST 1
 #define UCX_ATTRIBUTE_DATA_TYPE 8
 #define UCX_FIRST_ERROR (-256LL) /* ucs_status_t: UCS_ERR_LAST is -100 */
@@ -99,6 +100,15 @@ struct {
 	__type(value, __u64);
 } transfer_stats SEC(".maps");
 
+/* By thread; each is made by one that has an entry in `transfer_threads`, and goes with it: their places serve both. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 16384);
+	__type(key, __u32);
+	__type(value, struct transfer_waited);
+} transfer_waited SEC(".maps");
+
 /* All zero: too large for a program's stack. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -106,6 +116,21 @@ struct {
 	__type(key, __u32);
 	__type(value, struct transfer_total);
 } fresh_total SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct transfer_waited);
+} fresh_waited SEC(".maps");
+
+/* Nothing is in it: bpf_for_each_map_elem() counts its entries, a loop that is verified once (bpf_loop() is of 5.17). */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MOST_TURNS);
+	__type(key, __u32);
+	__type(value, __u8);
+} turns SEC(".maps");
 
 static __always_inline void count_transfer(__u32 stat)
 {
@@ -124,6 +149,10 @@ struct transfer {
 	__u16 sized;
 	__u16 followed; /* its completion can be seen */
 };
+
+/* What bpf_for_each_map_elem() passes. */
+#define TURN                                                                                                          \
+	__attribute__((unused)) void *map, __attribute__((unused)) const __u32 *turn, __attribute__((unused)) void *nothing
 
 /* The bytes of so many elements, unless no process could hold them: an argument may be anything. */
 static __always_inline void size_transfer(struct transfer *transfer, __u64 elements, __u64 unit)
@@ -213,7 +242,7 @@ VERIFIED_ONCE int read_mpi(const struct given *given, __u64 cookie, struct trans
 		return 0;
 	elements = given->elements;
 	type = given->unit;
-	if (!COOKIE_SHIFT(cookie))
+	if (!COOKIE_COUNTS_ARE_LONG(cookie))
 		elements = (__s32)elements; /* of type int: the upper half of the register is anything; below 0 it is too many */
 	if (COOKIE_SIZE(cookie) == SIZE_MPICH) {
 		if (!MPICH_BUILT_IN((__u32)type))
@@ -240,25 +269,58 @@ struct nixl_list {
 #define NIXL_TYPES 16
 #define NIXL_DESCRIPTOR_BYTES 32 /* nixlMetaDesc: address, length, device, metadata */
 #define NIXL_LENGTH 8
-#define NIXL_MOST 64
+#define NIXL_AT_ONCE 4 /* descriptors that are read together */
 
-VERIFIED_ONCE int add_descriptors(struct transfer *transfer, __u64 begin, __u64 end)
+/* Zero, which the verifier does not know: it cannot follow what it knows back through a callback. */
+static __always_inline __u64 unknown_zero(void)
 {
-	__u64 total = 0, length = 0, count = (end - begin) / NIXL_DESCRIPTOR_BYTES;
+	__u32 zero = 0;
+	const struct transfer_total *fresh = bpf_map_lookup_elem(&fresh_total, &zero);
 
-	if (!transfer || end < begin || count > NIXL_MOST)
-		return 0;
-	for (__u32 i = 0; i < NIXL_MOST; i++) {
-		if (i >= count)
-			break;
-		if (bpf_probe_read_user(&length, sizeof(length),
-					(const void *)(begin + i * NIXL_DESCRIPTOR_BYTES + NIXL_LENGTH)))
-			return 0;
-		if (length > MOST_BYTES)
-			return 0;
-		total += length;
+	return fresh ? fresh->bytes : 1;
+}
+
+/* The sum over a list of descriptors. */
+struct nixl_sum {
+	__u64 at;
+	__u64 count;
+	__u64 total;
+	__u64 wrong;
+};
+
+static long add_descriptors(TURN, struct nixl_sum *sum)
+{
+	__u64 read[NIXL_AT_ONCE * NIXL_DESCRIPTOR_BYTES / 8] = {};
+	__u64 first = (__u64)*turn * NIXL_AT_ONCE, left = sum->count - first;
+	const void *at = (const void *)(sum->at + first * NIXL_DESCRIPTOR_BYTES);
+
+	if (first >= sum->count)
+		return 1;
+	if (bpf_probe_read_user(read, left >= NIXL_AT_ONCE ? sizeof(read) : (left & 3) * NIXL_DESCRIPTOR_BYTES, at)) {
+		sum->wrong = 1;
+		return 1;
 	}
-	size_transfer(transfer, total, 1);
+	for (__u32 i = 0; i < NIXL_AT_ONCE; i++) {
+		/* What was not read is 0. */
+		__u64 length = read[(i * NIXL_DESCRIPTOR_BYTES + NIXL_LENGTH) / 8];
+
+		sum->wrong |= length >> 48;
+		sum->total += length;
+	}
+	return 0;
+}
+
+VERIFIED_ONCE int sum_descriptors(struct transfer *transfer, __u64 begin, __u64 count)
+{
+	struct nixl_sum sum = {.at = begin, .count = count};
+
+	if (!transfer || count > MOST_TURNS)
+		return 0;
+	sum.total = unknown_zero();
+	sum.wrong = unknown_zero();
+	bpf_for_each_map_elem(&turns, add_descriptors, &sum, 0);
+	if (!sum.wrong)
+		size_transfer(transfer, sum.total, 1);
 	return transfer->sized;
 }
 
@@ -293,13 +355,14 @@ VERIFIED_ONCE __u64 note_peer(__u32 tgid, __u64 text)
 #define NIXL_TOTAL 36 /* nixlXferReqH: from its kind of operation to its total of bytes; eight more after NIXL 1.5 */
 
 /*
- * The sum of what the list of a request describes; of a longer list what the request says of itself, where the number
- * of descriptors that stands behind it is right.
+ * What a request says of itself, where the number of descriptors that stands behind it is right; else the sum of what
+ * its list describes.
  */
 VERIFIED_ONCE int read_nixl(struct transfer *transfer, __u32 tgid, __u64 cookie)
 {
 	__u32 kind = 2, kind_at = COOKIE_KIND_AT(cookie);
 	__u64 at, name, request, count, told[3] = {};
+	int failed = 0;
 	struct nixl_list list = {};
 
 	if (!transfer)
@@ -321,16 +384,14 @@ VERIFIED_ONCE int read_nixl(struct transfer *transfer, __u32 tgid, __u64 cookie)
 			return 1;
 	}
 	transfer->peer = note_peer(tgid, name);
-	transfer->sized = add_descriptors(transfer, list.begin, list.end);
-	if (transfer->sized || !kind_at)
-		return 0;
 	count = (list.end - list.begin) / NIXL_DESCRIPTOR_BYTES;
-	if (bpf_probe_read_user(told, sizeof(told), (const void *)(request + kind_at + NIXL_TOTAL)))
-		return 1;
-	transfer->sized = told[1] == count || told[2] == count;
-	if (transfer->sized)
+	if (kind_at)
+		failed = bpf_probe_read_user(told, sizeof(told), (const void *)(request + kind_at + NIXL_TOTAL)) != 0;
+	if (kind_at && !failed && (told[1] == count || told[2] == count))
 		size_transfer(transfer, told[1] == count ? told[0] : told[1], 1);
-	return 0;
+	else if (list.end >= list.begin)
+		sum_descriptors(transfer, list.begin, count);
+	return failed;
 }
 
 /* What Transport::TransferRequest begins with (transport.h of Mooncake 0.3); how long it is depends on the build. */
@@ -343,37 +404,57 @@ struct mooncake_request {
 	__u64 length;
 };
 
-#define MOONCAKE_MOST 32
+/* The sum over a list of them. */
+struct mooncake_sum {
+	__u64 at;
+	__u64 stride;
+	__u64 count;
+	__u64 total;
+	__u64 writes;
+	__u64 wrong;
+};
+
+static long add_mooncake(TURN, struct mooncake_sum *sum)
+{
+	struct mooncake_request one = {};
+	__u32 number = *turn;
+
+	if (number >= sum->count)
+		return 1;
+	if (bpf_probe_read_user(&one, sizeof(one), (const void *)(sum->at + number * sum->stride))) {
+		sum->wrong = 1;
+		return 1;
+	}
+	sum->wrong |= one.opcode >> 1 | one.length >> 48;
+	sum->writes += one.opcode;
+	sum->total += one.length;
+	return 0;
+}
 
 VERIFIED_ONCE int read_mooncake(__u64 list, __u64 stride, struct transfer *transfer)
 {
-	struct mooncake_request one = {};
-	__u64 vector[2] = {}, bytes, count, total = 0, writes = 0, wrong = 0;
+	struct mooncake_sum sum = {.stride = stride};
+	__u64 vector[2] = {}, bytes;
 
-	if (!transfer || stride < sizeof(one))
+	if (!transfer || stride < sizeof(struct mooncake_request))
 		return 0;
+	sum.total = unknown_zero();
+	sum.writes = unknown_zero();
+	sum.wrong = unknown_zero();
 	if (bpf_probe_read_user(vector, sizeof(vector), (const void *)list))
 		return 1;
 	bytes = vector[1] - vector[0];
-	count = bytes / stride;
-	if (vector[1] < vector[0] || bytes % stride || count > MOONCAKE_MOST)
+	sum.at = vector[0];
+	sum.count = bytes / stride;
+	if (vector[1] < vector[0] || bytes % stride || sum.count > MOST_TURNS)
 		return 0;
-	/* Nothing in it branches by what was read: the verifier would follow each way through all requests. */
-	for (__u32 i = 0; i < MOONCAKE_MOST; i++) {
-		if (i >= count)
-			break;
-		if (bpf_probe_read_user(&one, sizeof(one), (const void *)(vector[0] + i * stride)))
-			return 1;
-		wrong |= one.opcode >> 1 | one.length >> 48;
-		writes += one.opcode;
-		total += one.length;
-	}
+	bpf_for_each_map_elem(&turns, add_mooncake, &sum, 0);
 	/* Of another length than this build's, what is read makes no sense. */
-	if (wrong)
+	if (sum.wrong)
 		return 0;
-	if (count && (!writes || writes == count))
-		transfer->function += writes ? 2 : 1;
-	size_transfer(transfer, total, 1);
+	if (sum.count && (!sum.writes || sum.writes == sum.count))
+		transfer->function += sum.writes ? 2 : 1;
+	size_transfer(transfer, sum.total, 1);
 	return 0;
 }
 
@@ -519,7 +600,14 @@ static __always_inline void read_transfer(const struct registers *ctx, __u64 coo
 		count_transfer(TRANSFER_STAT_UNREADABLE);
 }
 
-VERIFIED_ONCE int add_request(__u64 request, struct transfer_thread *call, __u32 tid)
+/* A request's life. */
+enum {
+	PASSING, /* it ends with what it was made for */
+	PREPARED, /* persistent, and not started */
+	STARTED, /* persistent */
+};
+
+VERIFIED_ONCE int add_request(__u64 request, struct transfer_thread *call, __u32 tid, int kind)
 {
 	struct transfer_request_key key = {.request = request};
 	struct transfer_request fresh = {}, *stale;
@@ -533,16 +621,20 @@ VERIFIED_ONCE int add_request(__u64 request, struct transfer_thread *call, __u32
 	fresh.peer = call->peer;
 	fresh.function = call->function;
 	fresh.tid = tid;
+	fresh.persistent = kind != PASSING;
+	fresh.unsized = call->unsized;
+	if (kind == PREPARED)
+		fresh.start_ns = 0;
 	if (!call->followed)
 		return add_ended(call->peer, OF(key.tgid, call->function), 0, GIVEN_UP);
 	stale = bpf_map_lookup_elem(&transfer_requests, &key);
 	if (stale) {
 		/* The library has used its memory again: it is over, and nobody saw when. */
-		__u64 peer = stale->peer, function = stale->function;
+		__u64 peer = stale->peer, function = stale->function, start = stale->start_ns;
 
 		fresh.uid = stale->uid;
 		bpf_map_update_elem(&transfer_requests, &key, &fresh, BPF_EXIST);
-		return add_ended(peer, OF(key.tgid, function), 0, GIVEN_UP);
+		return start ? add_ended(peer, OF(key.tgid, function), 0, GIVEN_UP) : 0;
 	}
 	place = take_place(answerable(), key.tgid, SHARED_TRANSFER_REQUESTS, transfer_entries);
 	if (place) {
@@ -552,7 +644,47 @@ VERIFIED_ONCE int add_request(__u64 request, struct transfer_thread *call, __u32
 		return_place(fresh.uid, key.tgid, SHARED_TRANSFER_REQUESTS);
 	}
 	count_transfer(TRANSFER_STAT_FULL);
-	return add_ended(call->peer, OF(key.tgid, call->function), 0, GIVEN_UP);
+	return kind == PREPARED ? 0 : add_ended(call->peer, OF(key.tgid, call->function), 0, GIVEN_UP);
+}
+
+/* A request of MPI, as it lies in its program's memory; 0: it cannot be read. */
+static __always_inline __u64 read_request(__u64 at, __u32 bytes)
+{
+	__u64 request = 0;
+	int failed;
+
+	if (bytes == sizeof(__u32))
+		failed = bpf_probe_read_user(&request, sizeof(__u32), (const void *)at);
+	else
+		failed = bpf_probe_read_user(&request, sizeof(request), (const void *)at);
+	return failed ? 0 : request;
+}
+
+/* Where Open MPI has the request of all that are complete at once: ompi_request_empty; else 0. */
+static __always_inline __u64 complete_request(const struct registers *ctx, __u64 cookie)
+{
+	if (COOKIE_COMPLETION(cookie) != COMPLETION_MPI || COOKIE_REQUEST_BYTES(cookie) == sizeof(__u32) ||
+	    !COOKIE_COMPLETE_AT(cookie))
+		return 0;
+	return (INSTRUCTION_POINTER(ctx) & ~7ULL) + 8 * COOKIE_COMPLETE_AT(cookie);
+}
+
+#define MPICH_MADE(request) ((request) >> 31 & 1) /* of its own memory; those that are built in are complete */
+
+/* A call of MPI has left a request. */
+VERIFIED_ONCE int leave_request(struct transfer_thread *call, __u64 cookie, __u32 tid, __u64 elapsed_ns)
+{
+	__u32 bytes = COOKIE_REQUEST_BYTES(cookie);
+	__u64 request;
+
+	if (!call)
+		return 0;
+	request = read_request(call->request, bytes);
+	if (bytes == sizeof(__u32) ? MPICH_MADE(request) : request && request != call->which)
+		return add_request(request, call, tid, COOKIE_COMPLETION(cookie) == COMPLETION_MPI ? PASSING : PREPARED);
+	if (COOKIE_COMPLETION(cookie) != COMPLETION_MPI)
+		return 0;
+	return add_ended(call->peer, OF(call->tgid, call->function), elapsed_ns, SUCCEEDED);
 }
 
 /* Entry of a call; returns whether its return matters. */
@@ -587,6 +719,11 @@ static __always_inline int enter_transfer(struct registers *ctx, __u64 cookie)
 		/* Of one that is complete there is nothing to learn. */
 		if (!known || !bpf_map_lookup_elem(&transfer_requests, &key))
 			return 0;
+	} else if (completion == COMPLETION_MPI_PREPARES) {
+		count_transfer(TRANSFER_STAT_ENDS);
+		read_transfer(ctx, cookie, thread.tgid, &transfer);
+		if (!known)
+			return 0;
 	} else {
 		count_transfer(TRANSFER_STAT_ENTRIES);
 		read_transfer(ctx, cookie, thread.tgid, &transfer);
@@ -602,10 +739,13 @@ static __always_inline int enter_transfer(struct registers *ctx, __u64 cookie)
 	known->function = transfer.function;
 	known->probed = COOKIE_FUNCTION(cookie);
 	known->followed = transfer.followed;
+	known->unsized = !transfer.sized;
+	known->waited = 0;
+	known->which = complete_request(ctx, cookie);
 	known->last_ns = now;
 	known->start_ns = now;
 	if (completion == COMPLETION_ENDED) {
-		add_request(transfer.request, known, thread.tid);
+		add_request(transfer.request, known, thread.tid, PASSING);
 		known->start_ns = 0;
 		return 0;
 	}
@@ -618,13 +758,23 @@ VERIFIED_ONCE int end_request(__u64 request, __u32 tgid, __u64 now, int outcome)
 	struct transfer_request_key key = {.request = request, .tgid = tgid};
 	struct transfer_request *found = bpf_map_lookup_elem(&transfer_requests, &key);
 	struct transfer_request ended;
+	__u64 start;
 
 	if (!found)
 		return 0;
+	if (found->persistent && outcome != GIVEN_UP) {
+		start = found->start_ns;
+		/* Not started, or another thread was faster. */
+		if (!start || __sync_val_compare_and_swap(&found->start_ns, start, 0) != start)
+			return 0;
+		return add_ended(found->peer, OF(tgid, found->function), now - start, outcome);
+	}
 	ended = *found;
 	if (bpf_map_delete_elem(&transfer_requests, &key))
 		return 0; /* another thread was faster */
 	return_place(ended.uid, tgid, SHARED_TRANSFER_REQUESTS);
+	if (!ended.start_ns)
+		return 0;
 	return add_ended(ended.peer, OF(tgid, ended.function), now - ended.start_ns, outcome);
 }
 
@@ -656,18 +806,23 @@ static __always_inline int leave_transfer(struct registers *ctx, __u64 cookie)
 	if (completion == COMPLETION_UCX) {
 		failed = (__s64)value < 0 && (__s64)value >= UCX_FIRST_ERROR;
 		if (value && !failed) {
-			add_request(value, known, thread.tid);
+			add_request(value, known, thread.tid, PASSING);
 			known->start_ns = 0;
 			return 0;
 		}
 	} else if (completion == COMPLETION_STATUS) {
 		failed = status < 0;
 		if (status == 1) {
-			add_request(known->request, known, thread.tid);
+			add_request(known->request, known, thread.tid, PASSING);
 			known->start_ns = 0;
 			return 0;
 		}
-	} else if (completion == COMPLETION_RETURN) {
+	} else if (completion == COMPLETION_MPI_PREPARES || (completion == COMPLETION_MPI && !status)) {
+		if (!status)
+			leave_request(known, cookie, thread.tid, now - start);
+		known->start_ns = 0;
+		return 0;
+	} else {
 		failed = status != 0;
 	}
 	known->start_ns = 0;
@@ -709,13 +864,18 @@ int transfer_end(struct registers *ctx)
 	__u64 back = COOKIE_BACK(cookie);
 	struct transfer_request_key key = {};
 	struct transfer_request *found;
-	int outcome = COOKIE_COMPLETION(cookie) == COMPLETION_ENDS_CANCELS ? GIVEN_UP : SUCCEEDED;
+	__u32 completion = COOKIE_COMPLETION(cookie);
+	int outcome = completion == COMPLETION_ENDS_UCX ? SUCCEEDED : GIVEN_UP;
 
 	if (!observed_thread(&thread))
 		return 0;
 	count_transfer(TRANSFER_STAT_ENDS);
 	take_arguments(&arguments, ctx, 0);
 	key.request = argument(&arguments, COOKIE_PLACE(cookie, PLACE_REQUEST));
+	if (completion == COMPLETION_MPI_FREES) {
+		key.request = read_request(key.request, COOKIE_REQUEST_BYTES(cookie));
+		back = 0;
+	}
 	key.tgid = thread.tgid;
 	found = bpf_map_lookup_elem(&transfer_requests, &key);
 	if (!found)
@@ -730,4 +890,339 @@ int transfer_end(struct registers *ctx)
 		outcome = (__s8)words[0] < 0 ? FAILED : SUCCEEDED;
 	}
 	return end_request(key.request, thread.tgid, bpf_ktime_get_ns(), outcome);
+}
+
+/*
+ * Functions of MPI that wait for requests, ask about them, or start persistent ones.  Which requests those are is read
+ * at entry: MPI writes its null request over those that are complete.
+ */
+
+/* What a turn of a loop over requests works on. */
+struct requests {
+	struct transfer_thread *call;
+	struct transfer_waited *waited; /* 0: they lie in the program's memory */
+	__u64 at;
+	__u64 now;
+	__u32 count, bytes, tid;
+	int outcome;
+};
+
+static __always_inline __u64 waited_request(const struct transfer_waited *waited, __u32 number, __u32 bytes)
+{
+	if (bytes == sizeof(__u32)) {
+		if (number >= 2 * TRANSFER_WAITED)
+			return 0;
+		return ((const __u32 *)waited->requests)[number];
+	}
+	return number < TRANSFER_WAITED ? waited->requests[number] : 0;
+}
+
+static long end_waited(TURN, struct requests *requests)
+{
+	__u32 number = *turn;
+
+	if (number >= requests->count)
+		return 1;
+	end_request(waited_request(requests->waited, number, requests->bytes), requests->call->tgid, requests->now,
+		    requests->outcome);
+	return 0;
+}
+
+/* One of those that a call has found complete, by the list of their numbers in the program's memory. */
+static long end_listed(TURN, struct requests *requests)
+{
+	__u32 number = *turn, which = 0;
+
+	if (number >= requests->count ||
+	    bpf_probe_read_user(&which, sizeof(which), (const void *)(requests->at + number * sizeof(which))))
+		return 1;
+	end_request(waited_request(requests->waited, which, requests->bytes), requests->call->tgid, requests->now,
+		    requests->outcome);
+	return 0;
+}
+
+/* Of a longer list than `transfer_waited` holds: each request names the one before it. */
+static long chain_request(TURN, struct requests *requests)
+{
+	struct transfer_request_key key = {.tgid = requests->call->tgid};
+	struct transfer_request *found;
+	__u32 number = *turn;
+
+	if (number >= requests->count)
+		return 1;
+	key.request = read_request(requests->at + number * requests->bytes, requests->bytes);
+	found = bpf_map_lookup_elem(&transfer_requests, &key);
+	if (found) {
+		found->next = requests->call->request;
+		requests->call->request = key.request;
+	}
+	return 0;
+}
+
+static long end_chained(TURN, struct requests *requests)
+{
+	struct transfer_request_key key = {.request = requests->call->request, .tgid = requests->call->tgid};
+	struct transfer_request *found = bpf_map_lookup_elem(&transfer_requests, &key);
+
+	if (!found)
+		return 1;
+	requests->call->request = found->next;
+	end_request(key.request, key.tgid, requests->now, requests->outcome);
+	return 0;
+}
+
+/* A persistent request begins what it was made for. */
+static __always_inline int start_request(__u64 request, struct transfer_thread *call, __u32 tid)
+{
+	struct transfer_request_key key = {.request = request};
+	struct transfer_request *found;
+	struct transfer transfer = {};
+	__u64 before;
+
+	key.tgid = call->tgid;
+	found = bpf_map_lookup_elem(&transfer_requests, &key);
+	if (!found || !found->persistent) {
+		/* It was made when nobody looked: what it does is not known. */
+		transfer.function = call->function;
+		add_started(&transfer, key.tgid, call->start_ns, 0);
+		return add_request(request, call, tid, STARTED);
+	}
+	transfer.function = found->function;
+	transfer.peer = found->peer;
+	transfer.bytes = found->bytes;
+	transfer.sized = !found->unsized;
+	before = found->start_ns;
+	found->asked_ns = 0;
+	found->next = 0;
+	found->start_ns = call->start_ns;
+	if (before)
+		add_ended(transfer.peer, OF(key.tgid, transfer.function), 0, GIVEN_UP);
+	return add_started(&transfer, key.tgid, call->start_ns, 0);
+}
+
+static long start_listed(TURN, struct requests *requests)
+{
+	__u32 number = *turn;
+
+	if (number >= requests->count)
+		return 1;
+	start_request(read_request(requests->at + number * requests->bytes, requests->bytes), requests->call,
+		      requests->tid);
+	return 0;
+}
+
+static __noinline struct transfer_waited *waited_of(__u32 tid)
+{
+	struct transfer_waited *found = bpf_map_lookup_elem(&transfer_waited, &tid), *fresh;
+	__u32 zero = 0;
+
+	if (found)
+		return found;
+	fresh = bpf_map_lookup_elem(&fresh_waited, &zero);
+	if (!fresh)
+		return 0;
+	bpf_map_update_elem(&transfer_waited, &tid, fresh, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&transfer_waited, &tid);
+}
+
+/* Entry: note which requests a call is about; returns whether its return matters. */
+static __always_inline int note_requests(struct transfer_thread *call, const struct given *given, __u64 cookie, __u32 tid)
+{
+	__u32 completion = COOKIE_COMPLETION(cookie), bytes = COOKIE_REQUEST_BYTES(cookie);
+	__s64 count = (__s32)given->elements;
+	struct requests requests = {.call = call, .at = given->request, .bytes = bytes, .tid = tid};
+	struct transfer_request_key key = {.tgid = call->tgid};
+	struct transfer_waited *waited;
+	__u64 size;
+
+	call->waited = 0;
+	call->request = 0;
+	if (COOKIE_PLACE(cookie, PLACE_ELEMENTS) == PLACE_NONE) {
+		key.request = read_request(given->request, bytes);
+		if (completion == COMPLETION_MPI_STARTS) {
+			start_request(key.request, call, tid);
+			return 1;
+		}
+		call->request = key.request;
+		return bpf_map_lookup_elem(&transfer_requests, &key) != 0;
+	}
+	if (count <= 0)
+		return 0;
+	requests.count = count < MOST_TURNS ? count : MOST_TURNS;
+	if (completion == COMPLETION_MPI_STARTS) {
+		bpf_for_each_map_elem(&turns, start_listed, &requests, 0);
+		return 1;
+	}
+	size = (__u64)requests.count * bytes;
+	if (size > sizeof(waited->requests)) {
+		if (completion == COMPLETION_MPI_ALL) {
+			bpf_for_each_map_elem(&turns, chain_request, &requests, 0);
+			return call->request != 0;
+		}
+		size = sizeof(waited->requests); /* those behind them end unseen */
+	}
+	waited = waited_of(tid);
+	if (!waited || bpf_probe_read_user(waited->requests, size, (const void *)given->request)) {
+		count_transfer(waited ? TRANSFER_STAT_UNREADABLE : TRANSFER_STAT_FULL);
+		return 0;
+	}
+	call->waited = size / bytes;
+	call->request_bytes = bytes;
+	return 1;
+}
+
+/* Return: what of them is complete. */
+static __noinline int end_requests(struct transfer_thread *call, __u64 cookie, __u32 tid, __u64 now, __s32 status)
+{
+	__u32 completion = COOKIE_COMPLETION(cookie), bytes = COOKIE_REQUEST_BYTES(cookie), which = 0;
+	/* Of several, which one failed is in a list of their states. */
+	int outcome = !status ? SUCCEEDED : completion == COMPLETION_MPI_ONE ? FAILED : GIVEN_UP;
+	struct requests requests = {.call = call, .at = call->list, .now = now, .bytes = bytes, .outcome = outcome};
+
+	if (completion == COMPLETION_MPI_ONE)
+		return end_request(call->request, call->tgid, now, outcome);
+	if (!call->waited) {
+		if (completion == COMPLETION_MPI_ALL)
+			bpf_for_each_map_elem(&turns, end_chained, &requests, 0);
+		return 0;
+	}
+	requests.waited = bpf_map_lookup_elem(&transfer_waited, &tid);
+	if (!requests.waited)
+		return 0;
+	if (completion == COMPLETION_MPI_ALL) {
+		requests.count = call->waited;
+		bpf_for_each_map_elem(&turns, end_waited, &requests, 0);
+		return 0;
+	}
+	if (bpf_probe_read_user(&which, sizeof(which), (const void *)call->which))
+		return 0;
+	if (completion == COMPLETION_MPI_ANY)
+		return end_request(waited_request(requests.waited, which, bytes), call->tgid, now, outcome);
+	requests.count = (__s32)which > 0 ? which : 0;
+	bpf_for_each_map_elem(&turns, end_listed, &requests, 0);
+	return 0;
+}
+
+#define ASKED_AGAIN_NS 1000000000ULL /* who asks less often does something else meanwhile */
+
+/* A program has asked for a request that is not complete. */
+static __noinline int note_asked(struct transfer_thread *call, __u64 now)
+{
+	struct transfer_request_key key = {.request = call->request, .tgid = call->tgid};
+	struct transfer_request *found = bpf_map_lookup_elem(&transfer_requests, &key);
+
+	if (!found)
+		return 0;
+	if (!found->asked_ns || now - found->asked_last_ns > ASKED_AGAIN_NS)
+		found->asked_ns = now;
+	found->asked_last_ns = now;
+	return 0;
+}
+
+static __always_inline int enter_wait(struct registers *ctx, __u64 cookie)
+{
+	__u32 function = COOKIE_FUNCTION(cookie);
+	struct arguments arguments = {};
+	struct transfer_thread *known;
+	struct transfer transfer = {.function = function, .sized = 1};
+	struct given given = {};
+	struct thread thread;
+	__u64 now;
+	int returns;
+
+	if (!observed_thread(&thread))
+		return 0;
+	known = bpf_map_lookup_elem(&transfer_threads, &thread.tid);
+	if (known && known->tgid == thread.tgid && is_nested(known, STACK_POINTER(ctx)))
+		return 0;
+	now = bpf_ktime_get_ns();
+	take_arguments(&arguments, ctx, 0);
+	if (read_given(&arguments, cookie, &given))
+		count_transfer(TRANSFER_STAT_UNREADABLE);
+	count_transfer(function == NO_OPERATION ? TRANSFER_STAT_ENDS : TRANSFER_STAT_ENTRIES);
+	if (COOKIE_COMPLETION(cookie) == COMPLETION_MPI_STARTS)
+		function = NO_OPERATION; /* counted for each of its requests */
+	if (!known && add_transfer_thread(thread.tgid, thread.tid))
+		known = bpf_map_lookup_elem(&transfer_threads, &thread.tid);
+	if (known && known->tgid != thread.tgid)
+		known = 0;
+	if (function != NO_OPERATION)
+		add_started(&transfer, thread.tgid, now, !known);
+	if (!known)
+		return 0;
+	known->start_ns = now;
+	known->bytes = 0;
+	known->peer = 0;
+	known->task = bpf_get_current_task();
+	known->stack = STACK_POINTER(ctx);
+	known->function = COOKIE_FUNCTION(cookie);
+	known->probed = COOKIE_COMPLETION(cookie);
+	known->followed = 1;
+	known->unsized = 1;
+	known->last_ns = now;
+	known->flag = given.buffer;
+	known->which = given.unit;
+	known->list = given.peer;
+	returns = note_requests(known, &given, cookie, thread.tid);
+	if (!returns && function == NO_OPERATION) {
+		known->start_ns = 0;
+		return 0;
+	}
+	return 1;
+}
+
+static __always_inline int leave_wait(struct registers *ctx, __u64 cookie)
+{
+	__u32 function = COOKIE_FUNCTION(cookie), flag = 1;
+	struct transfer_thread *known;
+	struct thread thread;
+	__s32 status = (__s32)RETURN_VALUE(ctx);
+	__u64 now, start;
+
+	if (!observed_thread(&thread))
+		return 0;
+	known = bpf_map_lookup_elem(&transfer_threads, &thread.tid);
+	if (!known || known->tgid != thread.tgid || !known->start_ns)
+		return 0;
+	if (known->probed != COOKIE_COMPLETION(cookie) || known->function != function || STACK_POINTER(ctx) < known->stack)
+		return 0;
+	count_transfer(TRANSFER_STAT_RETURNS);
+	now = bpf_ktime_get_ns();
+	start = known->start_ns;
+	known->last_ns = now;
+	if (COOKIE_COMPLETION(cookie) != COMPLETION_MPI_STARTS) {
+		if (known->flag && bpf_probe_read_user(&flag, sizeof(flag), (const void *)known->flag))
+			flag = 0;
+		if (flag)
+			end_requests(known, cookie, thread.tid, now, status);
+		else if (COOKIE_COMPLETION(cookie) == COMPLETION_MPI_ONE)
+			note_asked(known, now);
+		if (function != NO_OPERATION)
+			add_ended(0, OF(thread.tgid, function), now - start, status ? FAILED : SUCCEEDED);
+	}
+	known->start_ns = 0;
+	return 0;
+}
+
+SEC("uprobe")
+int wait_session(struct registers *ctx)
+{
+	__u64 cookie = bpf_get_attach_cookie(ctx);
+
+	if (INSTRUCTION_POINTER(ctx) != bpf_get_func_ip(ctx))
+		return leave_wait(ctx, cookie);
+	return !enter_wait(ctx, cookie);
+}
+
+SEC("uprobe")
+int wait_entry(struct registers *ctx)
+{
+	enter_wait(ctx, bpf_get_attach_cookie(ctx));
+	return 0;
+}
+
+SEC("uretprobe")
+int wait_return(struct registers *ctx)
+{
+	return leave_wait(ctx, bpf_get_attach_cookie(ctx));
 }

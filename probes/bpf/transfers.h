@@ -18,6 +18,9 @@
 #define COOKIE_SIZE(c) ((__u32)((c) >> 28) & 0xf)
 #define COOKIE_COMPLETION(c) ((__u32)((c) >> 32) & 0xf)
 #define COOKIE_SHIFT(c) ((__u32)((c) >> 36) & 0xf) /* of SIZE_ELEMENTS: the bytes of one, as a power of two; of SIZE_MOONCAKE: the words of a request */
+#define COOKIE_COUNTS_ARE_LONG(c) ((__u32)((c) >> 36) & 1) /* of MPI: 64 bits, else int */
+#define COOKIE_REQUEST_BYTES(c) ((c) >> 37 & 1 ? 8U : 4U) /* of MPI: Open MPI's are pointers, MPICH's ints */
+#define COOKIE_COMPLETE_AT(c) ((__s64)(c) >> 40) /* of Open MPI: from the probe's place to ompi_request_empty, in words */
 #define COOKIE_BACK(c) ((__u32)((c) >> 48) & 0xffff) /* of COMPLETION_ENDS_UCX: from a request back to its status; 0: not known */
 #define COOKIE_KIND_AT(c) ((__u32)((c) >> 48) & 0x1ff) /* of SIZE_NIXL: in nixlXferReqH, its kind of operation; 0: not known */
 
@@ -44,7 +47,19 @@ enum transfer_completion {
 	COMPLETION_ENDS_CANCELS, /* gives one up, complete or not */
 	/* Of a function that transfers. */
 	COMPLETION_ENDED, /* under way from its entry until a function tells of its end; the request is an argument */
+	/* Of MPI, whose requests lie where an argument points; 0 is success. */
+	COMPLETION_MPI, /* the call leaves a request there */
+	COMPLETION_MPI_PREPARES, /* it leaves a persistent one, and transfers nothing yet */
+	COMPLETION_MPI_STARTS, /* starts persistent ones */
+	/* Functions that wait for requests or ask about them; who asks has a flag among his arguments (PLACE_BUFFER). */
+	COMPLETION_MPI_ONE,
+	COMPLETION_MPI_ALL,
+	COMPLETION_MPI_ANY, /* which one it was is written where PLACE_UNIT points */
+	COMPLETION_MPI_SOME, /* how many, and where PLACE_TO points which */
+	COMPLETION_MPI_FREES, /* gives one up, complete or not */
 };
+
+#define NO_OPERATION 255 /* number of a function that transfers nothing */
 
 #define TRANSFER_BUCKETS 28 /* i: up to 2^(10+i) ns; the last one has no bound */
 
@@ -77,14 +92,21 @@ struct transfer_request_key {
 
 /* An operation that goes on after its call. */
 struct transfer_request {
-	__u64 start_ns;
+	__u64 start_ns; /* 0: a persistent one that is not started */
 	__u64 bytes;
 	__u64 peer;
+	__u64 next; /* another request that the same call waits for; 0: none */
+	__u64 asked_ns; /* since when its program has asked for it again and again; 0: it did not */
+	__u64 asked_last_ns;
 	__u32 function;
 	__u32 tid;
 	__u32 uid;
 	__u32 let_go; /* its program will not ask again: from the request back to its status, which tells; else 0 */
+	__u16 persistent;
+	__u16 unsized; /* its bytes are not known */
+	__u32 reserved;
 };
+
 
 /* By thread that called such a function: written by the programs, taken out by the reader. */
 struct transfer_thread {
@@ -100,6 +122,20 @@ struct transfer_thread {
 	__u32 function; /* under which it is counted */
 	__u16 probed; /* the number of the function that was called */
 	__u16 followed; /* its completion can be seen */
+	/* Of a call that waits for requests of MPI: where it will write; of one that makes one: `which` is a complete one. */
+	__u64 flag;
+	__u64 which;
+	__u64 list;
+	__u16 waited; /* requests in its `transfer_waited`; 0: they begin with `request` */
+	__u16 unsized;
+	__u32 request_bytes; /* of each */
+};
+
+#define TRANSFER_WAITED 120
+
+/* The requests that a thread's call waits for, as it was given them.  It goes with the thread's entry. */
+struct transfer_waited {
+	__u64 requests[TRANSFER_WAITED]; /* of MPICH two in a word */
 };
 
 #define PEER_NAME_BYTES 64
@@ -129,8 +165,9 @@ enum transfer_stat {
 ASSERT_SIZE(transfer_key, 16);
 ASSERT_SIZE(transfer_total, 296);
 ASSERT_SIZE(transfer_request_key, 16);
-ASSERT_SIZE(transfer_request, 40);
-ASSERT_SIZE(transfer_thread, 72);
+ASSERT_SIZE(transfer_request, 72);
+ASSERT_SIZE(transfer_thread, 104);
+ASSERT_SIZE(transfer_waited, 960);
 ASSERT_SIZE(transfer_peer_key, 16);
 ASSERT_SIZE(transfer_peer, 72);
 

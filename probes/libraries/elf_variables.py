@@ -1,8 +1,9 @@
-"""Finds variables in a library's `.symtab`; elf.py finds functions.
+"""Finds variables in a library's `.symtab`, or those that it exports; elf.py finds functions.
 
 A variable is read from a process's memory, so its virtual address is what counts, and most have no place in the file
 at all (`.bss`).  The table is as hostile as the rest of the file: it has a budget, an address must lie inside a loaded
-segment, and a name that stands for several variables stands for none.  A stripped library has no such table.
+segment, and a name that stands for several variables stands for none.  A stripped library has
+only what it exports, in `.dynsym`.
 
 Source: System V ABI (gABI) chapter 4, "Symbol Table".
 """
@@ -26,7 +27,7 @@ _SYMBOL: Final = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")]
 )
 _PT_LOAD: Final = 1
-_SHT_SYMTAB, _SHT_STRTAB = 2, 3
+_SHT_SYMTAB, _SHT_STRTAB, _SHT_DYNSYM = 2, 3, 11
 _STT_OBJECT: Final = 1
 _SHN_LORESERVE: Final = 0xFF00
 
@@ -41,8 +42,8 @@ class Variable:
     size_bytes: int
 
 
-def find_variables(elf: Elf, names: Collection[str]) -> dict[str, Variable]:
-    """Find variables of an ELF file by their exact (mangled) names.
+def find_variables(elf: Elf, names: Collection[str], *, exported: bool = False) -> dict[str, Variable]:
+    """Find variables of an ELF file by their exact (mangled) names; `exported`: in `.dynsym`, which none is without.
 
     Left out are names that are absent, only declared, no variables, outside the loaded segments, or that several
     addresses have: nothing says which one is meant.
@@ -50,11 +51,12 @@ def find_variables(elf: Elf, names: Collection[str]) -> dict[str, Variable]:
     Raises:
         ElfError: the table is broken or over its budget.
     """
-    table = next((section for section in elf.sections if section.type == _SHT_SYMTAB), None)
+    kind = _SHT_DYNSYM if exported else _SHT_SYMTAB
+    table = next((section for section in elf.sections if section.type == kind), None)
     if table is None:
         return {}
     if table.link >= len(elf.sections) or elf.sections[table.link].type != _SHT_STRTAB:
-        raise ElfError(f".symtab names section {table.link} as its strings, which is not a string table")
+        raise ElfError(f"{table.name} names section {table.link} as its strings, which is not a string table")
     name_of = _name_offsets(_contents(elf, elf.sections[table.link]), names)
     rows = np.frombuffer(_contents(elf, table), _SYMBOL, table.size_bytes // _SYMBOL.itemsize)
     defined = (rows["section"] != 0) & (rows["section"] < _SHN_LORESERVE)

@@ -18,6 +18,7 @@ from typing import Final
 
 from railscope.probes.libraries.communication import CommunicationLibrary, libraries_in
 from railscope.probes.libraries.elf import EM_AARCH64, EM_X86_64, Elf, Symbol
+from railscope.probes.libraries.elf_variables import find_variables
 from railscope.probes.loading.links import ProbePoint
 from railscope.probes.nccl.functions.prologue import PROLOGUE_BYTES, probe_offset
 from railscope.probes.transfers.records import Completion, Size
@@ -69,8 +70,8 @@ class TransferFunction:
     peer: int | None = None
     request: int | None = None
     element_shift: int = 0
-    """Of `Size.ELEMENTS` the bytes of one, as a power of two; of MPI's 1: the count has 64 bits; of `Size.MOONCAKE` the
-    words (of 8 bytes) of a request."""
+    """Of `Size.ELEMENTS` the bytes of one, as a power of two; of MPI's 1: the count has 64 bits, 2: a request has; of
+    `Size.MOONCAKE` the words (of 8 bytes) of a request."""
 
 
 def _ucx() -> Iterator[TransferFunction]:
@@ -133,58 +134,105 @@ def _nixl() -> Iterator[TransferFunction]:
 
 
 def _mpi() -> Iterator[TransferFunction]:
-    """`Size.MPICH` stands for the size by a datatype of whichever MPI it is."""
+    """`Size.MPICH` stands for the size by a datatype of whichever MPI it is.
+
+    A request is known by its value, which a call leaves where an argument points, so that its return has to be probed:
+    programs copy requests from there, and one place is used for many.
+    """
 
     def operation(op: str, direction: Direction = Direction.BOTH, **settings: bool) -> TransferOperation:
         return TransferOperation(CommunicationLibrary.MPI, op, direction, **settings)
 
     def function(
-        name: str, what: TransferOperation, completion: Completion = Completion.RETURN,
-        elements: int | None = None, unit: int | None = None, peer: int | None = None,
+        name: str, what: TransferOperation | None, completion: Completion = Completion.RETURN,
+        elements: int | None = None, unit: int | None = None, peer: int | None = None, request: int | None = None,
     ) -> Iterator[TransferFunction]:  # fmt: skip
         size = Size.NONE if elements is None else Size.MPICH
-        one = TransferFunction((f"MPI_{name}",), what, completion, size, elements, unit, peer=peer)
+        one = TransferFunction((f"MPI_{name}",), what, completion, size, elements, unit, peer=peer, request=request)
         yield one
         # MPI 4 has another one with counts of 64 bits.
         yield replace(one, symbols=(f"MPI_{name}_c",), element_shift=1)
 
+    def all_forms(
+        name: str, what: TransferOperation, arguments: int,
+        elements: int | None = None, unit: int | None = None, peer: int | None = None,
+    ) -> Iterator[TransferFunction]:  # fmt: skip
+        """A collective that blocks, one that does not, and one that is prepared, which has an MPI_Info, too."""
+        yield from function(name, what, Completion.RETURN, elements, unit, peer)
+        yield from function(f"I{name.lower()}", what, Completion.MPI, elements, unit, peer, arguments)
+        yield from function(f"{name}_init", what, Completion.MPI_PREPARES, elements, unit, peer, arguments + 1)
+
     send = operation("Send", Direction.TRANSMIT)
     for name in ("Send", "Ssend", "Rsend", "Bsend"):
         yield from function(name, send, Completion.RETURN, 1, 2, 3)
-        yield from function(f"I{name.lower()}", send, Completion.UNSEEN, 1, 2, 3)
-    yield from function("Sendrecv", operation("SendRecv"), Completion.RETURN, 1, 2, 3)
+        yield from function(f"I{name.lower()}", send, Completion.MPI, 1, 2, 3, 6)
+        yield from function(f"{name}_init", send, Completion.MPI_PREPARES, 1, 2, 3, 6)
+    both = operation("SendRecv")
+    yield from function("Sendrecv", both, Completion.RETURN, 1, 2, 3)
+    yield from function("Isendrecv", both, Completion.MPI, 1, 2, 3, 11)
+    yield from function("Isendrecv_replace", both, Completion.MPI, 1, 2, 3, 8)
     receive = operation("Recv", Direction.RECEIVE, awaited=False, sized=False)
     yield from function("Recv", receive, peer=3)
-    yield from function("Irecv", receive, Completion.UNSEEN, peer=3)
+    yield from function("Irecv", receive, Completion.MPI, peer=3, request=6)
+    yield from function("Recv_init", receive, Completion.MPI_PREPARES, peer=3, request=6)
     yield from function("Mrecv", receive)
+    yield from function("Imrecv", receive, Completion.MPI, request=4)
     collectives = {
-        "Allreduce": ("AllReduce", 2, 3),
-        "Reduce": ("Reduce", 2, 3),
-        "Reduce_scatter_block": ("ReduceScatter", 2, 3),
-        "Bcast": ("Broadcast", 1, 2),
-        "Gather": ("Gather", 1, 2),
+        "Allreduce": ("AllReduce", 6, 2, 3),
+        "Reduce": ("Reduce", 7, 2, 3),
+        "Reduce_scatter_block": ("ReduceScatter", 6, 2, 3),
+        "Bcast": ("Broadcast", 5, 1, 2),
+        "Gather": ("Gather", 8, 1, 2),
         # With MPI_IN_PLACE what is sent is told by what is received.
-        "Allgather": ("AllGather", 4, 5),
-        "Scatter": ("Scatter", 4, 5),
-        "Scan": ("Scan", 2, 3),
-        "Exscan": ("Scan", 2, 3),
+        "Allgather": ("AllGather", 7, 4, 5),
+        "Scatter": ("Scatter", 8, 4, 5),
+        "Scan": ("Scan", 6, 2, 3),
+        "Exscan": ("Scan", 6, 2, 3),
     }
-    for name, (op, elements, unit) in collectives.items():
-        yield from function(name, operation(op), Completion.RETURN, elements, unit)
-        yield from function(f"I{name.lower()}", operation(op), Completion.UNSEEN, elements, unit)
+    for name, (op, arguments, elements, unit) in collectives.items():
+        yield from all_forms(name, operation(op), arguments, elements, unit)
     # Counts in arrays, or one that is for each rank.
-    for name, op in (
-        ("Alltoall", "AllToAll"), ("Alltoallv", "AllToAll"), ("Alltoallw", "AllToAll"),
-        ("Allgatherv", "AllGather"), ("Gatherv", "Gather"), ("Scatterv", "Scatter"),
-        ("Reduce_scatter", "ReduceScatter"),
+    for name, op, arguments in (
+        ("Alltoall", "AllToAll", 7), ("Alltoallv", "AllToAll", 9), ("Alltoallw", "AllToAll", 9),
+        ("Allgatherv", "AllGather", 8), ("Gatherv", "Gather", 9), ("Scatterv", "Scatter", 9),
+        ("Reduce_scatter", "ReduceScatter", 6),
     ):  # fmt: skip
         unsized = TransferOperation(CommunicationLibrary.MPI, f"{op}V", Direction.BOTH, sized=False)
-        yield from function(name, unsized)
-        yield from function(f"I{name.lower()}", unsized, Completion.UNSEEN)
-    yield from function("Barrier", operation("Barrier", Direction.NONE))
-    waiting = operation("Wait", Direction.NONE, awaited=False)
-    for name in ("Wait", "Waitall", "Waitany", "Waitsome", "Probe", "Mprobe"):
+        yield from all_forms(name, unsized, arguments)
+    yield from all_forms("Barrier", operation("Barrier", Direction.NONE), 1)
+    waiting = MPI_WAIT
+    for name in ("Probe", "Mprobe"):
         yield from function(name, waiting)
+    yield from _mpi_requests()
+
+
+MPI_WAIT: Final = TransferOperation(CommunicationLibrary.MPI, "Wait", Direction.NONE, awaited=False)
+"""What it waits for is counted for itself."""
+
+
+def _mpi_requests() -> Iterator[TransferFunction]:
+    """Functions that tell of requests.  The places of a count, a flag, and of numbers are those of other arguments."""
+
+    def function(
+        name: str, what: TransferOperation | None, completion: Completion, request: int, **places: int
+    ) -> TransferFunction:
+        return TransferFunction((f"MPI_{name}",), what, completion, Size.NONE, request=request, **places)
+
+    yield function("Wait", MPI_WAIT, Completion.MPI_ONE, 0)
+    yield function("Waitall", MPI_WAIT, Completion.MPI_ALL, 1, elements=0)
+    yield function("Waitany", MPI_WAIT, Completion.MPI_ANY, 1, elements=0, unit=2)
+    yield function("Waitsome", MPI_WAIT, Completion.MPI_SOME, 1, elements=0, unit=2, peer=3)
+    yield function("Test", None, Completion.MPI_ONE, 0, buffer=1)
+    yield function("Testall", None, Completion.MPI_ALL, 1, elements=0, buffer=2)
+    yield function("Testany", None, Completion.MPI_ANY, 1, elements=0, unit=2, buffer=3)
+    # It has no flag: that there are none is said by how many there are.
+    yield function("Testsome", None, Completion.MPI_SOME, 1, elements=0, unit=2, peer=3)
+    started = TransferOperation(
+        CommunicationLibrary.MPI, "Start", Direction.BOTH, awaited=False, sized=False
+    )  # of requests that were prepared before they could be seen
+    yield function("Start", started, Completion.MPI_STARTS, 0)
+    yield function("Startall", started, Completion.MPI_STARTS, 1, elements=0)
+    yield function("Request_free", None, Completion.MPI_FREES, 0)
 
 
 _NVSHMEM_TYPES: Final[Mapping[str, int]] = {
@@ -299,6 +347,11 @@ FUNCTIONS: Final[Mapping[CommunicationLibrary, tuple[TransferFunction, ...]]] = 
 _KINDS: Final = {NIXL_TRANSFER: _NIXL_KINDS, MOONCAKE_TRANSFER: _MOONCAKE_KINDS}
 """Of operations whose kind only a request tells: those that they are counted under then."""
 _OPEN_MPI_MARKER: Final = "ompi_mpi_init"
+_OPEN_MPI_COMPLETE: Final = "ompi_request_empty"
+"""The request of everything that is complete when its call returns."""
+_STANDARD_ABI: Final = "MPI_Abi_get_version"
+_MPICH_ABI: Final = "MPIX_GPU_query_support"
+"""MPICH 5 has a second library, with the handles of the MPI standard, which has the first of these alone."""
 _MPICH_MARKERS: Final = ("MPIR_Err_create_code", "MPIR_Err_return_comm", "MPID_Abort", "MPIX_GPU_query_support")
 
 
@@ -324,6 +377,8 @@ class TransferPoints:
     """Whose functions are in the file: a program may have several linked into it."""
     calls: tuple[ProbePoint, ...]
     """Functions whose entry and return matter."""
+    waits: tuple[ProbePoint, ...]
+    """Those of MPI that wait for requests, ask about them or start them: entry and return matter."""
     entries: tuple[ProbePoint, ...]
     """Functions that transfer and of which the entry alone matters.  A probe on a return would end a C++ program whose
     exception passes through the function."""
@@ -334,7 +389,7 @@ class TransferPoints:
 
     @property
     def every(self) -> tuple[ProbePoint, ...]:
-        return (*self.calls, *self.entries, *self.ends)
+        return (*self.calls, *self.waits, *self.entries, *self.ends)
 
 
 def transfer_points(elf: Elf) -> TransferPoints | None:
@@ -348,37 +403,44 @@ def transfer_points(elf: Elf) -> TransferPoints | None:
     libraries = tuple(sorted(libraries_in(elf) & FUNCTIONS.keys(), key=lambda one: one.value))
     if not libraries:
         return None
-    calls: dict[int, ProbePoint] = {}
-    entries: dict[int, ProbePoint] = {}
-    ends: dict[int, ProbePoint] = {}
+    found: dict[str, dict[int, ProbePoint]] = {name: {} for name in ("calls", "waits", "entries", "ends")}
     refused: list[str] = []
     for library in libraries:
         functions = FUNCTIONS[library]
         symbols = elf.symbols(frozenset(symbol for function in functions for symbol in function.symbols))
         extra = _extra(elf, library)
-        sizes = _mpi_size(elf) if library is CommunicationLibrary.MPI else None
+        mpi = _mpi_of(elf) if library is CommunicationLibrary.MPI else None
         for function in functions:
             name = next((symbol for symbol in function.symbols if symbol in symbols), None)
-            if name is None:
+            if name is None or (mpi is not None and (adapted := mpi.adapt(function)) is None):
                 continue
-            if function.size is Size.MPICH and sizes is not None:
-                function = replace(function, size=sizes)
+            if mpi is not None and adapted is not None:
+                function = adapted
             if function.size is Size.MOONCAKE and elf.symbols([_MOONCAKE_TASK_GROUPS]):
                 function = replace(function, element_shift=7)
             where = _offset(elf, symbols[name])
             if where is None:
                 refused.append(name)
                 continue
-            point = ProbePoint(name, where, _cookie(function, elf.machine) | extra.get(function.completion, 0) << 48)
-            if function.completion in (Completion.ENDS_UCX, Completion.ENDS_CANCELS):
-                ends.setdefault(where, point)
-            elif function.completion in (Completion.UNSEEN, Completion.ENDED):
-                entries.setdefault(where, point)
-            else:
-                calls.setdefault(where, point)
+            cookie = _cookie(function, elf.machine) | extra.get(function.completion, 0) << 48
+            if mpi is not None:
+                cookie |= mpi.complete_at(symbols[name].address + where - symbols[name].file_offset) << 40
+            point = ProbePoint(name, where, cookie)
+            found[_LIST_OF.get(function.completion, "calls")].setdefault(where, point)
     return TransferPoints(
-        libraries, tuple(calls.values()), tuple(entries.values()), tuple(ends.values()), tuple(refused)
+        libraries, **{name: tuple(points.values()) for name, points in found.items()}, refused=tuple(refused)
     )
+
+
+_LIST_OF: Final[Mapping[Completion, str]] = {
+    **dict.fromkeys((Completion.ENDS_UCX, Completion.ENDS_CANCELS, Completion.MPI_FREES), "ends"),
+    **dict.fromkeys((Completion.UNSEEN, Completion.ENDED), "entries"),
+    **dict.fromkeys(
+        (Completion.MPI_ONE, Completion.MPI_ALL, Completion.MPI_ANY, Completion.MPI_SOME, Completion.MPI_STARTS),
+        "waits",
+    ),
+}
+"""Of `TransferPoints`, by what a function tells; others are calls."""
 
 
 def _offset(elf: Elf, symbol: Symbol) -> int | None:
@@ -410,11 +472,47 @@ def _cookie(function: TransferFunction, machine: int) -> int:
     )
 
 
-def _mpi_size(elf: Elf) -> Size:
-    """How this MPI tells the size of a datatype."""
+@dataclass(frozen=True, slots=True)
+class _Mpi:
+    """Which MPI a file holds."""
+
+    size: Size
+    """How it tells the size of a datatype; `Size.NONE`: it is neither of the two that are known."""
+    complete: int | None
+    """The address as linked of Open MPI's request of everything that is complete when its call returns."""
+
+    def adapt(self, function: TransferFunction) -> TransferFunction | None:
+        """A function as this MPI has it; None: nothing is to be learned from it."""
+        if function.size is Size.MPICH:
+            function = replace(function, size=self.size)
+        if self.size is Size.OPEN_MPI:
+            # Requests are pointers.
+            return replace(function, element_shift=function.element_shift | 2)
+        if self.size is Size.MPICH or function.completion < Completion.MPI:
+            return function
+        # What a request is is not known.
+        if function.completion is Completion.MPI:
+            return replace(function, completion=Completion.UNSEEN, request=None)
+        if function.operation is MPI_WAIT:
+            return replace(function, completion=Completion.RETURN, request=None)
+        return None
+
+    def complete_at(self, probed: int) -> int:
+        """Words from a probed address, as linked, to where that request is, in 24 bits; 0: there is none so near."""
+        if self.complete is None or self.complete % 8:
+            return 0
+        words = self.complete // 8 - probed // 8
+        return words & 0xFFFFFF if -(1 << 23) <= words < 1 << 23 else 0
+
+
+def _mpi_of(elf: Elf) -> _Mpi:
     if elf.symbols([_OPEN_MPI_MARKER]):
-        return Size.OPEN_MPI
-    return Size.MPICH if elf.symbols(_MPICH_MARKERS) else Size.NONE
+        variable = find_variables(elf, [_OPEN_MPI_COMPLETE], exported=True).get(_OPEN_MPI_COMPLETE)
+        return _Mpi(Size.OPEN_MPI, None if variable is None else variable.address)
+    found = elf.symbols((*_MPICH_MARKERS, _STANDARD_ABI))
+    if not found.keys() & set(_MPICH_MARKERS) or (_STANDARD_ABI in found and _MPICH_ABI not in found):
+        return _Mpi(Size.NONE, None)
+    return _Mpi(Size.MPICH, None)
 
 
 def _extra(elf: Elf, library: CommunicationLibrary) -> Mapping[Completion, int]:

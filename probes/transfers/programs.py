@@ -31,6 +31,7 @@ from railscope.probes.transfers.records import (
     THREAD,
     TRANSFER_KEY,
     TRANSFER_TOTAL,
+    WAITED,
     TransferStat,
 )
 
@@ -38,7 +39,10 @@ _SESSION: Final = "transfer_session"
 _ENTRY: Final = "transfer_entry"
 _RETURN: Final = "transfer_return"
 _END: Final = "transfer_end"
-_TABLES: Final = ("transfer_threads", "transfer_totals", "transfer_requests", "transfer_peers")
+_WAIT_SESSION: Final = "wait_session"
+_WAIT_ENTRY: Final = "wait_entry"
+_WAIT_RETURN: Final = "wait_return"
+_TABLES: Final = ("transfer_threads", "transfer_totals", "transfer_requests", "transfer_peers", "transfer_waited")
 MOST_ENTRIES: Final = 16384
 """Of each table."""
 
@@ -85,6 +89,7 @@ class TransferPrograms:
         self._requests = shared("transfer_requests", REQUEST_KEY, REQUEST)
         self._threads = shared("transfer_threads", SLOT, THREAD)
         self._peers = shared("transfer_peers", PEER_KEY, PEER)
+        self._waited = Map(loaded.map_fds["transfer_waited"], "transfer_waited", SLOT, WAITED)
         self._overflow = Map(loaded.map_fds["transfer_overflow"], "transfer_overflow", SLOT, TRANSFER_TOTAL)
         self._stats = Map(
             loaded.map_fds["transfer_stats"], "transfer_stats", SLOT, STAT, cpus=possible_cpus(), per_cpu=True
@@ -103,9 +108,9 @@ class TransferPrograms:
         """
         plain = plain_attach_type(programs.attach_kind)
         if programs.enqueue_time is EnqueueTime.SESSION:
-            types = {_SESSION: BPF_TRACE_UPROBE_SESSION, _END: plain}
+            types = dict.fromkeys((_SESSION, _WAIT_SESSION), BPF_TRACE_UPROBE_SESSION) | {_END: plain}
         else:
-            types = dict.fromkeys((_ENTRY, _RETURN, _END), plain)
+            types = dict.fromkeys((_ENTRY, _RETURN, _WAIT_ENTRY, _WAIT_RETURN, _END), plain)
         loaded = libbpf.load(
             libbpf.object_path("transfers"),
             attach_types=types,
@@ -128,8 +133,11 @@ class TransferPrograms:
             links.attach(kind, programs[_END], path, points.ends)
             if _SESSION in programs:
                 # It asks for no return where the entry alone matters.
+                links.attach(kind, programs[_WAIT_SESSION], path, points.waits, session=True)
                 links.attach(kind, programs[_SESSION], path, (*points.calls, *points.entries), session=True)
             else:
+                links.attach(kind, programs[_WAIT_RETURN], path, points.waits, on_return=True)
+                links.attach(kind, programs[_WAIT_ENTRY], path, points.waits)
                 links.attach(kind, programs[_RETURN], path, points.calls, on_return=True)
                 links.attach(kind, programs[_ENTRY], path, (*points.calls, *points.entries))
         except KernelRefusal:
@@ -161,6 +169,17 @@ class TransferPrograms:
                 taken.add((tgid, request, start_ns))
         self._shares.flush()
         return taken
+
+    def waited_for(self, tid: int, count: int, request_bytes: int) -> tuple[int, ...]:
+        """The first `count` of the requests of MPI, of so many bytes each, that a thread's call was given.
+
+        Raises:
+            KernelRefusal: the table cannot be read.
+        """
+        found = self._waited.lookup(tid.to_bytes(4, "little"))
+        if found is None:
+            return ()
+        return tuple(found["requests"][0].view(f"<u{request_bytes}")[:count].tolist())
 
     def overflow(self) -> Records:
         """By number of the function, dtype TRANSFER_TOTAL: what found no room among the totals.
@@ -221,8 +240,11 @@ class TransferPrograms:
         unfinished: list[int] = []
         keys, requests = self._requests.read()
         mine = chosen(keys["tgid"])
-        for key, function in zip(keys[mine], requests["function"][mine].tolist(), strict=True):
-            if self._requests.delete(key.tobytes()):
+        begun = requests["start_ns"] != 0
+        for key, function, goes_on in zip(
+            keys[mine], requests["function"][mine].tolist(), begun[mine].tolist(), strict=True
+        ):
+            if self._requests.delete(key.tobytes()) and goes_on:
                 unfinished.append(function)
         tids, threads = self._threads.read()
         inside = threads["start_ns"] != 0
@@ -232,6 +254,7 @@ class TransferPrograms:
         ):
             if self._threads.delete(tid.tobytes()) and calls:
                 unfinished.append(function)
+            self._waited.delete(tid.tobytes())
         return np.array(unfinished, np.uint32)
 
     def drop(self, threads: Iterable[tuple[int, int]]) -> None:
@@ -247,6 +270,7 @@ class TransferPrograms:
             found = self._threads.lookup(key)
             if found is not None and found["last_ns"][0] == last_ns:
                 self._threads.delete(key)
+                self._waited.delete(key)
         self._shares.flush()
 
     def stats(self) -> Mapping[TransferStat, int]:

@@ -11,6 +11,8 @@ BUCKETS: Final = 28
 FIRST_BUCKET_NS: Final = 1 << 10
 """Bound of the first bucket of durations; each bound is twice the one before, and the last bucket has none."""
 PEER_NAME_BYTES: Final = 64
+MOST_WAITED: Final = 120
+"""Words of requests that a call waits for, as it was given them."""
 MOST_FUNCTIONS: Final = 256
 """Numbers of functions that the programs tell apart."""
 
@@ -31,8 +33,10 @@ TRANSFER_TOTAL: Final[Dtype] = np.dtype(
 REQUEST_KEY: Final[Dtype] = np.dtype([("request", "<u8"), ("tgid", "<u4"), ("reserved", "<u4")])
 REQUEST: Final[Dtype] = np.dtype(
     [
-        *((name, "<u8") for name in ("start_ns", "bytes", "peer")),
+        *((name, "<u8") for name in ("start_ns", "bytes", "peer", "next", "asked_ns", "asked_last_ns")),
         *((name, "<u4") for name in ("function", "tid", "uid", "let_go")),
+        *((name, "<u2") for name in ("persistent", "unsized")),
+        ("reserved", "<u4"),
     ]
 )
 THREAD: Final[Dtype] = np.dtype(
@@ -40,8 +44,12 @@ THREAD: Final[Dtype] = np.dtype(
         *((name, "<u8") for name in ("start_ns", "last_ns", "bytes", "peer", "request", "stack", "task")),
         *((name, "<u4") for name in ("tgid", "uid", "function")),
         *((name, "<u2") for name in ("probed", "followed")),
+        *((name, "<u8") for name in ("flag", "which", "list")),
+        *((name, "<u2") for name in ("waited", "unsized")),
+        ("request_bytes", "<u4"),
     ]
 )
+WAITED: Final[Dtype] = np.dtype([("requests", "<u8", (MOST_WAITED,))])
 PEER_KEY: Final[Dtype] = np.dtype([("peer", "<u8"), ("tgid", "<u4"), ("reserved", "<u4")])
 PEER: Final[Dtype] = np.dtype([("name", "u1", (PEER_NAME_BYTES,)), ("uid", "<u4"), ("reserved", "<u4")])
 
@@ -49,8 +57,9 @@ SIZES: Final = {
     "transfer_key": (TRANSFER_KEY, 16),
     "transfer_total": (TRANSFER_TOTAL, 296),
     "transfer_request_key": (REQUEST_KEY, 16),
-    "transfer_request": (REQUEST, 40),
-    "transfer_thread": (THREAD, 72),
+    "transfer_request": (REQUEST, 72),
+    "transfer_thread": (THREAD, 104),
+    "transfer_waited": (WAITED, 960),
     "transfer_peer_key": (PEER_KEY, 16),
     "transfer_peer": (PEER, 72),
 }
@@ -80,6 +89,14 @@ class Completion(IntEnum):
     ENDS_STATUS = 5
     ENDS_CANCELS = 6
     ENDED = 7
+    MPI = 8
+    MPI_PREPARES = 9
+    MPI_STARTS = 10
+    MPI_ONE = 11
+    MPI_ALL = 12
+    MPI_ANY = 13
+    MPI_SOME = 14
+    MPI_FREES = 15
 
 
 class TransferStat(IntEnum):

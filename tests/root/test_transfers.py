@@ -68,6 +68,16 @@ FUNCTIONS = {
     RELEASE: returning("%rdx"),
     "MPI_Allreduce": "push %rbp; 1: pause; cmpq $0,(%rdi); je 1b; mov 8(%rdi),%rax; pop %rbp; ret",
     "MPI_Send": returning("%r9"),
+    # The first argument is the request that they leave where the second points.
+    "MPI_Ibarrier": "push %rbp; pop %rbp; mov %edi,(%rsi); xor %eax,%eax; ret",
+    "MPI_Barrier_init": "push %rbp; pop %rbp; mov %edi,(%rdx); xor %eax,%eax; ret",
+    "MPI_Start": returning("$0"),
+    "MPI_Wait": returning("%rsi"),
+    "MPI_Waitall": returning("%rdx"),
+    "MPI_Waitany": returning("%rcx"),
+    "MPI_Testsome": returning("$0"),
+    "MPI_Test": returning("$0"),
+    "MPI_Request_free": returning("$0"),
     "MPIR_Err_create_code": returning("%rdi"),
     "_ZN8mooncake14TransferEngine15allocateBatchIDEm": returning("%rdi"),
     SUBMIT: returning("%rdi"),
@@ -319,6 +329,91 @@ def test_a_blocking_call_is_there_from_its_entry_to_its_return(
     reduced, sent = totals["mpi AllReduce"], totals["mpi Send"]
     assert [reduced[name] for name in ("operations", "bytes", "unsized", "completed")] == [2, 800, 1, 2]
     assert [sent[name] for name in ("operations", "bytes", "completed", "failed")] == [3, 300, 3, 1]
+
+
+MADE, BUILT_IN = 0xAC000000, 0x6C000001
+"""Requests of MPICH: the first of those that calls make, and one that stands for all that is complete at once."""
+
+
+def requests_of(caller: Caller, *requests: int) -> int:
+    """An array of them."""
+    return store(caller, struct.pack(f"<{len(requests) + len(requests) % 2}I", *requests, *[0] * (len(requests) % 2)))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_requests_of_mpi_end_with_the_calls_that_wait_for_them_or_find_them_complete(
+    library: Path, mode: tuple[AttachKind, EnqueueTime]
+) -> None:
+    with Caller(library) as caller, followed(library, caller, mode) as seen:
+        place, yes = caller.memory(8), store(caller, struct.pack("<Q", 1))
+        for number in range(10):
+            caller.call("MPI_Ibarrier", 1, MADE + number, place)
+        caller.call("MPI_Ibarrier", 1, BUILT_IN, place)
+        assert seen.under_way() == 10
+        one = requests_of(caller, MADE)
+        caller.call("MPI_Test", 1, one, store(caller, bytes(8)), 0)
+        assert seen.under_way() == 10
+        (asked,) = [one for one in seen.programs.read().requests if one["asked_ns"]]
+        assert asked["asked_last_ns"] >= asked["asked_ns"] > asked["start_ns"]
+        caller.call("MPI_Test", 1, one, yes, 0)
+        caller.call("MPI_Wait", 1, requests_of(caller, MADE + 1), 0)
+        caller.call("MPI_Wait", 1, requests_of(caller, MADE + 2), 15)  # it fails
+        assert seen.under_way() == 7
+        several = requests_of(caller, MADE + 3, 0x2C000000, MADE + 4, MADE + 5, MADE + 6)
+        caller.call("MPI_Waitany", 1, 5, several, store(caller, struct.pack("<Q", 2)), 0)
+        assert MADE + 4 not in seen.programs.read().request_keys["request"].tolist()
+        caller.call("MPI_Testsome", 1, 5, several, store(caller, struct.pack("<Q", 2)), requests_of(caller, 4, 0))
+        assert sorted(seen.programs.read().request_keys["request"].tolist()) == [MADE + 5, MADE + 7, MADE + 8, MADE + 9]
+        caller.call("MPI_Request_free", 1, requests_of(caller, MADE + 5))
+        caller.call("MPI_Waitall", 1, 2, requests_of(caller, MADE + 7, MADE + 8), 0)
+        caller.call("MPI_Waitall", 1, 1, requests_of(caller, MADE + 9), 18)  # of which one failed
+        totals = seen.totals()
+        assert seen.under_way() == 0
+    barrier = totals["mpi Barrier"]
+    assert [barrier[name] for name in ("operations", "completed", "failed", "lost", "unsized")] == [11, 9, 1, 2, 0]
+    assert [totals["mpi Wait"][name] for name in ("operations", "completed", "failed")] == [5, 5, 2]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_wait_for_more_requests_than_are_noted_ends_them_all(
+    library: Path, mode: tuple[AttachKind, EnqueueTime]
+) -> None:
+    many = 300
+    with Caller(library) as caller, followed(library, caller, mode) as seen:
+        place = caller.memory(8)
+        for number in range(many):
+            caller.call("MPI_Ibarrier", 1, MADE + number, place)
+        caller.call("MPI_Waitall", 1, many, requests_of(caller, *range(MADE, MADE + many)), 0)
+        assert seen.under_way() == 0
+        total = seen.totals()["mpi Barrier"]
+    assert [total[name] for name in ("operations", "completed", "lost")] == [many, many, 0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_persistent_request_is_an_operation_each_time_it_is_started(
+    library: Path, mode: tuple[AttachKind, EnqueueTime]
+) -> None:
+    with Caller(library) as caller, followed(library, caller, mode) as seen:
+        place, one, unknown = caller.memory(8), requests_of(caller, MADE), requests_of(caller, MADE + 1)
+        caller.call("MPI_Barrier_init", 1, MADE, 0, place)
+        assert seen.totals() == {}
+        assert seen.programs.read().requests["start_ns"].tolist() == [0]
+        for _ in range(3):
+            caller.call("MPI_Start", 1, one)
+            caller.call("MPI_Wait", 1, one, 0)
+            caller.call("MPI_Wait", 1, one, 0)
+        caller.call("MPI_Start", 2, one)  # the end of the first was not seen
+        caller.call("MPI_Request_free", 1, one)
+        # One that was prepared before anybody looked.
+        caller.call("MPI_Start", 1, unknown)
+        caller.call("MPI_Wait", 1, unknown, 0)
+        totals = seen.totals()
+        caller.end()
+        unfinished = seen.programs.take_ended({caller.pid})[2]
+    barrier, start = totals["mpi Barrier"], totals["mpi Start"]
+    assert [barrier[name] for name in ("operations", "completed", "lost")] == [5, 3, 2]
+    assert [start[name] for name in ("operations", "completed", "unsized")] == [1, 1, 1]
+    assert len(unfinished) == 0
 
 
 def test_a_user_with_many_requests_leaves_room_for_another(library: Path) -> None:

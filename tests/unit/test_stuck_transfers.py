@@ -46,7 +46,7 @@ class Host:
         return [ProcessIdentity(pid, 1) for pid in self.processes]
 
     def under_way(self) -> tuple[UnderWay, ...]:
-        return tuple(UnderWay(pid, 4096, PUT, pid, 10, 7, pid, 0) for pid in self.waits)
+        return tuple(UnderWay(pid, 4096, PUT, pid, 10, 7, pid, 0, waited_ns=pid) for pid in self.waits)
 
     def name_of_peer(self, _one: UnderWay) -> str:
         return ""

@@ -39,6 +39,7 @@ def test_limits_are_the_same_on_both_sides() -> None:
     found = constants(HEADER)
     assert found["TRANSFER_BUCKETS"] == records.BUCKETS
     assert found["PEER_NAME_BYTES"] == records.PEER_NAME_BYTES
+    assert found["TRANSFER_WAITED"] == records.MOST_WAITED
 
 
 def test_its_constants_are_those_of_the_programs_that_count_and_one_more() -> None:

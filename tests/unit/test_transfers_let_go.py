@@ -42,6 +42,7 @@ class Silent:
 def test_many_processes_that_let_go_of_requests_are_gone_through_once() -> None:
     keys, requests = np.zeros(PROCESSES, REQUEST_KEY), np.zeros(PROCESSES, REQUEST)
     keys["tgid"], keys["request"], requests["let_go"] = np.arange(1, PROCESSES + 1), 4096, 260
+    requests["start_ns"] = 1
     none = (np.zeros(0, TRANSFER_KEY), np.zeros(0, TRANSFER_TOTAL))
     tables = TransferTables(*none, keys, requests, np.zeros(0, np.uint32), np.zeros(0, THREAD))
     inspection = Silent()
@@ -50,7 +51,7 @@ def test_many_processes_that_let_go_of_requests_are_gone_through_once() -> None:
     for pid in range(1, PROCESSES + 1):
         watch.sighted(ProcessIdentity(pid, 1), Tenant(1000), [file])
     mappers = watch._mappers = Once(watch._mappers)
-    watch._programs = cast(Any, type("Programs", (), {"read": lambda _self: tables})())
+    watch._programs = cast(Any, type("Programs", (), {"read": lambda _self: tables, "waited_for": None})())
     try:
         assert len(watch.under_way()) == PROCESSES
     finally:

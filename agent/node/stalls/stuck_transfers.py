@@ -5,8 +5,8 @@ described: the operation, how long it takes, and who its other end is.  NIXL nam
 the connection that waits tells its address; and where the other end is on this host, its process and whether that is
 stopped.
 
-A receive that waits is no stall: its message may be owed by nobody.  Nor is what a thread waits for in MPI_Wait, which
-may be one.
+A receive that waits is no stall: its message may be owed by nobody.  A request of MPI is one once its program waits for
+it alone, or for others that are no receives (agent/node/transfers/waits.py).
 """
 
 from __future__ import annotations
@@ -157,7 +157,9 @@ class StuckTransfers:
         self._looked_ns = now_ns
         waiting = [one for one in self._transfers.under_way() if OPERATIONS[one.function].awaited]
         self._under_way = bool(waiting)
-        late = _oldest(one for one in waiting if now_ns - one.since_ns >= limits.after_ns)
+        late = _oldest(
+            one for one in waiting if one.waited_ns is not None and now_ns - one.waited_ns >= limits.after_ns
+        )
         of_living: list[tuple[UnderWay, Tenant]] = []
         for one in late:
             process = self._known.process(one.pid)
@@ -192,7 +194,7 @@ class StuckTransfers:
             pid=one.pid,
             op=op,
             payload_bytes=one.payload_bytes if operation.sized and one.payload_bytes else None,
-            since_ns=one.since_ns,
+            since_ns=one.since_ns if one.waited_ns is None else one.waited_ns,
             flagged_ns=now_ns,
             realtime_offset_ns=self._realtime_offset_ns(),
             flight_strength="strong",

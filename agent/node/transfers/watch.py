@@ -16,7 +16,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Final, Protocol
@@ -32,6 +32,7 @@ from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.transfers.files import AreComplete, OpenTransferLibrary, TransferFile
 from railscope.agent.node.transfers.pairs import MOST_PEERS, Pairs, pairs_of
 from railscope.agent.node.transfers.totals import Sums
+from railscope.agent.node.transfers.waits import waited_for
 from railscope.probes.clock import Clock
 from railscope.probes.libraries.communication import CommunicationLibrary
 from railscope.probes.libraries.files import file_stamp, same_library
@@ -74,6 +75,7 @@ class Programs(Protocol):
     def give_up(self) -> Numbers: ...
     def drop(self, threads: Iterable[tuple[int, int]]) -> None: ...
     def peer_name(self, tgid: int, peer: int) -> str: ...
+    def waited_for(self, tid: int, count: int, request_bytes: int) -> tuple[int, ...]: ...
     def stats(self) -> Mapping[TransferStat, int]: ...
     def close(self) -> None: ...
 
@@ -118,6 +120,8 @@ class UnderWay:
     uid: int
     let_go: int = 0
     """Its program will not ask for it again: from the request back to where its status is; 0: it will."""
+    waited_ns: int | None = None
+    """Since when it has been waited for; None: its program does something else meanwhile, as far as is known."""
 
 
 @dataclass(slots=True)
@@ -287,7 +291,12 @@ class TransferWatch:
         """
         if self._programs is None or not self._sees_ends:
             return ()
-        return self._not_over(self._programs, _under_way(self._programs.read()))
+        tables = self._programs.read()
+        waited = waited_for(tables, self._programs.waited_for, self._clock.monotonic_ns())
+        found = self._not_over(self._programs, _under_way(tables))
+        return tuple(
+            replace(one, waited_ns=waited.get((one.pid, one.number))) if one.waited_ns is None else one for one in found
+        )
 
     def name_of_peer(self, one: UnderWay) -> str:
         """What the library calls an operation's peer; empty: it has no name, or none is known.
@@ -530,21 +539,24 @@ class TransferWatch:
 
 _WITH_RANKS: Final = frozenset({"Send", "Recv", "SendRecv", "Put", "Get"})
 """Operations of MPI and NVSHMEM that name a peer."""
+_MPI: Final = frozenset(number for number, one in enumerate(OPERATIONS) if one.library is CommunicationLibrary.MPI)
 
 
 def _under_way(tables: TransferTables) -> tuple[UnderWay, ...]:
+    begun = tables.requests["start_ns"] != 0
     found = [
         UnderWay(
             int(key["tgid"]), int(key["request"]), int(one["function"]), int(one["start_ns"]), int(one["bytes"]),
             int(one["peer"]), int(one["tid"]), int(one["uid"]), int(one["let_go"]),
+            None if one["function"] in _MPI else int(one["start_ns"]),
         )
-        for key, one in zip(tables.request_keys, tables.requests, strict=True)
+        for key, one in zip(tables.request_keys[begun], tables.requests[begun], strict=True)
     ]  # fmt: skip
     inside = tables.threads["start_ns"] != 0
     found += [
         UnderWay(
             int(one["tgid"]), tid, int(one["function"]), int(one["start_ns"]), int(one["bytes"]), int(one["peer"]),
-            tid, int(one["uid"]),
+            tid, int(one["uid"]), waited_ns=int(one["start_ns"]),
         )
         for tid, one in zip(tables.tids[inside].tolist(), tables.threads[inside], strict=True)
     ]  # fmt: skip
