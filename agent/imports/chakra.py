@@ -22,6 +22,7 @@ torch/csrc/profiler/standalone/execution_trace_observer.cpp (`## process_group:i
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import re
@@ -88,7 +89,7 @@ _LONGEST_PREFIX: Final = 10
 """Bytes of a length."""
 _MADE_UP_STEP_NS: Final = 1_000
 _MOST_MICROSECONDS: Final = 1 << 52
-_PEEK_BYTES: Final = 1 << 12
+_GRAPH: Final = re.compile(rb'"workload_graph"\s*:')
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ class ChakraNode:
 
 def has_format(head: bytes) -> bool:
     """Whether the beginning of a file looks like a Chakra execution trace."""
-    if b'"workload_graph"' in head and b'"NodeType"' in head:
+    if _is_of_feeder(head) and b'"NodeType"' in head:
         return True
     if (
         b'"startTimeMicros"' in head
@@ -145,7 +146,7 @@ def has_format(head: bytes) -> bool:
         or b'"ctrlDeps"' in head
         or b"COMM_COLL_NODE" in head
     ):
-        return head.lstrip()[:1] == b"{"
+        return _is_json(head)
     first = _next_message(head, 0)
     if first is None:
         return False
@@ -155,6 +156,15 @@ def has_format(head: bytes) -> bool:
         node = _next_message(head, end)
         return node is not None and _begins_as_node(head[slice(*node)])
     return _begins_as_metadata(head[begin:end])
+
+
+def _is_json(head: bytes) -> bool:
+    return head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"{"
+
+
+def _is_of_feeder(head: bytes) -> bool:
+    """Whether it is the feeder's JSON: one object that holds the nodes."""
+    return _is_json(head) and _GRAPH.search(head) is not None
 
 
 def _next_message(head: bytes, at: int) -> tuple[int, int] | None:
@@ -433,13 +443,14 @@ class _Trace:
 
 def _nodes(source: Source, problems: Problems) -> Iterator[ChakraNode]:
     """The nodes of a file."""
+    head = source.head()
+    of_graph = _is_of_feeder(head)
     with source.open() as stream:
-        if stream.peek(1)[:1] == b"{":
+        if _is_json(head):
 
             def skip(line: int, reason: str) -> None:
                 problems.count_skipped(source.name, line, reason)
 
-            of_graph = b'"workload_graph"' in stream.peek(_PEEK_BYTES)
             for element in JsonStream(stream, {"workload_graph"} if of_graph else (), skip).elements():
                 if of_graph and element.key != "workload_graph":
                     continue

@@ -27,7 +27,6 @@ from railscope.agent.imports.nccl_ras import read_ras_answers
 from railscope.agent.imports.recording_hang import read_hang_recordings
 from railscope.agent.imports.sources import Source, Sources
 
-_HEAD_BYTES: Final = 1 << 16
 _MOST_FILES: Final = 1 << 16
 _MOST_NOTES: Final = 8
 _KINDS: Final[tuple[tuple[Callable[[bytes], bool], Callable[[Sequence[Source], Problems], Dumps]], ...]] = (
@@ -99,8 +98,7 @@ def _files(path: Path) -> Iterable[Path]:
 
 
 def _kind(source: Source) -> int | None:
-    with source.open() as stream:
-        head = stream.read(_HEAD_BYTES)
+    head = source.head()
     return next((number for number, (test, _) in enumerate(_KINDS) if test(head)), None)
 
 

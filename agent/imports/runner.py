@@ -37,8 +37,6 @@ from railscope.agent.imports.shares import can_share, import_shares
 from railscope.agent.imports.sources import Source, Sources
 from railscope.agent.imports.target import ImportedNode, ImportTarget
 
-HEAD_BYTES: Final = 1 << 22
-"""A log may begin with much that is not NCCL's."""
 _JSON: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*[\[{]")
 
 _TESTS: Final[tuple[tuple[str, Callable[[bytes], bool]], ...]] = (
@@ -65,9 +63,7 @@ _TEXT_TESTS: Final = (
 
 def detect_format(source: Source) -> str | None:
     """Which importer a file is for; None: it has no format that is known."""
-    with source.open(counted=False) as stream:
-        head = stream.read(HEAD_BYTES)
-    return detect_format_of_head(head)
+    return detect_format_of_head(source.head())
 
 
 def detect_format_of_head(head: bytes) -> str | None:
@@ -281,5 +277,4 @@ def _import(name: str, sources: Sequence[Source], target: ImportTarget, problems
 
 
 def _is_host_trace(source: Source) -> bool:
-    with source.open(counted=False) as stream:
-        return execution_trace.has_format(stream.read(HEAD_BYTES))
+    return execution_trace.has_format(source.head())

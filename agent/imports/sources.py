@@ -24,6 +24,8 @@ from railscope.agent.imports.facts import ImportFailure, Problems, printable
 
 LONGEST_LINE_BYTES: Final = 1 << 18
 _GZIP: Final = b"\x1f\x8b"
+HEAD_BYTES: Final = 1 << 22
+"""Of a file, that tell its format: a log may begin with much that is not NCCL's, and a trace with a description."""
 _HEAD_BYTES: Final = 512
 _LONGEST_READ_BYTES: Final = 1 << 22
 _LINES_READ_BYTES: Final = 1 << 17
@@ -144,6 +146,11 @@ class Source:
         if counted and self.count is not None:
             stream.count_into(self.count)
         return stream
+
+    def head(self) -> bytes:
+        """What tells its format."""
+        with self.open(counted=False) as stream:
+            return stream.read(HEAD_BYTES)
 
 
 class Sources:

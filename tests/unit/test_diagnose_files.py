@@ -124,6 +124,16 @@ def test_the_rank_that_launched_fewer_is_behind_weakly_where_ras_was_asked_once(
     assert verdict.findings[0].next_steps[0].command == "py-spy dump --pid 72"
 
 
+def test_an_answer_that_begins_with_hundreds_of_missing_ranks_is_known(tmp_path: Path) -> None:
+    answer = json.loads(ras({0: 7, 1: 7, 2: 6, 3: 7}))
+    gone = json.loads(ras({}, missing=range(400)))["communicators"][0] | {"hash": "0xdead"}
+    answer["communicators"].insert(0, gone)
+    said = json.dumps(answer, indent=2)
+    assert said.index("collective_counts") > 1 << 16
+    verdict = diagnose_files([written(tmp_path, "ras.json", said)])
+    assert (Cause.RANK_BEHIND, ("2",), ("10.0.0.2",)) in blamed(verdict)
+
+
 def test_what_has_not_moved_when_ras_was_asked_again_is_strong_evidence(tmp_path: Path) -> None:
     files = [
         written(tmp_path, f"{at}.json", ras({0: 7, 1: 7, 2: 6, 3: 7}, at=f"2026-01-06 10:1{at}:00")) for at in (1, 2)

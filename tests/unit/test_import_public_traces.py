@@ -364,6 +364,32 @@ def test_execution_traces_of_older_schemas_are_read(tmp_path: Path) -> None:
     assert [(row["rank"], row["nranks"]) for row in result.rows("communicators")] == [(2, 8)]
 
 
+@pytest.mark.parametrize("before", ["", " \n", "\ufeff"], ids=["", "space", "mark"])
+def test_json_of_chakras_feeder_is_known_behind_a_long_description(tmp_path: Path, before: str) -> None:
+    nodes = [{"Id": 4, "Name": "AllReduce", "NodeType": 7, "is_cpu_op": False, "comm_type": 0, "comm_size": 4096}]
+    described = {"comm_groups": {str(at): list(range(64)) for at in range(200)}, "workload_graph": nodes}
+    said = json.dumps(described)
+    assert said.index("workload_graph") > 1 << 15
+    result = imported(tmp_path, written(tmp_path, "chakra.0.json", before + said))
+    assert [row[1:3] for row in result.calls()] == [("AllReduce", 4096)]
+
+
+@pytest.mark.parametrize("before", ["", "\n", "\ufeff"], ids=["", "space", "mark"])
+def test_chakras_json_of_nodes_is_known_by_what_it_is_and_not_by_what_a_node_is_called(
+    tmp_path: Path, before: str
+) -> None:
+    description = {"version": "0.0.4", "attr": [{"name": "workload_graph", "stringVal": "NodeType"}]}
+    node = {
+        "id": "4",
+        "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
+        "type": "COMM_COLL_NODE",
+        "attr": [{"name": "comm_type", "int64Val": "0"}, {"name": "comm_size", "int64Val": "4096"}],
+    }
+    content = before + "\n".join(json.dumps(one) for one in (description, node))
+    result = imported(tmp_path, written(tmp_path, "chakra.0.json", content))
+    assert [row[1:3] for row in result.calls()] == [("AllReduce", 4096)]
+
+
 def test_json_of_chakras_feeder_tells_operations_and_the_sizes_that_it_has(tmp_path: Path) -> None:
     nodes = [
         {"Id": 1, "Name": "c10d::broadcast_(0)", "NodeType": 7, "runtime": 85, "is_cpu_op": True},
