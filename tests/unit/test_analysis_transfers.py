@@ -73,6 +73,27 @@ def test_a_pair_that_takes_much_longer_than_others_of_its_size_is_named(tmp_path
     assert [one["peer"] for one in as_json(report)["transfers"]][:1] == ["decode-1"]
 
 
+def test_transfers_that_failed_are_told_where_any_did(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, servers=(1,))
+    for number in range(5):
+        pair(job, 0, 70 + number, f"decode-{number}", 1200, 0.004, failed=number, completed=1200 - number)
+    report = report_of(job.open())
+    sentences = [
+        f"Of 1,200 nixl Write of process {pid} on node-0 to decode-{pid - 70}, {pid - 70} failed."
+        for pid in (74, 73, 72)
+    ]
+    text, page = " ".join(as_text(report).split()), html_text(report)
+    for told in (text, page):
+        assert [sentence in told for sentence in (*sentences, "Transfers of 1 more pair failed, too.")] == [True] * 4
+    assert " times failed payload " in text
+    assert ">failed<" in page
+    (row,) = [line.split() for line in as_text(report).splitlines() if "  decode-3  " in line]
+    assert row[row.index("decode-3") + 1 :][:2] == ["1,200", "3"]
+    fine = replace(report, transfers=tuple(replace(use, failed=0) for use in report.transfers))
+    assert "failed" not in as_text(fine)
+    assert ">failed<" not in html_text(fine)
+
+
 @given(st.lists(st.tuples(st.integers(1, 40), st.sampled_from([0.0, 0.001, 0.002, 0.003, 0.05]), st.integers(7, 9))))
 def test_each_pair_is_compared_with_the_others_of_half_to_twice_its_size(
     pairs: list[tuple[int, float, int]],

@@ -21,12 +21,14 @@ from railscope.agent.analysis.report.communicator_words import describe_calls, s
 from railscope.agent.analysis.report.html_page import Element, table, tag
 from railscope.agent.analysis.report.words import (
     describe_even_iterations,
+    describe_failed_pairs,
     describe_slow_pairs,
     format_link_utilisation,
     median_of,
     most_uneven_iterations,
     owner_rows,
     scaling_rows,
+    transfer_table,
 )
 
 _MOST: Final = 12
@@ -290,23 +292,10 @@ def scaling(report: Report) -> list[Element]:
 
 def transfers(report: Report) -> list[Element]:
     """HTML table of what other libraries than NCCL moved, pair by pair."""
-    rows = [
-        (
-            use.server,
-            str(use.pid),
-            f"{use.library} {use.op}",
-            use.peer or UNKNOWN,
-            f"{use.operations:,}",
-            format_bytes(use.payload_bytes),
-            *map(format_seconds, (use.mean_seconds, use.p50_seconds, use.p99_seconds)),
-            format_rate(use.bytes_per_second),
-        )
-        for use in report.transfers[:_MOST]
-    ]
-    header = ("server", "pid", "what", "to or from", "times", "payload", "mean", "p50", "p99", "bandwidth")
+    header, rows, aligned = transfer_table(report)
     title = "Transfers of other libraries, as of KV caches: who moves how much to whom, the most first"
-    slow = [tag("p", sentence) for sentence in describe_slow_pairs(report)]
-    return [*table(title, header, rows, "<><<>>>>>>", len(report.transfers)), *slow]
+    told = [tag("p", sentence) for sentence in (*describe_failed_pairs(report), *describe_slow_pairs(report))]
+    return [*table(title, header, rows[:_MOST], aligned, len(rows)), *told]
 
 
 def rails(report: Report) -> list[Element]:

@@ -30,6 +30,7 @@ from railscope.agent.analysis.report.communicator_words import describe_calls, s
 from railscope.agent.analysis.report.report import has_times
 from railscope.agent.analysis.report.words import (
     describe_even_iterations,
+    describe_failed_pairs,
     describe_slow_pairs,
     describe_steps,
     format_link_utilisation,
@@ -37,6 +38,7 @@ from railscope.agent.analysis.report.words import (
     most_uneven_iterations,
     owner_rows,
     scaling_rows,
+    transfer_table,
     unknown_by_reason,
 )
 from railscope.agent.analysis.traffic.sizes import cdf
@@ -258,25 +260,15 @@ def _owners(report: Report) -> list[str]:
 
 
 def _transfers(report: Report) -> list[str]:
+    header, rows, aligned = transfer_table(report)
     lines = _section(
         "Transfers of other libraries, as of KV caches (payload; time from the call to when its program knew the end)",
-        ("server", "pid", "what", "to or from", "times", "payload", "mean", "p50", "p99", "bandwidth"),
-        [
-            (
-                shorten(use.server, 20),
-                str(use.pid),
-                f"{use.library} {use.op}",
-                shorten(use.peer, 24) or UNKNOWN,
-                f"{use.operations:,}",
-                format_bytes(use.payload_bytes),
-                *map(format_seconds, (use.mean_seconds, use.p50_seconds, use.p99_seconds)),
-                format_rate(use.bytes_per_second),
-            )
-            for use in report.transfers
-        ],
-        "<><<>>>>>>",
+        header,
+        [(shorten(server, 20), pid, what, shorten(peer, 24), *rest) for server, pid, what, peer, *rest in rows],
+        aligned,
     )
-    return [*lines, *(line for sentence in describe_slow_pairs(report) for line in _wrapped(sentence))]
+    told = (*describe_failed_pairs(report), *describe_slow_pairs(report))
+    return [*lines, *(line for sentence in told for line in _wrapped(sentence))]
 
 
 def _latency(report: Report) -> list[str]:

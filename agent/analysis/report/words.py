@@ -16,18 +16,20 @@ from railscope.agent.analysis.facts.quantities import (
     format_count,
     format_digits,
     format_integer,
+    format_rate,
     format_seconds,
     format_share,
     format_time,
 )
-from railscope.agent.analysis.facts.report import NonUniformity, OwnerUse, RailUse, Report, Unknown
+from railscope.agent.analysis.facts.report import NonUniformity, OwnerUse, RailUse, Report, TransferUse, Unknown
 from railscope.agent.analysis.pictures.pictures import ROLE_NAMES
 from railscope.agent.analysis.report.measurements import BY_NUMBER
 from railscope.agent.analysis.report.report import has_times
 from railscope.agent.analysis.timing.overlap import NETWORK_ONLY
 from railscope.agent.facts.bound import StepShares, describe_bound
 
-_MOST_SLOW_PAIRS: Final = 3
+_MOST_PAIRS: Final = 3
+"""Of transfers, that sentences tell of."""
 
 
 def summarise(report: Report) -> tuple[str, ...]:
@@ -122,28 +124,69 @@ def _shares_of(sums: Mapping[str, int]) -> str:
 
 
 def _transfers(report: Report) -> Iterator[str]:
-    """What other libraries moved, and which pair is slow."""
+    """What other libraries moved, which pairs failed, and which are slow."""
     moved: defaultdict[str, int] = defaultdict(int)
     for use in report.transfers:
         moved[use.library] += use.payload_bytes or 0
     told = [f"{library} {format_bytes(count)}" for library, count in sorted(moved.items()) if count]
     if told:
         yield f"Other libraries moved: {', '.join(told)}."
+    yield from describe_failed_pairs(report)
     yield from describe_slow_pairs(report)
+
+
+def transfer_table(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]], str]:
+    """What other libraries than NCCL moved, pair by pair: header, rows, and how columns are aligned.
+
+    Failures have a column where there were any.
+    """
+    some_failed = any(use.failed for use in report.transfers)
+    rows = [
+        (
+            use.server,
+            str(use.pid),
+            f"{use.library} {use.op}",
+            use.peer or UNKNOWN,
+            format_integer(use.operations),
+            *([format_integer(use.failed)] if some_failed else []),
+            format_bytes(use.payload_bytes),
+            *map(format_seconds, (use.mean_seconds, use.p50_seconds, use.p99_seconds)),
+            format_rate(use.bytes_per_second),
+        )
+        for use in report.transfers
+    ]
+    failed = ("failed",) if some_failed else ()
+    header = ("server", "pid", "what", "to or from", "times", *failed, "payload", "mean", "p50", "p99", "bandwidth")
+    return header, rows, "<><<" + ">" * (len(header) - 4)
+
+
+def describe_failed_pairs(report: Report) -> Iterator[str]:
+    """A sentence on each pair of which transfers failed, those with the most failures first."""
+    failed = sorted((use for use in report.transfers if use.failed), key=lambda use: -use.failed)
+    for use in failed[:_MOST_PAIRS]:
+        yield (
+            f"Of {format_integer(use.operations)} {use.library} {use.op} of process {use.pid} on {use.server} "
+            f"{_whom(use)}, {format_integer(use.failed)} failed."
+        )
+    if len(failed) > _MOST_PAIRS:
+        yield f"Transfers of {format_count(len(failed) - _MOST_PAIRS, 'more pair')} failed, too."
+
+
+def _whom(use: TransferUse) -> str:
+    return f"{'from' if use.direction == 'receive' else 'to'} {use.peer or 'peers without names'}"
 
 
 def describe_slow_pairs(report: Report) -> Iterator[str]:
     """A sentence on each pair whose transfers take much longer than those of the others, the slowest first."""
     slow = [use for use in report.transfers if use.times_as_long is not None]
-    for use in sorted(slow, key=lambda use: -(use.times_as_long or 0.0))[:_MOST_SLOW_PAIRS]:
-        whom = f"{'from' if use.direction == 'receive' else 'to'} {use.peer or 'peers without names'}"
+    for use in sorted(slow, key=lambda use: -(use.times_as_long or 0.0))[:_MOST_PAIRS]:
         yield (
-            f"{use.library} {use.op} of process {use.pid} on {use.server} {whom} takes "
+            f"{use.library} {use.op} of process {use.pid} on {use.server} {_whom(use)} takes "
             f"{format_digits(use.times_as_long or 0.0)} times as long as those of the other pairs: "
             f"{format_seconds(use.mean_seconds)} on average, 99 % within {format_seconds(use.p99_seconds)}."
         )
-    if len(slow) > _MOST_SLOW_PAIRS:
-        yield f"{format_integer(len(slow) - _MOST_SLOW_PAIRS)} more pairs are slow."
+    if len(slow) > _MOST_PAIRS:
+        yield f"{format_integer(len(slow) - _MOST_PAIRS)} more pairs are slow."
 
 
 def _all_to_alls(report: Report) -> list[tuple[float, NonUniformity]]:
