@@ -57,6 +57,8 @@ from railscope.agent.cli.demo_fault import (
 )
 from railscope.agent.cli.demo_transfers import DISAGGREGATED, JOB_PATTERN, InferenceBeside, write_table
 from railscope.agent.config.options import Config, ListenAddress
+from railscope.agent.config.rail_patterns import parse_rail_pattern
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.snapshot import RailFacts, Snapshot
 from railscope.agent.facts.stall import Stall
 from railscope.agent.node.daemon.daemon import Daemon
@@ -235,6 +237,8 @@ def _config(hosts: Sequence[Host], settings: DemoSettings, *, watchful: bool) ->
         listen=ListenAddress("127.0.0.1", _PORT),
         namespaces=frozenset((NAMESPACES_DIRECTORY / host.namespace).stat().st_ino for host in hosts),
         collectors=frozenset({"collective", *rails}),
+        # This machine's own devices are none of the fabric's.
+        rails=tuple(map(parse_rail_pattern, sorted({rail for host in hosts for rail in host.rails}))),
         correlation_window_ns=_WINDOW_NS,
         level="all",
         sample_interval_ns=Config().sample_interval_ns if settings.record is None else _BURSTS_NS,
@@ -369,7 +373,10 @@ class _Demo:
                 self._rails[*key, carried.direction] = carried if known is None else together(known, carried)
         equal = map(counts_are_equal, self._did[-len(reports) :], self._seen[-len(reports) :])
         calls = sum(count["calls"] for rank in self._did[-len(reports) :] for count in rank.ops.values())
-        self._say(f"  {calls:,} calls counted by the job; the agent saw {'the same' if all(equal) else 'OTHERWISE'}")
+        self._say(
+            f"  {format_count(calls, 'call')} counted by the job; the agent saw "
+            f"{'the same' if all(equal) else 'OTHERWISE'}"
+        )
 
     def _options(self, pattern: str, seconds: float, *, batch: int | None = None) -> JobOptions:
         ranks = self._settings.hosts * self._settings.ranks_per_host
@@ -385,7 +392,7 @@ class _Demo:
     def _begin(self, pattern: str, job: Job) -> Mapping[tuple[str, str], RailFacts]:
         """Let the job go once it is observed; returns its rails as they were before."""
         idle = self._await_attached(job.pids)
-        self._say(f"\n{pattern}: {len(job.pids)} ranks, pids {' '.join(map(str, job.pids))}")
+        self._say(f"\n{pattern}: {format_count(len(job.pids), 'rank')}, pids {' '.join(map(str, job.pids))}")
         for line in self._beside.release():
             self._say(line)
         job.release()
@@ -449,6 +456,8 @@ class _Demo:
     def _live_ratio(self, rail: RailFacts) -> str:
         """Nothing before a whole window has passed: until then bytes that have not left yet make it misleading."""
         full = self._full_window is not None and time.monotonic() >= self._full_window
+        if full and rail.transmit_explained_ratio is None and rail.transmit_wire_bytes:
+            return "… (not yet: much is queued)"
         return format_ratio(rail.transmit_explained_ratio) if full else "…"
 
     # ---- faults ----

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from railscope.agent.facts.causes import About, Cause, Where, facts_of
+from railscope.agent.facts.causes import About, Cause, Where, facts_of, tier_of
+from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.facts.stall import Stall, rail_name
 from railscope.exporters.top.words import format_amount, format_length
@@ -58,9 +59,9 @@ class OwnStalls:
             stall = self._begun.popleft()
             if stall.pid in pids:
                 why = f"{stall.diagnosis.cause.value}: {'; '.join(stall.diagnosis.evidence)}"
-                who, whom = f"communicator {stall.comm} rank {stall.rank}", ""
-                if stall.library:
-                    who, whom = f"process {stall.pid}", f" to {stall.peer or 'an unknown peer'}"
+                who = f"communicator {stall.comm} rank {stall.rank}"
+                who = f"process {stall.pid}" if stall.comm == UNKNOWN else who
+                whom = f" to {stall.peer or 'an unknown peer'}" if stall.library else ""
                 _log.warning("%s stalls in %s%s: %s", who, stall.op, whom, why)
 
 
@@ -128,9 +129,15 @@ def plan_fault(kind: FaultKind, fabric: Fabric, job: Job, rank: int) -> PlannedF
 
 
 def stalls_of(snapshot: Snapshot, pids: Collection[int]) -> tuple[Stall, ...]:
-    """The stalls of these processes that go on, those first whose culprit is known, and which end of a rail it is."""
+    """The stalls of these processes that go on, those first whose culprit is known, by the best evidence, and which end
+    of a rail it is."""
     mine = [stall for stall in snapshot.stalls.current if stall.pid in pids]
-    return tuple(sorted(mine, key=lambda stall: (not stall.diagnosis.culprit, stall.diagnosis.either_end, stall.rank)))
+
+    def place(stall: Stall) -> tuple[bool, int, bool, str]:
+        found = stall.diagnosis
+        return not found.culprit, tier_of(found.cause), found.either_end, stall.rank
+
+    return tuple(sorted(mine, key=place))
 
 
 def verdict_lines(stalls: Sequence[Stall], now_ns: int) -> Iterator[str]:
@@ -139,11 +146,8 @@ def verdict_lines(stalls: Sequence[Stall], now_ns: int) -> Iterator[str]:
         found = stall.diagnosis
         size = "" if stall.payload_bytes is None else f" of {format_amount(stall.payload_bytes, 'B')}"
         length = format_length(stall.length_ns(now_ns) / 1e9)
-        if stall.library:
-            who, size = f"process {stall.pid}", f"{size} to {stall.peer or 'an unknown peer'}"
-        else:
-            who = f"communicator {stall.comm}, rank {stall.rank} (pid {stall.pid})"
-        yield f"  {who}: stalled in {stall.op}{size} for {length}"
+        size += f" to {stall.peer or 'an unknown peer'}" if stall.library else ""
+        yield f"  {_who(stall)}: stalled in {stall.op}{size} for {length}"
         blamed = "" if found.blamed_rank is None else f", blames rank {found.blamed_rank}"
         if found.blamed_pid is not None:
             blamed = f", blames process {found.blamed_pid}"
@@ -153,6 +157,12 @@ def verdict_lines(stalls: Sequence[Stall], now_ns: int) -> Iterator[str]:
         yield f"    cause {found.cause.value}{blamed}: {facts_of(found.cause).meaning}"
         for sentence in found.evidence:
             yield f"    evidence: {sentence}"
+
+
+def _who(stall: Stall) -> str:
+    if stall.comm == UNKNOWN:
+        return f"process {stall.pid}"
+    return f"communicator {stall.comm}, rank {stall.rank} (pid {stall.pid})"
 
 
 def next_step_lines(stall: Stall) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import Final
 
 from railscope.agent.cli.demo_fault import FaultKind, PlannedFault
 from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.snapshot import RailFacts, Snapshot
 from railscope.agent.facts.traffic_owners import TrafficOwner
 from railscope.exporters.top.words import format_amount, format_length, format_percent
@@ -170,7 +171,7 @@ class InferenceBeside:
         self.verified = report.verified
         same = "the same" if self.wrote == self.seen else "OTHERWISE"
         writes = sum(one.operations for one in self.wrote)
-        yield f"  {writes:,} writes of KV caches counted by those who made them; the agent saw {same}"
+        yield f"  {format_count(writes, 'write')} of KV caches counted by those who made them; the agent saw {same}"
 
     def plan_stopped_decode(self) -> PlannedFault | None:
         """The last decode process is stopped, so that who writes to it waits; None: there is none."""

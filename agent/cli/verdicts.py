@@ -24,6 +24,7 @@ from railscope.agent.cli.log import print_error
 from railscope.agent.config.command_parser import CommandParser
 from railscope.agent.config.keys import ConfigError
 from railscope.agent.config.values import duration_ns, one_of, option_type
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.stall import CONFIDENCES, VERDICT_VERSION
 
 SERVICE_SOCKET: Final = Path("/run/railscope/verdicts.sock")
@@ -141,7 +142,7 @@ def _lines(channel: socket.socket, *, once: bool) -> Iterator[tuple[str, dict[st
         line = whole.decode(errors="replace")
         fields = _fields(line)
         if fields["lost"]:
-            print_error(f"railscope verdicts: {fields['lost']} lines were lost before this one: read faster")
+            print_error(f"railscope verdicts: lost {format_count(fields['lost'], 'line')} before this one: read faster")
         if fields["event"] == "hello":
             left = fields["stalls"]
             continue

@@ -41,6 +41,7 @@ from railscope.agent.cluster.verdict.recent import next_read_time
 from railscope.agent.cluster.verdict.stacks import hosts_to_ask, with_stacks
 from railscope.agent.cluster.verdict.words import make_verdict
 from railscope.agent.facts.communicator_names import normalise_hash
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.label_numbers import parse_number
 from railscope.probes.printable import printable
 
@@ -245,7 +246,7 @@ def as_text(verdict: Verdict, *, colour: bool = False) -> str:
         headline(verdict.headline if number == 0 else finding.headline, red)
         lines.extend(_finding(finding, bold, plain))
     if len(verdict.findings) > _MOST_FINDINGS:
-        lines += ["", f"{len(verdict.findings) - _MOST_FINDINGS} more findings: --json shows all."]
+        lines += ["", f"{format_count(len(verdict.findings) - _MOST_FINDINGS, 'more finding')}: --json shows all."]
     lines.extend(_section("The job's steps", verdict.job, bold, plain))
     lines.extend(_section("Cannot be known", verdict.unknown, bold, plain))
     lines.extend(_section("Also", verdict.notes, bold, plain))

@@ -12,6 +12,7 @@ from typing import Any, Final, TextIO
 from railscope.agent.dataset.files import DatasetError, table_files
 from railscope.agent.dataset.reader import Dataset, open_dataset
 from railscope.agent.dataset.schema import SCHEMA_VERSION, TABLES
+from railscope.agent.facts.counted import format_count
 from railscope.probes.printable import printable
 
 _MOST_ROWS: Final = 20
@@ -117,7 +118,7 @@ def summarise_dataset(dataset: Dataset, folder: Path) -> DatasetSummary:
 
 def describe_lines(summary: DatasetSummary) -> Iterator[str]:
     """The summary of a dataset as lines for people."""
-    recordings = _counted(len(summary.recordings), "recording")
+    recordings = format_count(len(summary.recordings), "recording")
     yield f"{printable(summary.folder)}: {recordings}, tables of version {summary.schema_version}"
     yield f"\n{'node':<24} {'source':<12} {'began (UTC)':<19} {'seconds':>10} {'clock error':>12}  lost, removed"
     for one in summary.recordings[:_MOST_ROWS]:
@@ -134,7 +135,7 @@ def describe_lines(summary: DatasetSummary) -> Iterator[str]:
             f"{table.table:<16} {table.rows:>14,} {table.files:>8,} {table.size_bytes:>16,} "
             f"{table.size_bytes / table.rows:>12.1f}"
         )
-    yield f"\n{_counted(summary.communicators, 'communicator')}"
+    yield f"\n{format_count(summary.communicators, 'communicator')}"
     yield f"\n{'op':<16} {'data type':<12} {'calls':>14} {'payload bytes':>22}"
     for op in summary.ops[:_MOST_ROWS]:
         payload = "unknown" if op.payload_bytes is None else f"{op.payload_bytes:,}"
@@ -144,7 +145,8 @@ def describe_lines(summary: DatasetSummary) -> Iterator[str]:
         yield "no calls"
     if len(summary.ops) > _MOST_ROWS:
         rest = sum(op.calls for op in summary.ops[_MOST_ROWS:])
-        yield f"and {len(summary.ops) - _MOST_ROWS} more kinds with {rest:,} calls; --json shows all"
+        kinds = format_count(len(summary.ops) - _MOST_ROWS, "more kind")
+        yield f"and {kinds} with {format_count(rest, 'call')}; --json shows all"
 
 
 def _table_facts(dataset: Dataset, folder: Path, name: str) -> TableFacts:
@@ -170,12 +172,8 @@ def _missing(one: RecordingFacts) -> str:
         if removed:
             parts.append(f"{removed:,} {kind} removed")
     if one.lines_skipped:
-        parts.append(f"{one.lines_skipped:,} lines skipped")
+        parts.append(f"{format_count(one.lines_skipped, 'line')} skipped")
     return ", ".join(parts) or "nothing"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _moment(time_ns: int | None) -> str:

@@ -44,6 +44,7 @@ from railscope.agent.dataset.from_recording import convert_file
 from railscope.agent.dataset.leftovers import find_leftovers
 from railscope.agent.dataset.replacement import uncounted_recordings
 from railscope.agent.dataset.schema import TABLES, TIME_OF
+from railscope.agent.facts.counted import format_count
 
 _SHORTEST_NS: Final = 100_000_000
 """Clocks are corrected, and what follows without a gap may seem to overlap a little."""
@@ -219,7 +220,7 @@ def _say_what_is_left(folder: Path) -> None:
         nodes = ", ".join(sorted({unquote(one.parent.parent.name) for one in left}))
         _log.warning(
             "%s: the writers of %s were killed (%s): its last rows are missing",
-            *(folder, nodes, f"{len(left)} file{'s' * (len(left) != 1)} in {PARTIAL_SUFFIX}"),
+            *(folder, nodes, f"{format_count(len(left), 'file')} in {PARTIAL_SUFFIX}"),
         )
 
 

@@ -350,6 +350,7 @@ def _rail(rail: RecordedRail, neighbour: NeighbourFacts | None) -> dict[str, Any
 def _transfers(pair: PeerTransfers) -> dict[str, Any]:
     return {
         "pid": pair.pid,
+        "netns": _text_or_none(pair.netns),
         "library": pair.library,
         "op": pair.op,
         "direction": pair.direction,
@@ -368,12 +369,15 @@ def _stall(stall: RecordedStall) -> dict[str, Any]:
     return {
         "comm": _text_or_none(stall.comm),
         "rank": parse_number(stall.rank),
+        "pid": stall.pid or None,
         "op": _text_or_none(stall.op),
+        "peer": _text_or_none(stall.peer),
         "cause": _text_or_none(stall.cause),
         "strength": _text_or_none(stall.strength),
         "since_ns": stall.since_realtime_ns,
         "seconds": stall.seconds,
         "blamed_rank": parse_number(stall.blamed_rank),
+        "blamed_pid": stall.blamed_pid or None,
         "rail": _text_or_none(stall.rail),
         "device": _text_or_none(stall.device),
         "evidence": "\n".join(stall.evidence) or None,

@@ -40,7 +40,8 @@ from railscope.agent.doctor.nvlink import check_nvlink
 from railscope.agent.doctor.probes import check_probes
 from railscope.agent.doctor.processes import check_processes
 from railscope.agent.doctor.rails import check_rails
-from railscope.agent.doctor.topology import TopologyReport, check_topology, render_picture, several, topologies_of_file
+from railscope.agent.doctor.topology import TopologyReport, check_topology, render_picture, topologies_of_file
+from railscope.agent.facts.counted import format_count
 from railscope.agent.node.inspection.inspection import InProcess, Inspection, InspectionProcesses
 from railscope.probes.clock import Clock, SystemClock
 from railscope.probes.printable import LONGEST_SHOWN, printable, printable_document
@@ -117,7 +118,7 @@ def run_topology(file: Path | None, config: Config, *, as_json: bool, out: TextI
     for found in machines:
         rails = len({port.rail for port in found.rails if port.rail is not None})
         numbers = {"GPU": len(found.gpus), "port": len(found.rails), "rail": rails}
-        counted = ", ".join(several(count, what) for what, count in numbers.items())
+        counted = ", ".join(format_count(count, what) for what, count in numbers.items())
         advice = "" if rails else "; where it names no card, NCCL adds those of the machine it runs on"
         host = f", host {printable(found.host)}" if len(machines) > 1 else ""
         out.write(_finding_lines(found.findings))
@@ -256,7 +257,7 @@ def as_text(examination: Examination) -> str:
     """The doctor's findings as aligned lines for people, and a last one that sums up."""
     lines = _finding_lines(examination.findings).splitlines()
     problems = sum(finding.status == "problem" for finding in examination.findings)
-    counted = {0: "no problem", 1: "1 problem"}.get(problems, f"{problems} problems")
+    counted = format_count(problems, "problem") if problems else "no problem"
     lines.append("")
     if examination.topology and (drawn := render_picture(examination.topology)):
         lines.append(drawn)

@@ -20,6 +20,7 @@ from railscope.agent.config.unmatched import pids_without_nccl
 from railscope.agent.doctor.findings import Finding, LibraryReport, capability_remedy, one_line, privilege_remedy
 from railscope.agent.doctor.host import CAP_SYS_PTRACE, effective_capabilities
 from railscope.agent.doctor.probes import configured_settings
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.node.completion.files import BelowCalls
 from railscope.agent.node.completion.levels import UNLISTED, completion_unseen, failover_seen, highest_level
@@ -262,7 +263,7 @@ def _layout_words(source: str) -> str:
 
 
 def _finding(report: LibraryReport) -> Finding:
-    count = "1 process" if report.processes == 1 else f"{report.processes} processes"
+    count = format_count(report.processes, "process", "es")
     lowest = level_name(Level.WATCH if report.watchable else Level.COUNTS)
     levels = lowest if lowest == report.highest_level else f"{lowest} to {report.highest_level}"
     what = (

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from railscope.agent.doctor.findings import Finding, Status
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.snapshot import GpuFacts
 from railscope.agent.node.nvlink.gpu import Gpu, GpuHistories
 from railscope.probes.clock import Clock
@@ -83,8 +84,8 @@ def _gpus(session: NvmlSession, sysfs: Path, clock: Clock) -> list[Finding]:
     if count == 0:
         return [Finding(_CHECK, "note", f"driver {session.driver_version()}: no GPU is visible")]
     status: Status = "note" if links == 0 else "ok"
-    gpus = "1 GPU" if count == 1 else f"{count} GPUs"
-    seen = f"{gpus}, {up} of {links} links up" if links else f"{gpus} without NVLink"
+    gpus = format_count(count, "GPU")
+    seen = f"{gpus}, {up} of {format_count(links, 'link')} up" if links else f"{gpus} without NVLink"
     return [Finding(_CHECK, status, f"driver {session.driver_version()}: {seen}"), *findings]
 
 
@@ -93,7 +94,7 @@ def _complaints(gpu: GpuFacts) -> Iterator[tuple[str, str]]:
     drain = "drain the host and reset the GPU: nvidia-smi --gpu-reset"
     uncorrected = sum(count for kind, since, count in gpu.ecc_errors if (kind, since) == ("uncorrected", "volatile"))
     if uncorrected:
-        yield f"{uncorrected} uncorrected memory errors since the driver was loaded", drain
+        yield f"{format_count(uncorrected, 'uncorrected memory error')} since the driver was loaded", drain
     if gpu.remap_failed:
         yield "a row of its memory could not be exchanged for a spare one", "replace the GPU"
     elif gpu.remap_pending:

@@ -7,10 +7,10 @@ loaded, attached to it, hit a few times and read back, so that "works" means cal
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import platform
-import re
 import signal
 import struct
 from dataclasses import dataclass, replace
@@ -36,8 +36,13 @@ from railscope.probes.nccl.programs.calls import EnqueueTime, Loader, NcclProgra
 from railscope.probes.nccl.programs.stops import Stops
 
 _BPF_MAP_CREATE: Final = 0
+_BPF_PROG_LOAD: Final = 5
 _BPF_MAP_TYPE_ARRAY: Final = 2
 _BPF_MAP_TYPE_RINGBUF: Final = 27
+_BPF_PROG_TYPE_KPROBE: Final = 2
+_CALL_GET_ATTACH_COOKIE: Final = struct.pack("<BBhi", 0x85, 0, 0, 174)
+"""BPF_JMP | BPF_CALL of the helper of that number (include/uapi/linux/bpf.h)."""
+_EXIT: Final = struct.pack("<BBhi", 0x95, 0, 0, 0)
 _MFD_EXEC: Final = 0x10
 
 _FUNCTION_AT: Final = 64
@@ -53,6 +58,8 @@ _ELEMENTS: Final = 100
 _LIBRARY: Final = 0
 
 _NEWER_KERNEL: Final = "boot Linux 6.6 or newer for quick attaching with fewer privileges"
+_OLDEST_KERNEL: Final = "boot Linux 5.15 or newer, or a distribution's kernel that has it; 6.6 preferred"
+_OF_NEW_ENOUGH: Final = "; of such a kernel report this line"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +72,6 @@ class Mode:
     lost: str
     """What is lost without it."""
     remedy: str
-    since: tuple[int, int] | None
-    """The version of Linux that has it; None: all."""
 
 
 MODES: Final = (
@@ -75,17 +80,21 @@ MODES: Final = (
         AttachKind.MULTI,
         EnqueueTime.SESSION,
         "host time inside calls is not sampled unless --probe.enqueue-time=pair is given",
-        "boot Linux 6.13 or newer to have it",
-        (6, 13),
+        f"boot Linux 6.13 or newer to have it{_OF_NEW_ENOUGH}",
     ),
-    Mode("uprobe_multi", AttachKind.MULTI, EnqueueTime.OFF, "perf events must serve", _NEWER_KERNEL, (6, 6)),
+    Mode(
+        "uprobe_multi",
+        AttachKind.MULTI,
+        EnqueueTime.OFF,
+        "perf events must serve",
+        f"{_NEWER_KERNEL}{_OF_NEW_ENOUGH}",
+    ),
     Mode(
         "uprobe_multi pair",
         AttachKind.MULTI,
         EnqueueTime.PAIR,
         "no pair of probes on uprobe_multi",
-        _NEWER_KERNEL,
-        (6, 6),
+        f"{_NEWER_KERNEL}{_OF_NEW_ENOUGH}",
     ),
     Mode(
         "perf event uprobes",
@@ -93,7 +102,6 @@ MODES: Final = (
         EnqueueTime.OFF,
         "there is no replacement for uprobe_multi",
         "give CAP_SYS_ADMIN to have it",
-        None,
     ),
 )
 
@@ -240,6 +248,7 @@ def check_probes(config: Config, objects: Path) -> list[Finding]:
             "ring buffer",
             lambda: [_map_type("ring buffer", _BPF_MAP_TYPE_RINGBUF, 0, "made and removed one")],
         ),
+        *run_guarded("attach cookies", lambda: [_attach_cookies()]),
     ]
     first_loader = [*run_guarded("libbpf", _libbpf), *run_guarded("BPF objects", lambda: _objects(objects))]
     without = next((finding.what for finding in first_loader if finding.status == "problem"), None)
@@ -264,6 +273,22 @@ def _map_type(check: str, kind: int, key_and_value_bytes: int, what: str) -> Fin
             check, "problem", one_line(refusal), f"{privilege_remedy()}; in a container: allow bpf in seccomp"
         )
     return Finding(check, "ok", what)
+
+
+def _attach_cookies() -> Finding:
+    """Whether programs learn which function they were hit at: the newest of what all of the probes need."""
+    check = "attach cookies"
+    instructions = ctypes.create_string_buffer(_CALL_GET_ATTACH_COOKIE + _EXIT)
+    licence = ctypes.create_string_buffer(b"Dual BSD/GPL")
+    attributes = struct.pack(
+        "<IIQQ", _BPF_PROG_TYPE_KPROBE, 2, ctypes.addressof(instructions), ctypes.addressof(licence)
+    ).ljust(72, b"\0")
+    try:
+        os.close(bpf(_BPF_PROG_LOAD, attributes, "load a program that asks for one"))
+    except KernelRefusal as refusal:
+        known = refusal.errno != errno.EINVAL
+        return Finding(check, "problem", one_line(refusal), privilege_remedy() if known else _OLDEST_KERNEL)
+    return Finding(check, "ok", "loaded a program that asks for one")
 
 
 def _libbpf() -> list[Finding]:
@@ -315,7 +340,8 @@ def _mode(mode: Mode, another_works: bool) -> Finding:
     except (LoadError, OSError, ValueError) as error:
         what = f"does not work: {one_line(error)}"
         if another_works:
-            return Finding(mode.check, "note", f"{what}; without it: {mode.lost}", _remedy(mode, error))
+            remedy = error.remedy if isinstance(error, IncompleteInstallation) else mode.remedy
+            return Finding(mode.check, "note", f"{what}; without it: {mode.lost}", remedy)
         # The problem and its remedy are reported once, by the finding about what the agent would choose.
         return Finding(mode.check, "note", what)
     if trial.exact:
@@ -323,14 +349,6 @@ def _mode(mode: Mode, another_works: bool) -> Finding:
     return Finding(
         mode.check, "problem", f"works, but is not exact: {trial}", "report this line and your kernel version"
     )
-
-
-def _remedy(mode: Mode, error: Exception) -> str:
-    if isinstance(error, IncompleteInstallation):
-        return error.remedy
-    if mode.since is not None and tuple(map(int, re.findall(r"\d+", platform.release())[:2])) >= mode.since:
-        return "this kernel is new enough for it: report this line and your kernel version"
-    return mode.remedy
 
 
 def _chosen(config: Config) -> Finding:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from railscope.agent.doctor.findings import Finding, ProcessReport
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.rank_process import describe_process
 from railscope.probes.clock import Clock
 from railscope.probes.processes.owner import ProcessUsage, command_line, owner_of, usage_of
@@ -71,7 +72,7 @@ def _taken(report: ProcessReport) -> str:
     if report.resident_bytes is not None:
         parts.append(f"{report.resident_bytes / 1e9:.1f} GB resident")
     if report.threads is not None:
-        parts.append("1 thread" if report.threads == 1 else f"{report.threads} threads")
+        parts.append(format_count(report.threads, "thread"))
     if report.command_line:
         parts.append(f"command line: {report.command_line}")
     return f": {', '.join(parts)}" if parts else ""

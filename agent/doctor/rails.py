@@ -14,6 +14,7 @@ from railscope.agent.config.options import Config
 from railscope.agent.config.unmatched import patterns_without_device
 from railscope.agent.doctor.findings import Finding, RailReport, one_line, privilege_remedy
 from railscope.agent.doctor.topology import rdma_of_host
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.node.rails.job_settings import sockets_only
 from railscope.agent.node.rails.selection import decide_rails
@@ -69,7 +70,7 @@ def check_rails(
             if sockets_only(environment.get("NCCL_IB_DISABLE", ""), environment.get("NCCL_NET", "")):
                 sockets.add(namespace.inode)
         if refusals:
-            what = f"of {len(refusals)} processes with NCCL unknown; the first: {refusals[0]}"
+            what = f"of {format_count(len(refusals), 'process', 'es')} with NCCL unknown; the first: {refusals[0]}"
             findings.append(Finding("network namespace", "problem", what, privilege_remedy()))
         for namespace in namespaces.values():
             devices += _read_devices(namespace, config, clock, findings)

@@ -13,6 +13,7 @@ from typing import Final
 from railscope.agent.config.options import Config
 from railscope.agent.config.rail_patterns import RailPattern
 from railscope.agent.doctor.findings import Finding, RailReport, one_line, privilege_remedy
+from railscope.agent.facts.counted import format_count
 from railscope.agent.node.inspection.tenants import Tenant, real_uid, tenant_of
 from railscope.agent.node.rails.gpu_affinity import MappedNic, map_rails, rdma_ports
 from railscope.agent.node.rails.job_settings import (
@@ -158,7 +159,9 @@ def check_topology(
     if nics and not count:
         findings.append(Finding("topology", "note", "no RDMA port is a rail", "name them: --rail.devices NAME"))
     elif count:
-        findings.append(Finding("topology", "ok", f"{several(count, 'rail')} for {several(len(gpus), 'GPU')}"))
+        findings.append(
+            Finding("topology", "ok", f"{format_count(count, 'rail')} for {format_count(len(gpus), 'GPU')}")
+        )
     return findings, found
 
 
@@ -194,11 +197,6 @@ def _mapped(config: Config, nics: Sequence[Nic], gpus: Sequence[Gpu], believed: 
         numbered_by=believed.numbered_by,
         topology=believed.topology(nics, gpus),
     )
-
-
-def several(count: int, what: str) -> str:
-    """`1 rail`, `2 rails`."""
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _network_devices(config: Config, gpus: Sequence[Gpu], rails: Sequence[RailReport]) -> tuple[MappedNic, ...]:

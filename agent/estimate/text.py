@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from railscope.agent.estimate.answer import Estimate
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.text_tables import format_table
 from railscope.agent.model.parameters import rank_parameters, total_parameters
 from railscope.agent.model.shape import Mode, Shape
@@ -40,17 +41,21 @@ def _job(estimate: Estimate) -> list[str]:
     shape = request.shape
     exact = request.mode is Mode.EXACT
     padded = f" (padded to {shape.padded_vocabulary:,})" if exact else ""
-    stages = _stages(shape) if exact else f"{_number(Fraction(shape.layers, shape.pipeline))} layers a stage"
+    stages = (
+        _stages(shape)
+        if exact
+        else f"{_number(Fraction(shape.layers, shape.pipeline))} layer{'s' * (shape.layers != shape.pipeline)} a stage"
+    )
     recomputation = "activations recomputed" if shape.recompute else "activations kept"
     mapping = request.mapping if request.mapping in ("default", "custom") else f"{request.mapping}'s"
-    machines = f"{_count(nodes.count, 'node')} of {_count(nodes.gpus_per_node, 'GPU')}"
+    machines = f"{format_count(nodes.count, 'node')} of {format_count(nodes.gpus_per_node, 'GPU')}"
     return [
-        f"{_count(shape.layers, 'layer')}, hidden size {shape.hidden:,}, sequences of {shape.sequence:,} tokens, "
+        f"{format_count(shape.layers, 'layer')}, hidden size {shape.hidden:,}, sequences of {shape.sequence:,} tokens, "
         f"vocabulary {shape.vocabulary:,}{padded}: {total_parameters(shape):,} parameters",
-        f"{_count(shape.ranks, 'rank')} on {machines}: pipeline {shape.pipeline} × tensor {shape.tensor} × "
+        f"{format_count(shape.ranks, 'rank')} on {machines}: pipeline {shape.pipeline} × tensor {shape.tensor} × "
         f"data {shape.data}, {mapping} mapping; {stages}",
-        f"global batch {shape.global_batch:,} = {_count(shape.micro_batches, 'micro-batch', 'es')} of "
-        f"{shape.micro_batch} × {_count(shape.data, 'replica')}; {recomputation}",
+        f"global batch {shape.global_batch:,} = {format_count(shape.micro_batches, 'micro-batch', 'es')} of "
+        f"{shape.micro_batch} × {format_count(shape.data, 'replica')}; {recomputation}",
         *_split_words(shape, exact=exact),
         *(_terms(shape) if exact else ["estimated from the published equations, taken literally"]),
     ]
@@ -86,7 +91,7 @@ def _stages(shape: Shape) -> str:
     """`3 stages of 14 layers, 1 of 12`."""
     runs = [(len(list(run)), layers) for layers, run in groupby(shape.stage_layers(s) for s in range(shape.pipeline))]
     (first, layers), *rest = runs
-    words = [f"{_count(first, 'stage')} of {_count(layers, 'layer')}"]
+    words = [f"{format_count(first, 'stage')} of {format_count(layers, 'layer')}"]
     return ", ".join(words + [f"{number} of {layers}" for number, layers in rest])
 
 
@@ -185,10 +190,6 @@ def _times(estimate: Estimate) -> list[str]:
         lines.append("  * assumed, as on H100 nodes with a 400 Gb/s NIC a GPU: give your own with --c-tp, --c-pp,")
         lines.append("    --c-dp (bytes/s), --peak-flops and --mu")
     return lines
-
-
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
 def _share(part: float, whole: float) -> str:

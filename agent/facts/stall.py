@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeVar
 
 from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.probes.processes.owner import ProcessOwner
 
 Shape = TypeVar("Shape")
@@ -24,6 +25,17 @@ def rail_name(rail: str, device: str, netns: str) -> str:
     """`rail 1 (eth1)`, with the namespace's label where the device's name is in several; `rail 1` without a device."""
     place = f"{device} in {netns}" if device and netns else device
     return f"rail {rail} ({place})" if place else f"rail {rail}"
+
+
+def describe_operation(op: str, comm: str, rank: str, pid: int | str, peer: str = "") -> str:
+    """Which operation, and whose: `AllReduce of rank 3 of 00c0ffee00c0ffee`, `nixl Write to decode-0 of process 4711`.
+
+    `rank` may say of how many, too.  Where no communicator is known it is the process's.
+    """
+    whom = f" to {peer}" if peer else ""
+    process = f"process {pid}" if pid and pid != UNKNOWN else "a process"
+    whose = f"rank {rank} of {comm}" if comm not in ("", UNKNOWN) else process
+    return f"{op}{whom} of {whose}"
 
 
 @dataclass(frozen=True, slots=True)

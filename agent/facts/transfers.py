@@ -53,6 +53,8 @@ class PeerTransfers:
     """Of those, in seconds; None: none has completed."""
     life: int = 0
     """Tells processes apart that had the same pid, one after the other."""
+    netns: str = ""
+    """Network namespace of the process, as communicators have it; empty: the agent's own, or not known."""
 
 
 @dataclass(frozen=True, slots=True)

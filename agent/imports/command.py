@@ -13,6 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
+from railscope.agent.facts.counted import format_count
 from railscope.agent.imports.facts import FORMATS, MOST_RANKS, ImportFailure
 from railscope.probes.installation import remedy_for_missing_extra
 
@@ -129,24 +130,22 @@ def as_text(imported: Imported) -> str:
     by_format: defaultdict[str, int] = defaultdict(int)
     for _, kind in imported.files:
         by_format[kind] += 1
-    lines = [f"{_counted(count, 'file')} of {kind}" for kind, count in sorted(by_format.items())]
+    lines = [f"{format_count(count, 'file')} of {kind}" for kind, count in sorted(by_format.items())]
     lines += [
-        f"{one.node}: {_counted(one.calls, 'call')}, {_counted(one.operations, 'operation')} with times, "
-        f"{_counted(one.kernels, 'other kernel')}, {_counted(one.communicator_ends, 'rank')} of communicators"
+        f"{one.node}: {format_count(one.calls, 'call')}, {format_count(one.operations, 'operation')} with times, "
+        f"{format_count(one.kernels, 'other kernel')}, {format_count(one.communicator_ends, 'rank')} of communicators"
         for one in imported.nodes
     ]
     if imported.recordings:
-        lines.append(_counted(imported.recordings, "railscope recording", "railscope recordings"))
+        lines.append(format_count(imported.recordings, "railscope recording"))
     lines += [f"note: {note}" for note in problems.notes]
     if problems.count:
-        lines.append(f"left out: {_counted(problems.count, 'malformed line or event', 'malformed lines or events')}")
+        lines.append(
+            f"left out: {problems.count:,} malformed {'line or event' if problems.count == 1 else 'lines or events'}"
+        )
         lines += [f"  {one}" for one in problems.first]
         if problems.count > len(problems.first):
             lines.append(f"  and {problems.count - len(problems.first):,} more")
     done = "wrote" if imported.nodes or imported.recordings else "nothing new for"
     lines.append(f"{done} {imported.folder}: look at it with 'railscope report {imported.folder}'")
     return "\n".join(lines) + "\n"
-
-
-def _counted(count: int, one: str, many: str = "") -> str:
-    return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -15,13 +15,12 @@ from railscope.agent.cluster.fleet.facts import Rank, Stall, StuckTransfer
 from railscope.agent.cluster.verdict.quantities import format_duration
 from railscope.agent.dataset.files import DatasetError, table_files
 from railscope.agent.facts.causes import Cause, is_well_founded
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.rank_identity import rank_identity_from_labels
 from railscope.agent.imports.facts import Problems, printable
-from railscope.agent.imports.recording_hang import ranks_without_recording
-from railscope.probes.libraries.communication import CommunicationLibrary
+from railscope.agent.imports.recording_hang import make_stuck_transfer, ranks_without_recording
 
 _OWN: Final = "railscope"
-_LIBRARIES: Final = frozenset(one.value for one in CommunicationLibrary if one is not CommunicationLibrary.NCCL)
 _ON_SECONDS: Final = 5.0
 """A stall that ended so shortly before its recording was on."""
 _MOST_NOTES: Final = 8
@@ -79,7 +78,7 @@ def read_hang_dataset(folder: Path, problems: Problems) -> Dumps:
     return Dumps(
         at=max((row["ended_ns"] or 0 for row in own.values()), default=0) / 1e9,
         ranks=tuple(ranks),
-        told=(f"{len(own)} recording{'s' * (len(own) != 1)} of {folder}",),
+        told=(f"{format_count(len(own), 'recording')} of {folder}",),
         lacking=tuple(ranks_without_recording(ranks)),
         open=()
         if stalls or transfers
@@ -91,13 +90,19 @@ def read_hang_dataset(folder: Path, problems: Problems) -> Dumps:
 
 
 def _stuck_transfer(row: _Row) -> StuckTransfer | None:
-    """A stall of a transfer, whose operation is called as in `nixl Write`; None: it is of a communicator."""
-    library, _, op = (row["op"] or "").partition(" ")
-    if row["comm"] is not None or library not in _LIBRARIES or not op:
+    """None: it is a stall of a communicator."""
+    if row["comm"] is not None:
         return None
-    evidence = tuple(printable(line) for line in (row["evidence"] or "").splitlines()[:_MOST_NOTES])
-    host, cause = row["node"], row["cause"] or Cause.UNKNOWN
-    return StuckTransfer(host, library, printable(op), "", "", cause, "", row["seconds"] or 0.0, evidence)
+    return make_stuck_transfer(
+        host=row["node"],
+        op=row["op"] or "",
+        pid=row["pid"] or 0,
+        peer=row["peer"] or "",
+        cause=row["cause"] or Cause.UNKNOWN,
+        blamed_pid=row["blamed_pid"] or 0,
+        seconds=row["seconds"] or 0.0,
+        evidence=(row["evidence"] or "").splitlines(),
+    )
 
 
 def _rows(folder: Path, table: str) -> Iterable[_Row]:

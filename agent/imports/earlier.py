@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from railscope.agent.dataset.check import unreadable_error
 from railscope.agent.dataset.files import parse_part_name, table_files
+from railscope.agent.facts.counted import format_count
 from railscope.agent.imports.facts import ImportFailure
 from railscope.agent.imports.sources import Source
 
@@ -152,8 +153,9 @@ def _replaced(
             )
         if again and missing:
             raise ImportFailure(
-                f"{again[0].name}: it was imported into {folder} before, together with {missing} other "
-                f"file{'s' * (missing != 1)}: name all of them again, or another folder"
+                f"{again[0].name}: it was imported into {folder} before, together with "
+                f"{format_count(missing, 'other file')}"
+                ": name all of them again, or another folder"
             )
         if again:
             yield earlier

@@ -24,6 +24,7 @@ from railscope.agent.cluster.fleet.facts import Rank, Stall
 from railscope.agent.cluster.fleet.sequences import Position
 from railscope.agent.cluster.verdict.quantities import format_rank_numbers
 from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.rank_identity import rank_identity_from_labels
 from railscope.agent.facts.stall import LastCollectives, find_disagreement
 from railscope.agent.imports import flight_dump
@@ -301,7 +302,7 @@ def read_flight_dumps(sources: Sequence[Source], problems: Problems) -> Dumps:
         ranks=tuple(ranks),
         names=tuple((comm, group.description) for comm, group in groups.items() if group.description),
         waited=tuple(waited),
-        told=(f"{told} dump{'s' * (told != 1)} of PyTorch's flight recorder",),
+        told=(f"{format_count(told, 'dump')} of PyTorch's flight recorder",),
         lacking=tuple(_lacking(groups.values(), dumps)),
         open=(f"entries of {format_rank_numbers(map(str, silent))} do not say whether they completed",) * bool(silent),
     )

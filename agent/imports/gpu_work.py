@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from railscope.agent.facts.counted import format_count
 from railscope.agent.imports.communication_kernels import KernelNames, KernelUse, Use, function_path
 from railscope.agent.imports.facts import ImportedEnd, ImportedKernel, ImportedOperation, Problems, printable
 from railscope.agent.imports.imported_rows import ImportedRows
@@ -84,10 +85,10 @@ class KernelTally:
         """Say what a reader of the figures should know of the kernels."""
         if self.unsaid:
             problems.add_note(
-                f"{self.unsaid:,} of {self.communication:,} communication kernels do not say what they were called for "
-                "(those launched before profiling began, by a CUDA graph, or by what the trace does not follow): their "
-                f"times count, their sizes are unknown; {self.by_stream:,} are assigned to communicators by their "
-                "streams"
+                f"{self.unsaid:,} of {format_count(self.communication, 'communication kernel')} "
+                f"{'does not say what it was' if self.unsaid == 1 else 'do not say what they were'} called for "
+                "(launched before profiling began, by a CUDA graph, or by what the trace does not follow): "
+                f"times count, sizes are unknown; assigned to communicators by their streams: {self.by_stream:,}"
             )
         if self._others:
             named = [

@@ -105,7 +105,9 @@ def _kind(source: Source) -> int | None:
 def _together(found: Sequence[Dumps], problems: Problems) -> Dumps:
     left_out = [str(one) for one in problems.first[:_MOST_NOTES]]
     if problems.count > len(left_out):
-        left_out.append(f"{problems.count - len(left_out)} more entries or files are left out")
+        more = problems.count - len(left_out)
+        those = "1 more entry or file is" if more == 1 else f"{more} more entries or files are"
+        left_out.append(f"{those} left out")
     return Dumps(
         at=max(one.at for one in found),
         ranks=tuple(rank for one in found for rank in one.ranks),

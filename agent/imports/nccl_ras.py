@@ -39,6 +39,7 @@ from railscope.agent.cluster.fleet.facts import Rank, Stall
 from railscope.agent.cluster.fleet.sequences import Position
 from railscope.agent.dataset.files import UNNAMED_NODE
 from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.rank_identity import rank_identity_from_labels
 from railscope.agent.imports.facts import MOST_RANKS, ImportedEnd, Problems
 from railscope.agent.imports.json_stream import small_number, text, whole_number
@@ -152,7 +153,7 @@ def read_ras_answers(sources: Sequence[Source], problems: Problems) -> Dumps:
     return Dumps(
         at=last.at,
         ranks=tuple(ranks),
-        told=(f"{len(answers)} answer{'s' * (len(answers) != 1)} of NCCL's RAS",),
+        told=(f"{format_count(len(answers), 'answer')} of NCCL's RAS",),
         open=("RAS counts what was launched: whether it completes is not known",),
         tells_completion=False,
         momentary=first is None,

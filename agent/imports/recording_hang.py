@@ -7,18 +7,21 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from railscope.agent.cluster.fleet.dumps import Dumps
-from railscope.agent.cluster.fleet.facts import Rank, Stall
+from railscope.agent.cluster.fleet.facts import Rank, Stall, StuckTransfer
 from railscope.agent.cluster.fleet.sequences import Position
 from railscope.agent.cluster.verdict.quantities import format_duration, format_rank_numbers
-from railscope.agent.facts.label_numbers import parse_number
-from railscope.agent.imports.facts import MOST_RANKS, Problems
+from railscope.agent.facts.counted import format_count
+from railscope.agent.facts.label_numbers import UNKNOWN, parse_number
+from railscope.agent.imports.facts import MOST_RANKS, Problems, printable
 from railscope.agent.imports.sources import Source
 from railscope.agent.recording.file import RecordingError, read_recording
 from railscope.agent.recording.recording import RecordedStall, Recording
+from railscope.probes.libraries.communication import CommunicationLibrary
 
 _LONG_SECONDS: Final = 10.0
 """An operation that is under way for longer, and that the agent calls no stall, leaves it open whether there is one."""
 _MOST_NOTES: Final = 8
+_LIBRARIES: Final = frozenset(one.value for one in CommunicationLibrary if one is not CommunicationLibrary.NCCL)
 
 
 def read_hang_recordings(sources: Sequence[Source], problems: Problems) -> Dumps:
@@ -33,14 +36,19 @@ def read_hang_recordings(sources: Sequence[Source], problems: Problems) -> Dumps
         except RecordingError as error:
             problems.count_skipped(source.name, 0, str(error))
     ranks = [rank for recording in recordings for rank in _ranks(recording)]
-    notes = [
-        f"{recording.host}: {line}" for recording in recordings for stall in recording.stalls for line in stall.evidence
-    ]
+    notes: list[str] = []
+    transfers: list[StuckTransfer] = []
+    for recording in recordings:
+        for stall in recording.stalls:
+            if (stuck := _stuck_transfer(recording.host, stall)) is not None:
+                transfers.append(stuck)
+            else:
+                notes += [f"{recording.host}: {line}" for line in stall.evidence]
     blind = sorted({recording.host for recording in recordings if not recording.completion_seen()})
     return Dumps(
         at=max((recording.realtime_ns(recording.ended_ns) for recording in recordings), default=0) / 1e9,
         ranks=tuple(ranks),
-        told=(f"{len(recordings)} recording{'s' * (len(recordings) != 1)}",),
+        told=(format_count(len(recordings), "recording"),),
         lacking=tuple(ranks_without_recording(ranks)),
         open=(
             *(f"the recording of {host} does not tell what completed" for host in blind),
@@ -48,6 +56,7 @@ def read_hang_recordings(sources: Sequence[Source], problems: Problems) -> Dumps
         ),
         tells_completion=not blind,
         notes=tuple(dict.fromkeys(notes))[:_MOST_NOTES],
+        stuck_transfers=tuple(sorted(transfers, key=lambda one: -one.seconds)),
     )
 
 
@@ -70,6 +79,53 @@ def _ranks(recording: Recording) -> Iterable[Rank]:
             stalled_seconds=None if stall is None else stall.seconds,
             scraped=end,
         )
+
+
+def make_stuck_transfer(
+    *,
+    host: str,
+    op: str,
+    pid: int,
+    peer: str,
+    cause: str,
+    blamed_pid: int,
+    seconds: float,
+    evidence: Sequence[str],
+) -> StuckTransfer | None:
+    """A recorded stall of no communicator as a transfer, whose `op` is as in `nixl Write`; None: it is none.
+
+    Args:
+        pid, blamed_pid: 0 where a recording does not tell.
+    """
+    library, _, operation = op.partition(" ")
+    if library not in _LIBRARIES or not operation:
+        return None
+    return StuckTransfer(
+        host=host,
+        library=library,
+        op=printable(operation),
+        pid=str(pid or ""),
+        peer=printable(peer),
+        cause=cause,
+        blamed_pid=str(blamed_pid or ""),
+        seconds=seconds,
+        evidence=tuple(printable(line) for line in evidence[:_MOST_NOTES]),
+    )
+
+
+def _stuck_transfer(host: str, stall: RecordedStall) -> StuckTransfer | None:
+    if stall.comm not in ("", UNKNOWN):
+        return None
+    return make_stuck_transfer(
+        host=host,
+        op=stall.op,
+        pid=stall.pid,
+        peer=stall.peer,
+        cause=stall.cause,
+        blamed_pid=stall.blamed_pid,
+        seconds=stall.seconds,
+        evidence=stall.evidence,
+    )
 
 
 def _stall(stall: RecordedStall) -> Stall:

@@ -12,6 +12,7 @@ from typing import Final, TextIO
 
 from railscope.agent.dataset.files import table_files
 from railscope.agent.dataset.replacement import finish_replacements
+from railscope.agent.facts.counted import format_count
 from railscope.agent.imports import (
     chakra,
     deepspeed,
@@ -229,7 +230,9 @@ def _sorted_by_format(sources: Sequence[Source], chosen: str | None, problems: P
         problems.count_skipped(source.name, 0, reason)
     if not by_format:
         known = ", ".join(FORMATS)
-        raise ImportFailure(f"none of the {len(sources)} files has a known format: choose one of {known} with --format")
+        raise ImportFailure(
+            f"none of the {format_count(len(sources), 'file')} has a known format: choose one of {known} with --format"
+        )
     return by_format
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from railscope.agent.dataset.files import UNNAMED_NODE
 from railscope.agent.dataset.schema import WORDS
+from railscope.agent.facts.counted import format_count
 from railscope.agent.imports import flight_dump
 from railscope.agent.imports.facts import ImportedCall, ImportedEnd, ImportedOperation, Problems
 from railscope.agent.imports.flight_dump import Entry, FlightDump
@@ -62,7 +63,7 @@ def read_files(sources: Sequence[Source], target: ImportedRows, problems: Proble
 def add_notes(problems: Problems, unfinished: int, node: str | None) -> None:
     """Say what a reader of the figures should know of all dumps together."""
     if unfinished:
-        those = "1 operation is" if unfinished == 1 else f"{unfinished:,} operations are"
+        those = f"{format_count(unfinished, 'operation')} {'is' if unfinished == 1 else 'are'}"
         problems.add_note(
             f"{those} not complete in these dumps: if the job hangs, railscope diagnose FILE… says who is to blame"
         )

@@ -26,6 +26,7 @@ from railscope.agent.dataset.recording_writer import RecordingRow, RecordingWrit
 from railscope.agent.dataset.size import Removed, SizeBound
 from railscope.agent.dataset.writer import DatasetWriter
 from railscope.agent.facts.clocks import read_clocks
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.stall import Stall
 from railscope.agent.node.daemon.daemon import Daemon
 from railscope.agent.record.stream import DatasetStream, StreamTotals
@@ -156,8 +157,10 @@ class DatasetRecorder:
         yield f"wrote {self._folder}"
         yield (
             f"{(row.ended_ns - row.began_ns) / 1e9:.1f} s of {self._writer.writer.node}: "
-            f"{rows.get('calls', 0):,} calls, {rows.get('operations', 0):,} completed operations, "
-            f"{self._writer.communicators:,} ranks of communicators, {rows.get('rail_samples', 0):,} samples of rails"
+            f"{format_count(rows.get('calls', 0), 'call')}, "
+            f"{format_count(rows.get('operations', 0), 'completed operation')}, "
+            f"{format_count(self._writer.communicators, 'rank')} of communicators, "
+            f"{format_count(rows.get('rail_samples', 0), 'sample')} of rails"
         )
         if self._sees_calls:
             yield from describe_silence(row, rows.get("calls", 0), self._writer.communicators, self._pids)
@@ -189,7 +192,8 @@ def describe_silence(row: RecordingRow, calls: int, communicators: int, pids: Se
     if calls or row.calls_lost or row.calls_removed:
         return
     if communicators:
-        yield f"nobody called NCCL meanwhile, though {communicators:,} ranks of communicators were there"
+        was = "was" if communicators == 1 else "were"
+        yield f"nobody called NCCL meanwhile, though {format_count(communicators, 'rank')} of communicators {was} there"
     elif not pids:
         yield "no process used NCCL during the recording"
     else:
@@ -250,7 +254,7 @@ def _say_what_is_there(folder: Path) -> None:
     files = table_files(folder, "recordings")
     nodes = sorted({unquote(file.parent.parent.name) for file in files})
     named = ", ".join(nodes[:_MOST_NAMED]) + (f" and {len(nodes) - _MOST_NAMED} more" * (len(nodes) > _MOST_NAMED))
-    count = f"{len(files)} recording{'s' * (len(files) != 1)}"
+    count = format_count(len(files), "recording")
     _log.info("%s already holds %s of %s: this recording is added", folder, count, named)
 
 

@@ -24,6 +24,7 @@ from railscope.agent.dataset.files import DatasetError
 from railscope.agent.dataset.merge import Merger
 from railscope.agent.dataset.recording_writer import Losses, RecordingWriter
 from railscope.agent.dataset.size import SizeBound
+from railscope.agent.facts.counted import format_count
 from railscope.agent.node.recorder.feed import StreamPiece
 
 _log = logging.getLogger("railscope.recordings")
@@ -96,7 +97,7 @@ class DatasetStream:
         self._thread.join()
         if self._pieces or self._failed:
             calls = sum(len(one.piece.recording.calls) for one in self._pieces)
-            rest = f"the last {calls:,} calls" if calls else "the last rows"
+            rest = f"the last {format_count(calls, 'call')}" if calls else "the last rows"
             raise DatasetError(
                 f"{self._writer.writer.folder}: {rest} could not be written "
                 f"({self._trouble or 'the writer has failed'}); earlier rows are readable"

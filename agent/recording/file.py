@@ -47,6 +47,7 @@ _NUMBERS_OF: Final = {
     "instance": range(1 << 32),
     "device": range(1 << 31),
     "pid": range(1 << 31),
+    "blamed_pid": range(1 << 31),
 }
 _INLINE: Final = "identity"
 """A field whose own fields lie among those of the record that holds it."""

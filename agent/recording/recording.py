@@ -23,7 +23,7 @@ NOT_SEEN: Final = "completion was not observed (level counts, or no network part
 """Where a recording has no operations that completed and none that did not."""
 FILE_SUFFIX: Final = ".npz"
 """How names of recordings' files end; `record -o` of any other name means a dataset's folder."""
-FORMAT_VERSION: Final = 4
+FORMAT_VERSION: Final = 5
 """Of the file; another dtype, other fields or another meaning of one is another version."""
 STALL: Final = "stall"
 SIGNAL: Final = "signal"
@@ -127,12 +127,18 @@ class RecordedStall:
     rank: str
     nranks: str
     """Empty: not known, as in a dataset folder."""
+    pid: int
+    """Of the process that waits; 0: not known, as in older dataset folders."""
     op: str
+    peer: str
+    """Other end of a transfer of another library, as that calls it, or an address; empty: not known, or NCCL's."""
     cause: str
     strength: str
     since_realtime_ns: int
     seconds: float
     blamed_rank: str
+    blamed_pid: int
+    """Process of the same host at a transfer's other end that is to blame; 0: none is known."""
     rail: str
     device: str
     evidence: tuple[str, ...]

@@ -13,7 +13,9 @@ from typing import Final
 
 import numpy as np
 
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.label_numbers import UNKNOWN, parse_number
+from railscope.agent.facts.stall import describe_operation
 from railscope.agent.recording.recording import NOT_SEEN, RecordedCommunicator, Recording
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import op_name
@@ -107,7 +109,8 @@ def summarise(recording: Recording) -> RecordingSummary:
         lost=recording.lost_events(),
         overwritten_seconds=recording.overwritten_seconds(),
         stalls=tuple(
-            f"{stall.cause}: rank {stall.rank} of {stall.comm}, {stall.op}, since {stall.seconds:.1f} s"
+            f"{stall.cause}: {describe_operation(stall.op, stall.comm, stall.rank, stall.pid, stall.peer)}, since "
+            f"{stall.seconds:.1f} s"
             for stall in recording.stalls
         ),
         marks=tuple(f"{_time(recording.realtime_ns(mark.time_ns))} {mark.text}" for mark in recording.marks),
@@ -146,7 +149,8 @@ def _lines(summary: RecordingSummary) -> Iterator[str]:
         yield "no calls"
     if len(largest) > _MOST_ROWS:
         rest = sum(one.calls for one in largest[_MOST_ROWS:])
-        yield f"and {len(largest) - _MOST_ROWS} more kinds with {rest:,} calls; --json shows all"
+        kinds = format_count(len(largest) - _MOST_ROWS, "more kind")
+        yield f"and {kinds} with {format_count(rest, 'call')}; --json shows all"
     if summary.completions:
         yield ""
         yield (

@@ -15,6 +15,7 @@ from typing import IO, Any, Final, Protocol, TextIO
 
 from railscope.agent.dataset.files import DatasetError
 from railscope.agent.facts.communicator_names import matches_prefix
+from railscope.agent.facts.counted import format_count
 from railscope.agent.recording.file import RecordingError, read_recording
 from railscope.agent.trace.from_recording import RecordingFile, make_timelines
 from railscope.agent.trace.same_operations import SameOperations, join_operations
@@ -182,9 +183,9 @@ def _lines(path: Path, hosts: Sequence[HostTimeline], summary: TraceSummary, sam
     simulated = " (SIMULATED hardware)" if any(host.simulated for host in hosts) else ""
     unfinished = f" and {summary.unfinished:,} unfinished" if _all_tell_unfinished(hosts) else ""
     yield (
-        f"{seconds:.1f} s of {_names(host.host for host in hosts)}{simulated}: {summary.calls:,} calls, "
-        f"{summary.operations:,} completed operations{unfinished}, "
-        f"{summary.rail_samples:,} rail samples"
+        f"{seconds:.1f} s of {_names(host.host for host in hosts)}{simulated}: {format_count(summary.calls, 'call')}, "
+        f"{format_count(summary.operations, 'completed operation')}{unfinished}, "
+        f"{format_count(summary.rail_samples, 'rail sample')}"
     )
     for host in hosts:
         for text in host.missing:
@@ -193,7 +194,7 @@ def _lines(path: Path, hosts: Sequence[HostTimeline], summary: TraceSummary, sam
         yield "operations in flight at the end are unknown: folders contain operations once they are complete"
     if agreed := describe_clock_agreement(hosts):
         yield agreed
-    yield f"arrows join what ranks did for {same.joined:,} operations"
+    yield f"arrows join what ranks did for {format_count(same.joined, 'operation')}"
     making_missed = [comm for comm in same.not_joined if comm in same.making_missed]
     for comms, why in (
         (making_missed, "some were first seen at a call, not at their making, so that earlier calls may be missing"),

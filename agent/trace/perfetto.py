@@ -342,10 +342,13 @@ def _stall_details(stall: RecordedStall) -> dict[str, Value]:
     return _drop_empty(
         comm=stall.comm,
         rank=stall.rank,
+        pid=stall.pid or "",
         op=stall.op,
+        peer=stall.peer,
         cause=stall.cause,
         strength=stall.strength,
         blamed_rank=stall.blamed_rank,
+        blamed_pid=stall.blamed_pid or "",
         rail=stall.rail,
         device=stall.device,
         **evidence,

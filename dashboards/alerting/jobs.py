@@ -8,6 +8,7 @@ from typing import Final
 
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.causes import Cause, Severity, causes_as_severe_as
+from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.dashboards import recorded
 from railscope.dashboards.alerting.alert import Alert, Group, promql
 from railscope.dashboards.alerting.rails import plane_down
@@ -38,6 +39,7 @@ _CULPRIT: Final = (
     f'{{{{ if and (eq .Labels.strength "weak") (or (eq .Labels.cause "{Cause.RAIL_SLOW}") '
     f'(eq .Labels.cause "{Cause.RAIL_LOSSY}")) }}}} or its other end{{{{ end }}}}'
     f"{{{{ else if .Labels.blamed_rank }}}}, rank {{{{ .Labels.blamed_rank }}}}{_HOST_OF_BLAMED}"
+    f'{{{{ else if eq .Labels.rank "{UNKNOWN}" }}}}; a process on {{{{ .Labels.instance }}}} waits'
     "{{ else }}; rank {{ .Labels.rank }} on {{ .Labels.instance }} waits{{ end }}"
     "{{ end }}{{ end }}"
 )
@@ -46,12 +48,26 @@ _MILD: Final = "|".join(causes_as_severe_as(Severity.WARNING))
 _EVIDENCE: Final = (
     f'{{{{ with printf "{_INFO}{{{_OF_COMM}}} {_SAID_OF_BEST}" {_ASKS} -}}}} '
     '{{ range $at, $stall := sortByLabel "rank" . }}{{ if lt $at 4 -}} '
-    "{{ .Labels.instance }} says {{ .Labels.cause }} of rank {{ .Labels.rank }}"
+    "{{ .Labels.instance }} says {{ .Labels.cause }}"
+    f'{{{{ if ne .Labels.rank "{UNKNOWN}" }}}} of rank {{{{ .Labels.rank }}}}{{{{ end }}}}'
     "{{- with .Labels.blamed_rank }}, blaming rank {{ . }}{{ end }}"
     "{{- with .Labels.device }}, blaming {{ . }}{{ end }}"
     f'{{{{- if and (eq .Labels.cause "{Cause.RANK_BEHIND}") (not .Labels.blamed_rank) }}}}, which waits for another'
     "{{ end }}. {{ end }}{{ end -}} "
     "{{ if gt (len .) 4 }}{{ len . }} ranks are reported in total. {{ end }}{{ end -}} "
+)
+_STALLED: Final = (
+    f'{{{{ if eq $labels.comm "{UNKNOWN}" }}}}A process of no known communicator'
+    "{{ else }}Communicator {{ $labels.comm }}{{ end }}"
+)
+"""A call or a transfer of another library may be of no communicator that its host knows."""
+_WAIT_FOR_GPUS: Final = (
+    f'{{{{ if eq $labels.comm "{UNKNOWN}" }}}}Processes of no known communicator'
+    "{{ else }}Processes of communicator {{ $labels.comm }}{{ end }} wait for their GPUs"
+)
+_DIAGNOSE: Final = (
+    "railscope diagnose --prometheus URL"
+    f'{{{{ if ne $labels.comm "{UNKNOWN}" }}}} --comm {{{{ $labels.comm }}}}{{{{ end }}}}'
 )
 _MEAN_OF_COMM: Final = f"max by (cluster, comm) ({recorded.OPERATION_SECONDS.where(_OF_COMM)})"
 _MEAN_OF_RANK: Final = recorded.OPERATION_SECONDS.where("cluster='%s',instance='%s',comm='%s',rank='%s'")
@@ -139,9 +155,8 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         "kernel told it what happened.  One more scrape brings what all hosts say, and what was held up for a moment "
         "has gone on by then.",
         more_labels={"exported_job": _JOB},
-        summary=f"Communicator {{{{ $labels.comm }}}} is stalled{_CAUSE}{_CULPRIT}",
-        description=f"{_EVIDENCE}For the verdict on all hosts run: "
-        "railscope diagnose --prometheus URL --comm {{ $labels.comm }}",
+        summary=f"{_STALLED} is stalled{_CAUSE}{_CULPRIT}",
+        description=f"{_EVIDENCE}For the verdict on all hosts run: {_DIAGNOSE}",
         page="CollectiveStalled",
     )
     yield Alert(
@@ -160,9 +175,9 @@ def alerts(least: Thresholds) -> Iterator[Alert]:
         holds_for="1m",
         because="Where all ranks run long kernels, the first of them has often ended by then, and that ends the alert.",
         more_labels={"exported_job": _JOB},
-        summary=f"Processes of communicator {{{{ $labels.comm }}}} wait for their GPUs{_CAUSE}{_CULPRIT}",
+        summary=f"{_WAIT_FOR_GPUS}{_CAUSE}{_CULPRIT}",
         description=f"{_EVIDENCE}It is no fault where kernels are known to run so long. For the verdict on all hosts "
-        "run: railscope diagnose --prometheus URL --comm {{ $labels.comm }}",
+        f"run: {_DIAGNOSE}",
         page="CollectiveStalled",
     )
     yield Alert(

@@ -99,6 +99,8 @@ def _part(rate: float | None, one: RailView | GpuView) -> float | None:
     return None if rate is None or not one.speed_bytes_per_second else rate / one.speed_bytes_per_second
 
 
+_DUE: Final = "…"
+"""A share that is not known yet, and will be."""
 _TRAFFIC: Final[tuple[Column[Any], ...]] = (
     Column(
         "TRANSMIT/s",
@@ -187,12 +189,15 @@ RAIL_COLUMNS: Final[tuple[Column[RailView], ...]] = (
     Column("DEVICE", 11, lambda one: one.device, lambda one: one.device, amount=False),
     *_TRAFFIC,
     Column(
-        "EXPL", 5, lambda one: format_percent(one.transmit_explained_ratio), lambda one: one.transmit_explained_ratio
+        "EXPL",
+        5,
+        lambda one: _DUE if one.transmit_explained_due else format_percent(one.transmit_explained_ratio),
+        lambda one: one.transmit_explained_ratio,
     ),
     Column(
         "EXPL IN",
         7,
-        lambda one: format_percent(one.receive_explained_ratio),
+        lambda one: _DUE if one.receive_explained_due else format_percent(one.receive_explained_ratio),
         lambda one: one.receive_explained_ratio,
         from_width=100,
     ),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from railscope.agent.facts.bound import StepShares
+from railscope.agent.facts.causes import tier_of
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.rank_identity import RankIdentity
 from railscope.exporters.top.counter_delta import increase, increased_errors, per_second, ratio
@@ -86,6 +87,10 @@ class RailView:
     """A stall names it."""
     owners: tuple[tuple[str, float], ...] = ()
     """Parts of what it sent and received between the scrapes, by who moved it; the largest first."""
+    transmit_explained_due: bool = False
+    """It carries what collectives put on it, and not yet enough to compare: as a job begins, or keeps more operations
+    queued than have left (agent/node/attribution/explained.py)."""
+    receive_explained_due: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +142,7 @@ class NodeView:
     jobs: tuple[JobView, ...]
     """Of those whose steps are known; what has ended comes last."""
     stalls: tuple[ScrapedStall, ...]
-    """The longest first."""
+    """The best founded cause first, and of one the longest."""
     last_ended: ScrapedStall | None
     failing_collectors: tuple[str, ...]
     transfers: tuple[TransferView, ...] = ()
@@ -162,7 +167,7 @@ def make_node_view(before: NodeScrape | None, now: NodeScrape, first: NodeScrape
         gpus=make_gpu_views(compared, now, span, first or compared),
         ops=_ops(compared, now, span),
         jobs=_jobs(first, now),
-        stalls=tuple(sorted(now.stalls, key=lambda stall: -stall.seconds)),
+        stalls=tuple(sorted(now.stalls, key=_rank_of_stall)),
         last_ended=now.ended_stalls[-1] if now.ended_stalls else None,
         failing_collectors=now.failing_collectors,
         transfers=make_transfer_views(
@@ -176,6 +181,11 @@ def make_node_view(before: NodeScrape | None, now: NodeScrape, first: NodeScrape
             },
         ),
     )
+
+
+def _rank_of_stall(stall: ScrapedStall) -> tuple[int, bool, float]:
+    """Where several ends of a communicator stand, what one of them sees explains what the others only feel."""
+    return tier_of(stall.cause), stall.strength == "weak", -stall.seconds
 
 
 def _jobs(first: NodeScrape | None, now: NodeScrape) -> tuple[JobView, ...]:
@@ -373,6 +383,10 @@ def _rails(
                 past_errors=tuple(one for one in past_errors if one[0] not in shown),
                 blamed=(rail.rail, rail.netns) in blamed,
                 owners=_owners(old, rail),
+                transmit_explained_due=rail.transmit_explained_ratio is None
+                and bool(increase(old.transmit_expected_bytes if old else None, rail.transmit_expected_bytes)),
+                receive_explained_due=rail.receive_explained_ratio is None
+                and bool(increase(old.receive_expected_bytes if old else None, rail.receive_expected_bytes)),
             )
         )
     return tuple(views)

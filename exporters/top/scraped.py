@@ -106,6 +106,9 @@ class ScrapedRail:
     """What the device counts that is no mere context, by the counter's name; its queue's drops too."""
     bytes_by_owner: Mapping[str, float] = field(default_factory=dict)
     """Sent and received; empty: not told."""
+    transmit_expected_bytes: float | None = None
+    """That observed collectives should have put on it; None: not known, or not told."""
+    receive_expected_bytes: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +226,12 @@ _NAMES: Final = frozenset(
         *(catalogue.COMM_ARRIVAL_LAG_SECONDS, catalogue.COLLECTIVE_COMPLETED_PAYLOAD_BYTES),
         *(catalogue.COLLECTIVE_COMPLETED_BUS_BYTES, catalogue.COLLECTIVE_COMPLETED_SECONDS),
         *(catalogue.RAIL_INFO, catalogue.RAIL_UP, catalogue.RAIL_SPEED, catalogue.RAIL_TRANSMIT_BYTES),
-        *(catalogue.RAIL_RECEIVE_BYTES, catalogue.RAIL_EXPLAINED_RATIO, catalogue.RAIL_COUNTER),
+        *(
+            catalogue.RAIL_RECEIVE_BYTES,
+            catalogue.RAIL_EXPECTED_WIRE_BYTES,
+            catalogue.RAIL_EXPLAINED_RATIO,
+            catalogue.RAIL_COUNTER,
+        ),
         catalogue.RAIL_BYTES_BY_OWNER,
         catalogue.JOB_STEP_PART_SECONDS,
         *(catalogue.RAIL_QUEUE_DROPS, catalogue.COLLECTOR_SUCCESS, catalogue.GPU_INFO),
@@ -374,6 +382,8 @@ def _rails(samples: _Samples) -> dict[RailKey, ScrapedRail]:
     receive = samples.sum_by(catalogue.RAIL_RECEIVE_BYTES.name, *of_rail)
     explained_out = samples.sum_by(catalogue.RAIL_EXPLAINED_RATIO.name, *of_rail, direction="transmit")
     explained_in = samples.sum_by(catalogue.RAIL_EXPLAINED_RATIO.name, *of_rail, direction="receive")
+    expected_out = samples.sum_by(catalogue.RAIL_EXPECTED_WIRE_BYTES.name, *of_rail, direction="transmit")
+    expected_in = samples.sum_by(catalogue.RAIL_EXPECTED_WIRE_BYTES.name, *of_rail, direction="receive")
     errors: dict[tuple[str, ...], dict[str, float]] = {}
     for labels, value in samples.named(catalogue.RAIL_COUNTER.name):
         if labels.get("severity") != _CONTEXT:
@@ -399,6 +409,8 @@ def _rails(samples: _Samples) -> dict[RailKey, ScrapedRail]:
             receive_explained_ratio=explained_in.get(key),
             errors=errors.get(key, {}),
             bytes_by_owner=owners.get(key, {}),
+            transmit_expected_bytes=expected_out.get(key),
+            receive_expected_bytes=expected_in.get(key),
         )
     return rails
 

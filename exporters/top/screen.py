@@ -16,7 +16,8 @@ from rich.text import Text
 
 from railscope.agent.facts.bound import describe_bound_briefly
 from railscope.agent.facts.causes import OF_A_PROCESS
-from railscope.agent.facts.stall import rail_name
+from railscope.agent.facts.counted import format_count
+from railscope.agent.facts.stall import describe_operation, rail_name
 from railscope.exporters.top.columns import (
     GPU_COLUMNS,
     METER_WIDTH,
@@ -71,7 +72,7 @@ _HELP: Final = """\
  BEHIND  calls that another rank of this node has made, and this one has not
  TIME    from hand-over to the end, mean; LATE: time it keeps others waiting
  EXPL    wire bytes expected of collectives over port bytes (EXPL IN: received)
-         in the correlation window; –: too little traffic, just begun, unknown
+         in the correlation window; …: not yet, much is queued; –: unknown, too little
  ERRORS  +n grew just now, (n) since this program started; DOWN: no link
  CPU     processors that the rank's process kept busy, 100%: one
  STATE   stalled ranks first, then by CALLS/s, idle, ended (kept for a while)
@@ -178,14 +179,16 @@ def _summary(view: NodeView | None, status: Status) -> Text:
     # One whose last rank on this node is there has not ended.
     ended = {rank.identity.comm for rank in view.ranks} - communicators
     counts = [
-        *([_count(view.processes, "process", "es")] if view.processes is not None else []),
-        _count(len(communicators), "communicator"),
+        *([format_count(view.processes, "process", "es")] if view.processes is not None else []),
+        format_count(len(communicators), "communicator"),
         *([f"{len(ended):,} ended"] if ended else []),
-        _count(len(living), "rank"),
-        _count(len(view.rails), "rail"),
+        format_count(len(living), "rank"),
+        format_count(len(view.rails), "rail"),
     ]
     summary = Text(", ".join(counts) + ", ")
-    summary.append(_count(len(view.stalls), "stall") if view.stalls else "no stall", _BAD if view.stalls else "green")
+    summary.append(
+        format_count(len(view.stalls), "stall") if view.stalls else "no stall", _BAD if view.stalls else "green"
+    )
     if view.failing_collectors:
         summary.append(f"; not read: {printable(', '.join(view.failing_collectors))}", "yellow")
     return summary
@@ -200,12 +203,8 @@ def _job_lines(view: NodeView | None) -> list[Text]:
         bound = "" if job.shares is None else f", {describe_bound_briefly(job.shares)}"
         lines.append(Text(printable(f"{job.job or job.comm}: steps of {format_length(job.step_seconds)}{bound}")))
     if len(living) > _MOST_JOBS:
-        lines.append(Text(f"{_count(len(living) - _MOST_JOBS, 'more job')} with steps: --plain shows them"))
+        lines.append(Text(f"{format_count(len(living) - _MOST_JOBS, 'more job')} with steps: --plain shows them"))
     return lines
-
-
-def _count(number: int, noun: str, plural: str = "s") -> str:
-    return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
 def _footer(state: ViewState) -> Text:
@@ -383,16 +382,11 @@ def _stall_lines(view: NodeView, width: int) -> list[Text]:
 
 
 def _stall_words(stall: ScrapedStall, ranks: Sequence[RankView]) -> str:
-    if stall.library:
-        peer = f" to {stall.peer}" if stall.peer else ""
-        return (
-            f"{stall.cause}: {stall.op}{peer} of process {stall.pid} for {format_length(stall.seconds)}"
-            f"{_describe_process(stall)}{describe_blamed(stall, ranks)}"
-        )
     weak = ", weak evidence" if stall.strength == "weak" and stall.cause not in OF_A_PROCESS else ""
+    what = describe_operation(stall.op, stall.comm, f"{stall.rank}/{stall.nranks}", stall.pid or "", stall.peer)
     return (
-        f"{stall.cause}{weak}: {stall.op} of rank {stall.rank}/{stall.nranks} of {stall.comm} for "
-        f"{format_length(stall.seconds)}{_describe_process(stall)}{describe_blamed(stall, ranks)}"
+        f"{stall.cause}{weak}: {what} for {format_length(stall.seconds)}{_describe_process(stall)}"
+        f"{describe_blamed(stall, ranks)}"
     )
 
 

@@ -33,6 +33,7 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.hardware_evidence import (
     NO_HARDWARE_EVIDENCE,
     HardwareEvidence,
@@ -148,8 +149,8 @@ def _describe_pace(pace: RankPace, snapshot: Snapshot) -> SlowRankDocument:
     evidence = [
         f"the other ranks of this host wait for it for {pace.waited_ratio:.0%} of the time, "
         f"{pace.waited_seconds:.3g} s an operation",
-        f"they did so in {known.waited} of {known.stretches} stretches of some seconds, with "
-        f"{known.operations:,.0f} operations",
+        f"they did so in {known.waited} of {format_count(known.stretches, 'stretch', 'es')} of some seconds, with "
+        f"{format_count(round(known.operations), 'operation')}",
     ]
     if pace.seen == "calls":
         evidence.append("seen by calls, which it makes last: whether its GPU is late is not known")

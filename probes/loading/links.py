@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import Final
 
 from railscope.probes.loading.bpf_syscall import (
     BPF_TRACE_UPROBE_MULTI,
@@ -29,6 +29,8 @@ from railscope.probes.loading.bpf_syscall import (
 )
 
 _CLOSERS = 32
+_NO_PID: Final = 0xFFFFFFFF
+"""-1, as the kernel's attributes have it."""
 
 
 class AttachKind(Enum):
@@ -52,13 +54,18 @@ def supports_multi(program_fd: int, *, session: bool = False) -> bool:
     return True
 
 
-def tells_processes_apart(release: str) -> bool:
-    """Whether a kernel of this release (uname(2)) attaches to a process with uprobe_multi, and not to one thread of it.
+def tells_processes_apart(program_fd: int) -> bool:
+    """Whether the kernel attaches to a process with uprobe_multi, and not to one thread of it.
 
-    Right since 6.10: commit 46ba0e49b642, "bpf: fix multi-uprobe PID filtering logic".
+    `program_fd` was loaded for that attach type.  Tried as libbpf does (its probe_uprobe_multi_link): the commit that
+    put it right, 46ba0e49b642 of Linux 6.10, looks at the number of the process first, and finds -1 invalid (EINVAL);
+    others find that a folder is no file (EBADF).
     """
-    numbers = re.match(r"(\d+)\.(\d+)", release)
-    return numbers is not None and (int(numbers[1]), int(numbers[2])) >= (6, 10)
+    try:
+        os.close(link_uprobe_multi(program_fd, "/", [1], [0], pid=_NO_PID))
+    except KernelRefusal as refusal:
+        return refusal.errno == errno.EINVAL and supports_multi(program_fd)
+    return False
 
 
 def perf_uprobe_type(sysfs: Path = Path("/sys")) -> int:

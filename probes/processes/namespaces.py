@@ -141,6 +141,13 @@ def named_namespaces(folder: Path = Path("/run/netns")) -> Mapping[int, str]:
     return names
 
 
+def name_namespace(namespace: NetworkNamespace | None, names: Mapping[int, str]) -> str:
+    """How people call a network namespace, by `named_namespaces`; empty: the agent's own, or not known."""
+    if namespace is None or namespace.own:
+        return ""
+    return names.get(namespace.inode, f"net:[{namespace.inode}]")
+
+
 def run_inside(namespace: NetworkNamespace, function: Callable[[], Result]) -> Result:
     """Run a function in a thread that lives in the given network namespace; returns what it returns.
 

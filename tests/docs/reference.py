@@ -172,10 +172,13 @@ def _plain(text: str) -> str:
     return _typed(words_of(text))
 
 
+_OF_UNKNOWN: Final = re.compile(r'(eq|ne) \$labels\.\w+ "unknown"')
+
+
 def words_of(template: str) -> str:
     """An annotation with words in capitals where a firing alert has a label or a value; queries are left out.
 
-    Where a template asks whether a label is there, it is.
+    Where a template asks whether a label is there, it is, and where it asks whether it is known, it is known.
 
     Raises:
         ValueError: an action is none of those that annotations use.
@@ -191,12 +194,15 @@ def words_of(template: str) -> str:
         if action is None:
             glued = part[:1].isalnum() and said[-1:].isupper()
             said += f"{' ' * glued}{part}" if shown[-1] else ""
+        elif word == "if" and (compared := _OF_UNKNOWN.fullmatch(rest)):
+            shown.append(shown[-1] and compared[1] == "ne")
+            subjects.append(subjects[-1])
         elif word in ("if", "with"):
             asked = _placeholder(rest, subjects[-1])
             shown.append(shown[-1])
             subjects.append(asked if word == "with" else subjects[-1])
         elif word == "else" and len(shown) > 1:
-            shown[-1] = False
+            shown[-1] = shown[-2] and not shown[-1]
         elif word == "end" and len(shown) > 1:
             shown.pop()
             subjects.pop()

@@ -88,6 +88,7 @@ def test_a_disaggregated_inference_beside_the_job_is_counted_write_by_write_and_
     assert (told["pid"], told["op"], told["peer"]) == (pair["pid"], "Write", "decode-0")
     assert (told["operations"], told["payload_bytes"]) == (pair["operations"], pair["payload_bytes"])
     assert 0 < told["p50_seconds"] <= told["p99_seconds"]
+    assert told["server"] in {gpu["server"] for gpu in report["gpus"]}
 
 
 @with_nixl

@@ -154,6 +154,38 @@ def test_kustomize_makes_the_monitoring_of_the_chart() -> None:
         }
 
 
+def test_labels_of_the_monitoring_are_texts_whatever_they_look_like() -> None:
+    folder = REPOSITORY / "deploy/kustomize"
+    options = "--label on=off --label 1=2 --label null=~".replace("~", "yes").split()
+    subprocess.run([folder / "lay-monitoring", *options], check=True, capture_output=True, timeout=60)
+    made = yaml.safe_load((folder / "monitoring/kustomization.yaml").read_text())
+    assert made["labels"] == [{"pairs": {"on": "off", "1": "2", "null": "yes"}}]
+
+
+def test_pods_that_set_the_nodes_condition_have_the_right_to_do_that_and_no_other() -> None:
+    values = {"nodeCondition": {"enabled": True, "confidence": "medium"}}
+    assert not any("node-condition" in one["metadata"]["name"] for one in objects(ALL))
+    made = {one["kind"]: one for one in objects(values) if "node-condition" in one["metadata"]["name"]}
+    for version in KUBERNETES:
+        for one in made.values():
+            kubernetes_validate.validate(one, version, strict=True)
+    assert made["ClusterRole"]["rules"] == [{"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]}]
+    spec = made["DaemonSet"]["spec"]["template"]["spec"]
+    assert "hostPID" not in spec
+    (refresh,), (verdicts,) = spec["initContainers"], spec["containers"]
+    for container in (refresh, verdicts):
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert {one["name"]: one.get("value") for one in container["env"]}["RAILSCOPE_LEAST_CONFIDENCE"] == "medium"
+        assert all(mount["readOnly"] for mount in container["volumeMounts"])
+    assert "--confidence=medium" in verdicts["args"]
+    # Neither the service of the agents nor its monitor takes these pods for agents.
+    assert made["DaemonSet"]["spec"]["selector"] != only("DaemonSet")["spec"]["selector"]
+    action = made["ConfigMap"]["data"]["set-kubernetes-condition"]
+    assert action.strip() == (REPOSITORY / "deploy/actions/set-kubernetes-condition").read_text().strip()
+    with pytest.raises(helm.HelmError, match=r"nodeCondition needs hostPaths\.state"):
+        render(values | {"hostPaths": {"state": ""}})
+
+
 def test_each_capability_is_one_of_the_services_and_has_its_reason_beside_it() -> None:
     documented = (REPOSITORY / "deploy/README.md").read_text()
     lines = [line.strip() for line in render(ALL | {"extraCapabilities": []})["daemonset"].splitlines()]

@@ -61,7 +61,16 @@ def process_with(library: Path) -> Iterator[int]:
 
 def test_counting_works_here_and_is_exact() -> None:
     _, found = diagnose()
-    for check in ("bpf(2)", "ring buffer", "libbpf", "BPF objects", "probes", "mapping events", "stop signals"):
+    for check in (
+        "bpf(2)",
+        "ring buffer",
+        "attach cookies",
+        "libbpf",
+        "BPF objects",
+        "probes",
+        "mapping events",
+        "stop signals",
+    ):
         (finding,) = findings_of(found, check)
         assert finding["status"] == "ok", finding
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from railscope.agent.doctor.libraries import LeashedAttacher
-from railscope.probes.loading.links import AttachKind, tells_processes_apart
+from railscope.probes.loading.links import AttachKind
 from railscope.probes.nccl.abi import Op
 from railscope.probes.nccl.layouts.layout import Layouts
 from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms, ProgramSettings
@@ -20,12 +20,7 @@ from tests.fabric.agent_process import AgentProcess
 from tests.root.probe_targets import FLOAT32, Count, Target, all_reduce_only, attached, counted, target
 from tests.whole_host import observed_by_nobody_else
 
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.skipif(
-        not tells_processes_apart(os.uname().release), reason="this kernel attaches to threads, not to processes"
-    ),
-]
+pytestmark = pytest.mark.root
 
 NO_PROCESS = 2**22 - 1
 MODES = [EnqueueTime.SESSION, EnqueueTime.PAIR, EnqueueTime.OFF]
@@ -34,6 +29,11 @@ MODES = [EnqueueTime.SESSION, EnqueueTime.PAIR, EnqueueTime.OFF]
 @pytest.fixture(scope="module", autouse=True)
 def no_agent_of_another_test() -> Iterator[None]:
     with observed_by_nobody_else():
+        programs = NcclPrograms.load(ProgramSettings(enqueue_time=EnqueueTime.OFF, pids=(os.getpid(),)))
+        apart = programs.pids == (os.getpid(),)
+        programs.close()
+        if not apart and tuple(map(int, os.uname().release.split(".")[:2])) < (6, 10):
+            pytest.skip("this kernel attaches to threads, not to processes")
         yield
 
 

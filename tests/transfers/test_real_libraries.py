@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from railscope.agent.imports.hang_command import diagnose_files
 from railscope.testbed.hosts import Fabric, Host
 from railscope.testbed.transfers.inference import Inference, InferenceReport, KvWrites
 from railscope.testbed.transfers.library import GLOO, PERFTEST, REPOSITORY, WHEELS
@@ -51,19 +52,24 @@ def attached(agent: AgentProcess) -> set[str]:
 
 
 @with_nixl
-def test_what_nixl_moved_through_ucx_counts_once_and_a_peer_that_stops_is_named(hosts: tuple[Host, Host]) -> None:
+def test_what_nixl_moved_through_ucx_counts_once_and_a_peer_that_stops_is_named(
+    hosts: tuple[Host, Host], tmp_path: Path
+) -> None:
     requests = 30
     with ExitStack() as stack:
         inference = stack.enter_context(Inference(hosts, requests=requests, pause_s=0))
         inference.await_ready(60)
         prefill, decode = inference.processes["prefill-0"], inference.processes["decode-0"]
         pids = [word for pid in inference.pids for word in ("--pid", str(pid))]
-        agent = stack.enter_context(AgentProcess(*pids, "--stall.after", "3s", "--series.peers", "8"))
+        agent = stack.enter_context(
+            AgentProcess(*pids, "--stall.after", "3s", "--series.peers", "8", "--recordings.directory", str(tmp_path))
+        )
         agent.until(lambda: attached(agent) == {"ucx", "nixl"})
         os.kill(decode, signal.SIGSTOP)
         inference.release()
         agent.until(lambda: [one["cause"] for one in agent.stalls()] == ["process_stopped"])
         (stall,) = agent.stalls()
+        agent.until(lambda: any(tmp_path.glob("railscope-*.npz")))
         ((labels, age),) = agent.samples("railscope_transfer_inflight_seconds", library="nixl")
         os.kill(decode, signal.SIGCONT)
         inference.await_written(60)
@@ -76,6 +82,10 @@ def test_what_nixl_moved_through_ucx_counts_once_and_a_peer_that_stops_is_named(
     assert f"process {decode} is stopped" in stall["evidence"][0]
     assert stall["blamed_pid"] == decode
     assert any(hosts[1].addresses[0] in sentence for sentence in stall["evidence"])
+    (recorded,) = diagnose_files(list(tmp_path.glob("railscope-*.npz"))).findings
+    assert f"nixl Write of process {prefill} on " in recorded.headline
+    assert recorded.headline.endswith(f": the process at its other end (pid {decode}) is stopped.")
+    assert f"kill -CONT {decode}" in [step.command for step in recorded.next_steps]
     assert (labels["peer"], labels["pid"], age > 3) == ("decode-0", str(prefill), True)
     assert operations.pop(("nixl", "Write")) == completed["nixl", "Write"] == requests
     assert payload.pop(("nixl", "Write")) == requests << 20

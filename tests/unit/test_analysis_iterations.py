@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -121,6 +122,17 @@ def test_inference_with_random_requests_is_declined_with_a_reason(tmp_path: Path
     assert iterations == ()
     assert [one.row for one in unknown] == [9]
     assert "there is no period" in unknown[0].reason
+
+
+def test_calls_of_one_kind_are_counted_as_one(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path)
+    job.communicator("aa", (0, 1))
+    at, random = 0, Random(1)
+    for _ in range(200):
+        at += random.randrange(1, 1000) * MS
+        job.call("aa", 0, "AllReduce", 1 << 20, time_ns=BEGAN_NS + at)
+    (unknown,) = found_in(job)[2]
+    assert unknown.reason.startswith("The 200 calls of GPU 0 (1 kind of call) repeat neither in order")
 
 
 def test_without_calls_the_reason_is_said(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_calls_of_unknown_size_are_counted_and_said_but_have_no_size(job: JobDat
     assert find_sizes(counted) == (SizeUse("AllReduce", 8, 1),)
     (unknown,) = unknown_of_calls(counted)
     assert unknown.row == 2
-    assert unknown.reason.startswith("Of 1 calls the size is not known")
+    assert unknown.reason.startswith("Of 1 call the size is not known")
 
 
 def test_payload_of_calls_without_any_size_is_unknown_and_not_nothing(job: JobDataset) -> None:

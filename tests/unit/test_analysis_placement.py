@@ -158,7 +158,7 @@ def test_other_servers_can_be_assumed(tmp_path: Path) -> None:
 
 
 def test_servers_that_the_gpus_do_not_fill_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(PlacementError, match="8 GPUs do not fill servers of 3"):
+    with pytest.raises(PlacementError, match="8 GPUs cannot fill servers of 3"):
         placement_of(gpt_job(tmp_path, SMALL, default_mapping(SMALL), 4), PlaceRequest(3, 0.05, 1.0, None, None))
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from railscope.agent.analysis.facts import quantities
+from railscope.agent.facts.counted import format_count
 
 
 @pytest.mark.parametrize(
@@ -62,8 +63,13 @@ def test_rates_counts_and_moments() -> None:
     assert quantities.format_rate(None) == quantities.format_integer(None) == "–"
     assert quantities.format_integer(600_000) == "600,000"
     assert quantities.format_integer(2.5) == "2.5"
-    assert quantities.format_count(1, "GPU") == "1 GPU"
-    assert quantities.format_count(1024, "GPU") == "1,024 GPUs"
+    assert format_count(1, "GPU") == "1 GPU"
+    assert format_count(1024, "GPU") == "1,024 GPUs"
+    assert [format_count(number, "process", "es") for number in (0, 1, 2)] == [
+        "0 processes",
+        "1 process",
+        "2 processes",
+    ]
     assert quantities.format_time(0) == "1970-01-01 00:00:00 UTC"
     assert quantities.format_time(1e30) == "–"
 

@@ -254,7 +254,7 @@ def test_what_was_lost_is_said_with_its_nodes(tmp_path: Path) -> None:
 def test_a_communicator_with_ranks_that_were_not_recorded_is_said(tmp_path: Path) -> None:
     job = JobDataset(tmp_path, servers=(1, 1), silent_servers=frozenset({1}))
     job.communicator("all", (0, 1))
-    assert report_of(job.open()).losses == ("1 of 1 communicators have ranks that were not recorded.",)
+    assert report_of(job.open()).losses == ("1 of 1 communicator has ranks that were not recorded.",)
 
 
 def test_what_was_removed_to_keep_the_folder_small_is_said(tmp_path: Path) -> None:

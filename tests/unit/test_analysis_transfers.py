@@ -17,6 +17,7 @@ from railscope.agent.analysis.report.report import report_of
 from railscope.agent.analysis.report.report_json import as_json
 from railscope.agent.analysis.report.text import as_text
 from railscope.agent.analysis.report.words import describe_slow_pairs
+from railscope.agent.analysis.tables.gpus import find_gpus
 from railscope.agent.analysis.traffic.transfers import _compared, find_transfers
 from railscope.agent.facts.snapshot import Histogram
 from tests.unit.datasets import JobDataset
@@ -33,12 +34,31 @@ def pair(job: JobDataset, server: int, pid: int, peer: str | None, writes: int, 
     job.row(server, "transfers", pid=pid, peer=peer, **(row | others))
 
 
+def transfers_of(job: JobDataset) -> tuple[TransferUse, ...]:
+    dataset = job.open()
+    return find_transfers(dataset, find_gpus(dataset))
+
+
+def test_where_network_namespaces_are_servers_transfers_have_the_same_names_for_them(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, servers=(1,))
+    for number in range(2):
+        job.row(
+            0, "communicators", instance=number + 1, comm="aa", rank=number, nranks=2, node_rank=number,
+            pid=60 + number, netns=f"host{number}",
+        )  # fmt: skip
+    pair(job, 0, 70, "decode-0", 40, 0.004, netns="host1")
+    pair(job, 0, 71, "decode-0", 30, 0.004)
+    report = report_of(job.open())
+    assert [gpu.server for gpu in report.gpus] == ["node-0/host0", "node-0/host1"]
+    assert [use.server for use in report.transfers] == ["node-0/host1", "node-0"]
+
+
 def test_pairs_stand_by_bytes_with_their_durations_and_bandwidth(tmp_path: Path) -> None:
     job = JobDataset(tmp_path, servers=(1,))
     pair(job, 0, 70, "decode-0", 40, 0.004, completed=39, seconds=39 * 0.004)
     pair(job, 0, 71, "decode-1", 80, 0.005)
     pair(job, 0, 71, None, 9, 0.0, library="ucx", op="TagRecv", payload_bytes=None, completed=0, seconds=0.0)
-    most, less, receives = find_transfers(job.open())
+    most, less, receives = transfers_of(job)
     assert (most.server, most.pid, most.peer, most.operations) == ("node-0", 71, "decode-1", 80)
     assert most.bytes_per_second == pytest.approx(MIB / 0.005)
     assert less.mean_seconds == pytest.approx(0.004)

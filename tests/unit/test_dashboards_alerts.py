@@ -23,9 +23,11 @@ def test_what_grafana_cannot_ask_leaves_whole_sentences() -> None:
     (stalled,) = [one for one in rules_files.make_alerts() if one.name == "RailscopeCollectiveStalled"]
     told = {name: alerts.to_grafana_template(text) for name, text in stalled.annotations("").items()}
     assert told == {
-        "summary": "Communicator {{ $labels.comm }} is stalled",
+        "summary": '{{ if eq $labels.comm "unknown" }}A process of no known communicator{{ else }}Communicator '
+        "{{ $labels.comm }}{{ end }} is stalled",
         "description": (
-            "For the verdict on all hosts run: railscope diagnose --prometheus URL --comm {{ $labels.comm }}"
+            "For the verdict on all hosts run: railscope diagnose --prometheus URL"
+            '{{ if ne $labels.comm "unknown" }} --comm {{ $labels.comm }}{{ end }}'
         ),
     }
 

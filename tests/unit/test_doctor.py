@@ -14,8 +14,9 @@ import pytest
 from railscope.agent.config.options import Config
 from railscope.agent.config.rail_patterns import parse_rail_pattern
 from railscope.agent.doctor import command as doctor
+from railscope.agent.doctor import probes
 from railscope.agent.doctor.command import Examination, as_json_text, as_text, run_doctor
-from railscope.agent.doctor.findings import Finding, LibraryReport, RailReport, Status, run_guarded
+from railscope.agent.doctor.findings import Finding, LibraryReport, RailReport, Status, privilege_remedy, run_guarded
 from railscope.agent.doctor.host import (
     CAPABILITIES,
     check_devices,
@@ -30,6 +31,7 @@ from railscope.agent.doctor.rails import check_rails
 from railscope.probes.clock import SystemClock
 from railscope.probes.libraries.mmap_events import MmapEventsError
 from railscope.probes.loading import libbpf
+from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.libbpf import OBJECTS, LoadError
 from railscope.probes.loading.links import AttachKind
 from railscope.probes.nccl.programs.calls import EnqueueTime, ProgramSettings
@@ -61,18 +63,26 @@ def examination(*findings: Finding) -> Examination:
     return Examination("0.1.0", "6.12.0", findings, (LIBRARY,), (RAIL,))
 
 
+@pytest.mark.parametrize("release", ["5.14.0-503.11.1.el9_5.x86_64", "5.15.0-91-generic", "6.1.0-18-amd64", "strange"])
+def test_no_version_of_a_kernel_is_a_problem_as_distributions_backport(release: str) -> None:
+    assert statuses(check_kernel(release, "x86_64"))["kernel"] == "ok"
+
+
 @pytest.mark.parametrize(
-    ("release", "status"),
-    [
-        ("5.14.21-150500-default", "problem"),
-        ("5.15.0-91-generic", "ok"),
-        ("6.1.0-18-amd64", "ok"),
-        ("4.18.0-513.el8", "problem"),
-        ("strange", "note"),
-    ],
+    ("number", "remedy"), [(errno.EINVAL, "boot Linux 5.15 or newer"), (errno.EPERM, privilege_remedy())]
 )
-def test_kernels_before_5_15_are_a_problem(release: str, status: Status) -> None:
-    assert statuses(check_kernel(release, "x86_64"))["kernel"] == status
+def test_a_refused_helper_is_a_problem_of_the_kernel_and_a_refused_right_is_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int, remedy: str
+) -> None:
+    """Simulated: the kernel refuses every program."""
+
+    def refuse(_command: int, _attributes: bytes, what: str) -> int:
+        raise KernelRefusal(number, what)
+
+    monkeypatch.setattr(probes, "bpf", refuse)
+    found = {one.check: one for one in probes.check_probes(Config(), tmp_path)}
+    assert found["attach cookies"].status == "problem"
+    assert remedy in found["attach cookies"].remedy
 
 
 def test_a_processor_without_programs_is_a_problem_that_names_those_with() -> None:

@@ -190,7 +190,7 @@ def test_kernels_of_which_nothing_is_said_are_of_the_communicator_of_their_strea
     ]  # fmt: skip
     assert len(report.communicators) == 2
     (note,) = (note for note in result.imported.problems.notes if "4 of 20 communication kernels" in note)
-    assert "2 are assigned to communicators by their streams" in note
+    assert "assigned to communicators by their streams: 2" in note
 
 
 def custom(step: float, *names: str) -> list[Event]:

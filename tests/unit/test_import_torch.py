@@ -137,7 +137,7 @@ def test_kernels_of_old_traces_have_times_and_no_sizes(tmp_path: Path) -> None:
     (end,) = result.rows("communicators")
     assert (end["comm"], end["rank"], end["attributed"]) == (None, None, False)
     assert find_gpus(result.dataset).communicators == ()
-    (note,) = (note for note in result.imported.problems.notes if "1 of 1 communication kernels" in note)
+    (note,) = (note for note in result.imported.problems.notes if "1 of 1 communication kernel does not say" in note)
     assert "PyTorch" not in note
 
 

@@ -7,11 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from railscope.agent.facts.snapshot import NodeCollectives, OpTotal
+from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.snapshot import CommunicatorStall, NodeCollectives, OpTotal
+from railscope.agent.facts.stall import Diagnosis
+from railscope.exporters.top.columns import RAIL_COLUMNS
 from railscope.exporters.top.node_view import make_node_view
 from railscope.exporters.top.scraped import ScrapeError, parse_scrape
 from railscope.exporters.web.pages import render_communicators, render_stalls
-from tests.unit.exporters_snapshots import communicator, full_snapshot, rail, with_communicators
+from tests.unit.exporters_snapshots import communicator, full_snapshot, rail, stall, with_communicators
 from tests.unit.identities import named
 from tests.unit.nodes import MIB, exposition, healthy, later, scraped, view_of
 
@@ -134,20 +137,46 @@ def test_where_an_agent_came_late_ranks_compare_by_nccl_s_numbers_or_not_at_all(
     assert [rank.behind for rank in make_node_view(None, scraped(unknown)).ranks][:2] == [None, None]
 
 
+def test_what_is_due_is_told_from_what_is_not_known() -> None:
+    before = replace(healthy(), rails=(replace(rail(), transmit_explained_ratio=None, receive_explained_ratio=None),))
+    wire = (before.rails[0].transmit_wire_bytes or 0) + MIB
+    one = replace(later(before).rails[0], transmit_wire_bytes=wire, receive_wire_bytes=None)
+    now = replace(later(before), rails=(one,))
+    (shown,) = view_of(before, now).rails
+    assert (shown.transmit_explained_ratio, shown.receive_explained_ratio) == (None, None)
+    assert (shown.transmit_explained_due, shown.receive_explained_due) == (True, False)
+    texts = {column.title: column.text(shown) for column in RAIL_COLUMNS}
+    assert (texts["EXPL"], texts["EXPL IN"]) == ("…", "–")
+    still = replace(now, rails=(replace(now.rails[0], transmit_wire_bytes=before.rails[0].transmit_wire_bytes),))
+    assert not view_of(before, still).rails[0].transmit_explained_due
+
+
 def test_a_stall_marks_its_rank_and_the_rail_it_blames() -> None:
     snapshot = replace(full_snapshot(), rails=(rail(), rail("1", "rail1")))
     view = view_of(snapshot, later(snapshot))
     assert [rank.stall.cause if rank.stall else None for rank in view.ranks] == [None, "rail_down", None]
     assert [one.blamed for one in view.rails] == [False, True]
-    stall = view.stalls[0]
-    assert (stall.op, stall.rail, stall.device, stall.blamed_rank) == ("AllReduce", "1", "rail1", "")
-    assert stall.seconds == pytest.approx(4.5)
-    assert stall.evidence[:2] == (
+    shown = view.stalls[0]
+    assert (shown.op, shown.rail, shown.device, shown.blamed_rank) == ("AllReduce", "1", "rail1", "")
+    assert shown.seconds == pytest.approx(4.5)
+    assert shown.evidence[:2] == (
         "the link of rail 1 (rail1) is being recovered",
         "rail 1 (rail1) has no carrier or is switched off",
     )
     assert view.last_ended is not None
     assert view.last_ended.ended_seconds_ago == pytest.approx(3.5)
+
+
+def test_what_one_end_sees_stands_before_what_others_feel_of_it_however_long() -> None:
+    felt = replace(
+        stall(), instance=8, rank="0", since_ns=stall().since_ns - 1_000_000_000,
+        diagnosis=Diagnosis(Cause.RAIL_FILTERED, ("3 of 4 connections received no acknowledgement",), culprit=True),
+    )  # fmt: skip
+    snapshot = full_snapshot()
+    both = tuple(CommunicatorStall(one.comm, one.rank, one.diagnosis.cause, 1.0, one) for one in (felt, stall()))
+    view = make_node_view(None, scraped(replace(snapshot, stalls=replace(snapshot.stalls, lengths=both))))
+    assert [one.cause for one in view.stalls] == ["rail_down", "rail_filtered"]
+    assert view.stalls[0].seconds < view.stalls[1].seconds
 
 
 def test_the_operation_is_the_one_called_most_between_the_scrapes() -> None:

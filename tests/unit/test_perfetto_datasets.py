@@ -92,7 +92,7 @@ def test_unknown_clocks_prove_nothing_but_imported_numbers_compare(job: JobDatas
     )
     other.communicator("bb", (0, 1))
     other.collective("bb", "AllGather", 64)
-    assert "arrows join what ranks did for 1 operations" in traced(other, tmp_path)[1]
+    assert "arrows join what ranks did for 1 operation" in traced(other, tmp_path)[1]
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_the_description_says_what_is_in_it_and_what_is_not() -> None:
     text = text_of(recording())
     for part in (
         "60.0 s of gpu-01 until 2027-01-15 08:17:40.000 UTC (clock right within 3 ms), reason: stall, SIMULATED",
-        "stall: rail_down: rank 3 of 00c0ffee00c0ffee, AllReduce, since 2.5 s",
+        "stall: rail_down: AllReduce of rank 3 of 00c0ffee00c0ffee, since 2.5 s",
         "operations handed over and not complete at the end: 1",
         "lost by the kernel: 3 calls",
         "the first 12.0 s of calls were overwritten",

@@ -168,7 +168,7 @@ def changed(path: Path, *, header: Callable[[dict[str, Any]], object] = lambda _
     [
         (
             lambda header: header.update(version=FORMAT_VERSION + 1),
-            "format 5, this railscope reads format 4: read it with",
+            f"format {FORMAT_VERSION + 1}, this railscope reads format {FORMAT_VERSION}: read it with",
         ),
         (lambda header: header.update(format="other"), "this is not a railscope recording"),
         (lambda header: header.pop("host"), r"damaged: recording lacks fields, or has others \(host\)"),
@@ -301,7 +301,7 @@ def test_an_array_that_is_not_what_it_should_be_is_refused(tmp_path: Path, conte
 def test_other_records_are_another_version() -> None:
     """A change of a dtype makes old files unreadable: raise FORMAT_VERSION with it, and put the new digest here."""
     described = json.dumps({kind: dtype.descr for kind, dtype in KINDS.items()})
-    assert (FORMAT_VERSION, hashlib.sha256(described.encode()).hexdigest()[:16]) == (4, "c812de4a5548447b")
+    assert (FORMAT_VERSION, hashlib.sha256(described.encode()).hexdigest()[:16]) == (5, "c812de4a5548447b")
 
 
 def test_times_of_day_come_from_the_nearest_reading_of_the_clocks() -> None:

@@ -502,7 +502,7 @@ CASES: Final[dict[Cause, list[Case]]] = {
             "for another rank of this host, where ranks were counted from some call on only",
             with_peers((PEER, PROCESS)),
             replace(PAIR, comparable=False),
-            found={"evidence": (f"{RUNS[1:]}another rank of this host",)},
+            found={"evidence": (f"{RUNS[1:]}rank 4",)},
         ),
         Case("six more are elsewhere", with_peers((PEER, PROCESS))),
         *(

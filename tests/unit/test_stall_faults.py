@@ -300,7 +300,7 @@ def test_an_agent_that_came_late_names_the_rank_behind_by_the_numbers_of_nccl(se
     assert {stall.diagnosis.cause for stall in world.watch.current} == {Cause.RANK_BEHIND}
     assert {stall.diagnosis.blamed_rank for stall in world.watch.current} == {first.rank}
     assert {stall.diagnosis.evidence[0] for stall in world.watch.current} == {
-        f"rank {first.rank} is 1 call behind the other ranks of this host"
+        f"rank {first.rank} is 1 call behind rank {second.rank}"
     }
 
 

@@ -54,6 +54,24 @@ def test_many_stalls_of_one_tenant_leave_another_s_lines_and_are_summed_up(caplo
     assert not log.owes
 
 
+def test_what_is_of_no_known_communicator_is_its_process_s_when_it_begins_and_when_it_is_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = StallLog(SimulatedClock(), TENANTS.__getitem__)
+    nameless = replace(stall(), comm="unknown", rank="unknown", nranks="unknown", pid=GREEDY)
+    write = replace(nameless, op="nixl Write", library="nixl", peer="decode-0")
+    for one in (write, replace(nameless, op="cudaStreamSynchronize")):
+        log.begun(one)
+        log.ended(replace(one, ended_ns=one.since_ns + 3_000_000_000))
+    what = [line.partition(" does not complete: rail_down")[0] for line in caplog.messages]
+    assert what == [
+        "nixl Write to decode-0 of process 1",
+        "nixl Write to decode-0 of process 1 is over after 3.0 s (rail_down)",
+        "cudaStreamSynchronize of process 1",
+        "cudaStreamSynchronize of process 1 is over after 3.0 s (rail_down)",
+    ]
+
+
 def test_each_minute_has_lines_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
     clock = SimulatedClock()
     log = StallLog(clock, TENANTS.__getitem__)

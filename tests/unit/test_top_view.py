@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.rank_process import RankProcess
-from railscope.agent.facts.snapshot import CommunicatorFacts, NodeCollectives, Snapshot
+from railscope.agent.facts.snapshot import CommunicatorFacts, CommunicatorStall, NodeCollectives, Snapshot
 from railscope.exporters.top.columns import INITIAL_ORDERS, RAIL_COLUMNS
 from railscope.exporters.top.node_view import NodeView, make_node_view
 from railscope.exporters.top.plain import render_lines
@@ -23,6 +23,7 @@ from railscope.probes.processes.processes import ProcessIdentity
 from tests.unit.exporters_snapshots import (
     communicator,
     full_snapshot,
+    inside_call,
     large_snapshot,
     rail,
     stall,
@@ -193,6 +194,18 @@ def test_without_a_stall_it_says_so_and_tells_of_the_last_that_ended() -> None:
     assert "no stall" in lines[1]
     assert line_with(lines, "ended").startswith("ended 3.5s ago: rail_down: AllReduce of rank 1/2")
     assert not any("ended" in line for line in screen(moving(healthy())))
+
+
+def test_an_operation_of_no_known_communicator_is_its_process_s_also_after_its_end() -> None:
+    wait = replace(
+        inside_call(), comm="unknown", rank="unknown", nranks="unknown", op="cudaStreamSynchronize", pid=77,
+        ended_ns=8_000_000_000,
+    )  # fmt: skip
+    nameless = CommunicatorStall("unknown", "unknown", wait.diagnosis.cause, 1.0, None)
+    stalls = replace(full_snapshot().stalls, lengths=(nameless,), ended=(wait,))
+    text = " ".join(screen(moving(replace(full_snapshot(), stalls=stalls)), 200))
+    assert "ago: inside_call: cudaStreamSynchronize of process 77 for " in text
+    assert "unknown" not in text.partition("ago: ")[2].partition("for ")[0]
 
 
 def test_operations_show_size_and_both_bandwidths() -> None:

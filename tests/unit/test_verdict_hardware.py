@@ -93,7 +93,7 @@ CASES: Final = {
         Case(
             "many signs are counted",
             down().told(1, XID, ago=41).ill(1, "a", **DOWN).ill(1, "b", **DOWN).ill(1, "c", **DOWN),
-            says=(("first", XID), ("evidence", "=1 more signs of ill hardware on 1 host")),
+            says=(("first", XID), ("evidence", "=1 more sign of ill hardware on 1 host")),
             never=(("evidence", "=host1: c"),),
         ),
     ],

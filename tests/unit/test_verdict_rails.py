@@ -5,12 +5,13 @@ Fleets are made up: see fleets.  A cause about rails without a case is an error.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import pytest
 
 from railscope.agent.facts.causes import RAIL_CAUSES, Cause
-from tests.unit.fleets import SIZES, Case, checkpoint, of_cause, only, stall, waiting, waits
+from tests.unit.fleets import SIZES, Case, Fleets, checkpoint, of_cause, only, stall, waiting, waits
 
 ETH0: Final = {"rail": "0", "device": "eth0"}
 
@@ -136,6 +137,18 @@ CASES[Cause.RAIL_LOSSY] += [
         found={"hosts": ("host1", "host0")},
     ),
 ]
+
+
+def one_host_of_two() -> Fleets:
+    """Both ranks are on one host, each in a network namespace of its own, and each is slow."""
+    fleet = Fleets(1, ranks_per_host=2).communicator()
+    fleet.ranks = [
+        replace(rank, stall=stall("rail_slow", rail="0", device="eth0", netns=f"pod{at}", strength="weak"))
+        for at, rank in enumerate(fleet.ranks)
+    ]
+    return fleet
+
+
 CASES[Cause.RAIL_SLOW] += [
     Case(
         "of two ends the one with the queue is named",
@@ -195,10 +208,33 @@ CASES[Cause.RAIL_SLOW] += [
         says=(("evidence", "nothing is known"),),
     ),
     Case(
-        "weak where the stall is",
-        waiting().rank(1, stall=stall("rail_slow", device="eth0", strength="weak")),
-        says=(("headline", "weak"), ("evidence", "=host1 says rail_slow of rank 1 (weak evidence)")),
+        "weak where the stall is, and of more than two hosts the other end is not known",
+        waiting(4).rank(1, stall=stall("rail_slow", device="eth0", strength="weak")),
+        says=(
+            ("headline", "rail 0 (eth0) of host1 or its other end is slow (weak evidence)"),
+            ("evidence", "=host1 says rail_slow of rank 1 (weak evidence)"),
+        ),
         found={"strength": "weak"},
+    ),
+    Case(
+        "who says it alone and weakly, as at level counts, may mean the other end",
+        waiting().rank(1, stall=stall("rail_slow", strength="weak", **ETH0)),
+        says=(
+            ("headline", ": rail 0 between host1 (eth0) and host0 (eth0) is slow; at which end, or where between them"),
+            ("steps", "=host0: tc -s qdisc show dev eth0"),
+        ),
+        found={"hosts": ("host1", "host0"), "strength": "weak"},
+    ),
+    Case(
+        "the end with a queue is meant, whoever says it",
+        waiting().rank(1, stall=stall("rail_slow", strength="weak", **ETH0)).rail(0, 0, backlog_bytes=200_000.0),
+        says=(("headline", "rail 0 (eth0) of host0 is slow"),),
+        found={"hosts": ("host0", "host1")},
+    ),
+    Case(
+        "of two network namespaces of one host neither is named before the other",
+        one_host_of_two(),
+        says=(("headline", ": rail 0 between host0 (eth0 in pod0) and host0 (eth0 in pod1) is slow; at which end"),),
     ),
 ]
 

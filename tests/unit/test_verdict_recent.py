@@ -128,7 +128,8 @@ def test_what_ended_longer_ago_than_a_minute_is_no_stall_but_a_line(ago: float, 
 def test_that_a_stall_is_over_is_not_said_where_nobody_is_heard() -> None:
     fleets = going().was_stalled(ago=120.0, by=SLOW).lose_host(0)
     assert (
-        judged(fleets).headline == "No stall: no host calls the only communicator stalled; 1 of 2 agents do not answer."
+        judged(fleets).headline
+        == "No stall: no host calls the only communicator stalled; 1 of 2 agents does not answer."
     )
     verdict = judged(fleets.lose_host(1))
     assert not verdict.heard

@@ -82,7 +82,7 @@ CASES: Final = [
     Case(
         "silent hosts are told",
         Fleets(4).communicator().lose_host(2),
-        says=(("headline", "1 of 4 agents do not answer"), ("notes", "host2…")),
+        says=(("headline", "1 of 4 agents does not answer"), ("notes", "host2…")),
     ),
     Case("a clock is off", clock_off(-90.0), says=(("notes", "host0: its clock is 90 s behind the store's"),)),
     Case("a clock is hardly off", clock_off(-3.0), never=(("notes", ""),)),

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from railscope.agent.cluster.fleet.prometheus import Series
 from railscope.agent.cluster.verdict.dumps import make_dump_verdict
+from railscope.agent.cluster.verdict.finding import Finding
 from railscope.agent.cluster.verdict.words import make_verdict
+from railscope.agent.dataset.from_recording import convert_file
+from railscope.agent.facts import catalogue
 from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.clocks import ClockReading
+from railscope.agent.facts.stall import Diagnosis, Stall
+from railscope.agent.facts.transfers import NodeTransfers
 from railscope.agent.imports.dataset_hang import read_hang_dataset
 from railscope.agent.imports.facts import Problems
 from railscope.agent.imports.hang_command import diagnose_files
-from tests.unit.canned_store import CannedStore, agent, rank, read, stalled
+from railscope.agent.node.recorder.triggers import make_recorded_stall
+from railscope.agent.recording.file import write_recording
+from railscope.exporters.series.transfer_families import transfer_families
+from tests.unit import recordings
+from tests.unit.canned_store import NOW, CannedStore, agent, rank, read, stalled
 from tests.unit.datasets import BEGAN_NS, JobDataset
+from tests.unit.exporters_snapshots import stall
+from tests.unit.recordings import REALTIME_NS, SECOND_NS, recording
 
 METRIC = "railscope_transfer_stalled_seconds"
 HOST = "host0:9779"
+ENDED_NS = recordings.BEGAN_NS + 60 * SECOND_NS
 
 
 def stuck(
@@ -81,6 +99,55 @@ def test_a_transfer_whose_other_end_is_not_known_says_so() -> None:
     assert found.unknown
 
 
+def was_stuck(store: CannedStore, *, until: float, cause: str = "process_stopped", blamed: str = "90") -> None:
+    """As an agent showed it until so many seconds ago, for 30 s then."""
+    labels = {"instance": HOST, "cause": cause}
+    points = tuple((NOW - until - ago, 30.0 - ago) for ago in (2.0, 1.0, 0.0))
+    names = {"library": "nixl", "op": "Write", "pid": "70", "peer": "decode-0", "blamed_pid": blamed}
+    store.history.append(Series({**labels, **names, "__for__": METRIC}, points))
+    nameless = {**labels, "comm": "unknown", "rank": "unknown", "strength": "strong"}
+    store.history.append(Series({**nameless, "__for__": "railscope_comm_stall_info"}, points))
+    store.say("count(last_over_time(railscope_comm_stall_info))", 1)
+    store.say(f"countby(instance,cause)(last_over_time({METRIC}))", 1, **labels)
+
+
+def test_of_a_stuck_transfer_that_is_over_it_is_said_whose_it_was() -> None:
+    store = CannedStore()
+    agent(store, HOST)
+    was_stuck(store, until=100.0)
+    verdict = make_verdict(read(store))
+    assert not verdict.findings
+    (note,) = [note for note in verdict.notes if "nixl" in note]
+    assert re.fullmatch(
+        r"nixl Write of process 70 on host0 to decode-0 did not complete for 30 s, until \d\d:\d\d:\d\d UTC, 100 s "
+        r"ago: the process at its other end \(pid 90\) was stopped",
+        note,
+    )
+    assert not any("unknown" in note for note in verdict.notes)
+
+
+def test_of_a_stuck_transfer_whose_agent_is_gone_it_is_said_what_was_told_last() -> None:
+    store = CannedStore()
+    agent(store, HOST, scraped=NOW - 20.0, up=0)
+    was_stuck(store, until=20.0)
+    verdict = make_verdict(read(store))
+    assert not verdict.findings
+    (note,) = [note for note in verdict.notes if "nixl" in note]
+    assert " did not complete for 30 s, when host0 was last heard of at " in note
+    assert not any("unknown, 20" in note or "rank unknown" in note for note in verdict.notes)
+    assert not any("communicator unknown" in said for said in (verdict.headline, *verdict.notes))
+
+
+def test_a_transfer_that_is_stuck_is_not_told_of_as_over() -> None:
+    store = CannedStore()
+    agent(store, HOST)
+    was_stuck(store, until=0.5, cause="transfer_stuck", blamed="")
+    stuck(store, "70", 30.0, "process_stopped", blamed="90")
+    fleet = read(store)
+    assert len(fleet.stuck_transfers) == 1
+    assert fleet.past_transfers == ()
+
+
 def test_a_recording_of_a_stuck_transfer_is_a_finding_with_what_its_host_said(tmp_path: Path) -> None:
     job = JobDataset(tmp_path, servers=(1,))
     said = ["process 90 is stopped (state T)", "a nixl Write to decode-0 that process 70 began is not complete"]
@@ -95,6 +162,45 @@ def test_a_recording_of_a_stuck_transfer_is_a_finding_with_what_its_host_said(tm
     )
     assert found.evidence == tuple(f"node-0: {sentence}" for sentence in said)
     assert not any("{" in step.command or "/proc//" in step.command for step in found.next_steps)
+
+
+def live_finding(one: Stall) -> Finding:
+    """Of a stall as its host's metrics tell of it."""
+    store = CannedStore()
+    agent(store, HOST)
+    drafts = {draft.metric: draft for draft in transfer_families(NodeTransfers(), [one], ENDED_NS)}
+    metric = catalogue.TRANSFER_STALLED_SECONDS
+    for values, seconds in drafts[metric].samples:
+        store.say(METRIC, seconds, instance=HOST, **dict(zip(metric.labels, map(str, values), strict=True)))
+    (found,) = make_verdict(read(store)).findings
+    return found
+
+
+def conclusion(found: Finding) -> tuple[object, ...]:
+    return found.headline, found.cause, found.pids, found.hosts, found.next_steps, found.unknown
+
+
+@pytest.mark.parametrize("cause", [Cause.PROCESS_STOPPED, Cause.PROCESS_FROZEN, Cause.TRANSFER_STUCK])
+@pytest.mark.parametrize("blamed_pid", [None, 90])
+@pytest.mark.parametrize("peer", ["decode-0", ""])
+def test_recordings_say_of_a_stuck_transfer_what_the_live_verdict_says(
+    tmp_path: Path, cause: Cause, blamed_pid: int | None, peer: str
+) -> None:
+    said = () if not peer else ("a nixl Write that process 70 began is not complete",)
+    diagnosis = Diagnosis(cause, said, culprit=False, blamed_pid=blamed_pid)
+    one = replace(
+        stall(), comm="unknown", rank="unknown", nranks="unknown", pid=70, op="nixl Write", library="nixl", peer=peer,
+        diagnosis=diagnosis, since_ns=ENDED_NS - 34 * SECOND_NS, realtime_offset_ns=REALTIME_NS,
+    )  # fmt: skip
+    live = conclusion(live_finding(one))
+    told = make_recorded_stall(one, ClockReading(ENDED_NS, ENDED_NS + REALTIME_NS, 0))
+    host = replace(recording(), host="host0", communicators=(), stalls=(told,))
+    with (tmp_path / "stall.npz").open("wb") as file:
+        write_recording(file, host)
+    convert_file(tmp_path / "stall.npz", tmp_path / "dataset")
+    for path in (tmp_path / "stall.npz", tmp_path / "dataset"):
+        (found,) = diagnose_files([path]).findings
+        assert conclusion(found) == live
 
 
 def test_whatever_a_recording_puts_stuck_transfers_down_to_there_are_steps_without_gaps(tmp_path: Path) -> None:

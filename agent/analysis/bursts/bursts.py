@@ -33,6 +33,7 @@ from railscope.agent.analysis.tables.gpu_rows import OPERATIONS, read_series, ro
 from railscope.agent.analysis.tables.gpus import Gpus, find_gpus
 from railscope.agent.analysis.timing.iterations import communication_intervals, find_iterations, operation_intervals
 from railscope.agent.dataset.reader import Dataset
+from railscope.agent.facts.counted import format_count
 from railscope.agent.rhythm.intervals import BURST_GAP, Intervals
 from railscope.agent.rhythm.series import Integers
 
@@ -249,7 +250,7 @@ def _between_gaps(rhythm: Rhythm) -> str:
     if not rhythm.gaps:
         return ""
     return (
-        f", which have {rhythm.gaps} gap{'s' * (rhythm.gaps > 1)}: of the longest piece without any, "
+        f", which have {format_count(rhythm.gaps, 'gap')}: of the longest piece without any, "
         f"{rhythm.span_ns / 1e9:.3g} s"
     )
 

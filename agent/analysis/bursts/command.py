@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 from railscope.agent.analysis.facts.options import DEFAULT_MEMORY_BYTES, DUCKDB
 from railscope.agent.analysis.facts.quantities import UNKNOWN
 from railscope.agent.analysis.tables.missing import not_installed
+from railscope.agent.facts.counted import format_count
 from railscope.probes.printable import printable_lines
 
 if TYPE_CHECKING:
@@ -87,7 +88,11 @@ def _sends(one: Declined) -> str:
     """What is known without a period."""
     if one.duty_cycle is None:
         return ""
-    bursts = "" if one.bursts is None else f", in {one.bursts:,} bursts of {_mib(one.burst_bytes or 0)} (median)"
+    bursts = (
+        ""
+        if one.bursts is None
+        else f", in {format_count(one.bursts, 'burst')} of {_mib(one.burst_bytes or 0)} (median)"
+    )
     return f"; it sends {one.duty_cycle:.0%} of the time{bursts}"
 
 

@@ -30,6 +30,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from railscope.agent.facts.counted import format_count
 from railscope.agent.rhythm.intervals import BURST_GAP, Intervals, union
 from railscope.agent.rhythm.series import Integers
 
@@ -96,10 +97,10 @@ def find_rhythm(time_ns: Integers, total_bytes: Integers) -> Rhythm | Aperiodic 
     piece, gaps = _longest_piece(time_ns)
     time_ns, total_bytes = time_ns[piece], total_bytes[piece]
     if len(time_ns) < _LEAST_READINGS or time_ns[-1] <= time_ns[0]:
-        between = f" between {gaps} gap{'s' * (gaps > 1)}" if gaps else ""
+        between = f" between {format_count(gaps, 'gap')}" if gaps else ""
         every_s = float(np.median(np.diff(time_ns))) / 1e9 if len(time_ns) > 1 else 0.0
         needed = f": record at least {_LEAST_READINGS * every_s:.3g} s without a gap" if every_s > 0 else ""
-        return f"it was read {len(time_ns)} times{between}, and {_LEAST_READINGS} are needed{needed}"
+        return f"it was read {format_count(len(time_ns), 'time')}{between}, and {_LEAST_READINGS} are needed{needed}"
     moved = np.diff(total_bytes)
     # A total that falls began anew.
     moved = np.where(moved >= 0, moved, total_bytes[1:])
@@ -168,7 +169,7 @@ def find_rhythm(time_ns: Integers, total_bytes: Integers) -> Rhythm | Aperiodic 
 def _why_aperiodic(bursts: int, span_ns: int) -> str:
     if bursts == 1:
         return f"all its traffic passed in one burst of the {span_ns / 1e9:.3g} s recorded, and a period needs several"
-    seen = f"its {bursts} bursts in {span_ns / 1e9:.3g} s come at irregular intervals"
+    seen = f"its {format_count(bursts, 'burst')} in {span_ns / 1e9:.3g} s come at irregular intervals"
     if bursts >= _ENOUGH_BURSTS:
         return f"{seen}: its traffic is aperiodic"
     needed_s = span_ns / 1e9 * _ENOUGH_BURSTS / bursts

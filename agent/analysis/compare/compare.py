@@ -12,12 +12,13 @@ import numpy as np
 
 from railscope.agent.analysis.compare.figures import Compared, Kind, Side, Unit, Value, compare_values, median_values
 from railscope.agent.analysis.facts.options import STRONG, WEAK
-from railscope.agent.analysis.facts.quantities import format_bytes, format_count, format_size_class
+from railscope.agent.analysis.facts.quantities import format_bytes, format_size_class
 from railscope.agent.analysis.facts.report import Iteration
 from railscope.agent.analysis.pictures.pictures import ROLE_NAMES
 from railscope.agent.analysis.report.scaling import find_scaling, run_of, why_not_comparable, why_unlike
 from railscope.agent.analysis.report.words import owner_sums
 from railscope.agent.analysis.traffic.sizes import cdf
+from railscope.agent.facts.counted import format_count
 
 _WITHIN: Final = (
     "p is computed from the spread within the two recordings; a second start of the same job may differ by more.  "
@@ -104,7 +105,8 @@ def _scaling(first: Side, second: Side) -> tuple[list[Value], str]:
     reason = why_not_comparable(*runs)
     if reason:
         return [], (
-            f"There is no scaling factor: it is of one job on {runs[0].gpus:,} and on {runs[1].gpus:,} GPUs, and these "
+            f"There is no scaling factor: it is of one job on {runs[0].gpus:,} and on "
+            f"{format_count(runs[1].gpus, 'GPU')}, and these "
             f"are not comparable, since {reason}."
         )
     factors = ((WEAK, found[1].weak_factor), (STRONG, found[1].strong_factor))

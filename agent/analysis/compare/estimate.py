@@ -27,6 +27,7 @@ from railscope.agent.analysis.compare.figures import Compared, Side, Unit, Value
 from railscope.agent.analysis.facts.quantities import format_bytes
 from railscope.agent.analysis.pictures.pictures import ROLE_NAMES
 from railscope.agent.estimate.answer import Estimate
+from railscope.agent.facts.counted import format_count
 from railscope.agent.model.volumes import Volume, stage_volumes
 
 _ROLES: Final = {"tp": ("tp", "loss"), "pp": ("pp_send",), "dp": ("dp",), "embedding": ("embedding_sync",)}
@@ -47,7 +48,7 @@ def why_unlike(side: Side, estimate: Estimate) -> str:
     recorded, largest = len(report.gpus), max((use.nranks or 0 for use in report.communicators), default=0)
     whole = bool(report.communicators) and all(use.nranks == len(use.gpus) for use in report.communicators)
     if max(recorded, largest) > shape.ranks or (whole and recorded < shape.ranks):
-        return f"it has {max(recorded, largest):,} ranks, and the estimate is of {shape.ranks:,}"
+        return f"it has {format_count(max(recorded, largest), 'rank')}, and the estimate is of {shape.ranks:,}"
     found = report.composition.parallelism
     seen = None if found is None else (found.pipeline, found.tensor, found.data)
     told = (shape.pipeline, shape.tensor, shape.data)
@@ -100,8 +101,10 @@ def compare_with_estimate(side: Side, estimate: Estimate, name: str) -> Compared
     whole = len(side.report.gpus) == shape.ranks
     if not whole:
         caveats.append(
-            f"The estimate is of {shape.ranks} ranks, and {len(side.report.gpus)} GPUs were recorded: volumes and "
-            "pairs are not compared.  Record all of the job."
+            f"The estimate is of {format_count(shape.ranks, 'rank')}, and {format_count(len(side.report.gpus), 'GPU')} "
+            f"{'was' if len(side.report.gpus) == 1 else 'were'} recorded: volumes and pairs are not compared.  Record "
+            "all "
+            "of the job."
         )
     elif not side.has_calls:
         caveats.append("No call was recorded, so the job's traffic is unknown: volumes and pairs are not compared.")

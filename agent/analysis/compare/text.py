@@ -14,6 +14,7 @@ from railscope.agent.analysis.compare.significance import FEWEST
 from railscope.agent.analysis.facts import quantities
 from railscope.agent.analysis.facts.quantities import UNKNOWN
 from railscope.agent.analysis.report.measurements import BY_NUMBER
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.text_tables import format_table
 from railscope.probes.printable import printable_lines
 
@@ -117,7 +118,8 @@ def _prediction(compared: Compared) -> Iterator[str]:
     known = [figure for figure in compared.figures if figure.accuracy is not None]
     equal = [figure for figure in known if figure.a == figure.b]
     if equal:
-        yield f"{len(equal)} of {len(known)} figures are exactly as predicted."
+        are = "is" if len(equal) == 1 else "are"
+        yield f"{len(equal)} of {format_count(len(known), 'figure')} {are} exactly as predicted."
     for figure in known:
         if figure.row == 17 and figure.accuracy is not None:
             shown = _SHOWN[figure.unit]

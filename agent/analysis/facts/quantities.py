@@ -88,11 +88,6 @@ def format_digits(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def format_count(number: int, noun: str, plural: str = "s") -> str:
-    """A count as reports write it: `1 GPU`, `32 GPUs`; `plural` is what is added."""
-    return f"{number:,} {noun}{'' if number == 1 else plural}"
-
-
 def format_numbers(ascending: Sequence[int]) -> str:
     """Numbers of GPUs as reports write them: `0–7`, `0, 8, 16, 24`, `0, 2, 4, … 30`."""
     if len(ascending) > 2 and ascending[-1] - ascending[0] + 1 == len(ascending):

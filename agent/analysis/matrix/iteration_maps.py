@@ -15,7 +15,7 @@ from itertools import combinations
 from pathlib import Path
 
 from railscope.agent.analysis.facts.options import DEFAULT_MEMORY_BYTES, DUCKDB
-from railscope.agent.analysis.facts.quantities import format_bytes, format_count, format_seconds, format_share
+from railscope.agent.analysis.facts.quantities import format_bytes, format_seconds, format_share
 from railscope.agent.analysis.facts.report import GpuFacts, Iteration, Traffic
 from railscope.agent.analysis.matrix.compared_pairs import compared_pairs
 from railscope.agent.analysis.matrix.text import format_maps
@@ -28,6 +28,7 @@ from railscope.agent.analysis.timing.iterations import called_ns, find_iteration
 from railscope.agent.analysis.traffic.traffic import find_traffic
 from railscope.agent.config.file import ConfigError
 from railscope.agent.dataset.reader import Dataset, open_dataset
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.text_tables import format_table
 from railscope.probes.printable import printable_lines
 

@@ -31,6 +31,7 @@ from railscope.agent.analysis.timing.iterations import find_iterations
 from railscope.agent.analysis.traffic.traffic import find_traffic
 from railscope.agent.dataset.reader import Dataset, open_dataset
 from railscope.agent.estimate.answer import Estimate
+from railscope.agent.facts.counted import format_count
 from railscope.agent.model.shape import ShapeError
 from railscope.agent.model.traffic import Traffic as Prediction
 
@@ -165,13 +166,15 @@ def _gpu_of_rank(gpus: Sequence[GpuFacts], ranks: int) -> NDArray[np.int64]:
     if len(known) < len(gpus) or len(set(known)) < len(known):
         if len(gpus) != ranks:
             raise ShapeError(
-                f"the estimate is of {ranks} ranks, the recording of {len(gpus)} GPUs whose ranks in the job are not "
-                "known: give the shape of the job that was recorded, or record all of it"
+                f"the estimate is of {format_count(ranks, 'rank')}, the recording of {format_count(len(gpus), 'GPU')} "
+                "whose "
+                "place in the job is not known: give the shape of the job that was recorded, or record all of it"
             )
         return np.arange(ranks, dtype=np.int64)
     if known and max(known) >= ranks:
         raise ShapeError(
-            f"the estimate is of {ranks} ranks, and rank {max(known)} was recorded: give the shape of the job that was "
+            f"the estimate is of {format_count(ranks, 'rank')}, and rank {max(known)} was recorded: give the shape of "
+            "the job that was "
             "recorded"
         )
     found = np.full(ranks, -1, dtype=np.int64)

@@ -12,12 +12,13 @@ import json
 
 import numpy as np
 
-from railscope.agent.analysis.facts.quantities import format_bytes, format_count, format_share
+from railscope.agent.analysis.facts.quantities import format_bytes, format_share
 from railscope.agent.analysis.matrix.text import format_maps
 from railscope.agent.analysis.pictures.heat import HeatMap, draw_heat_map, heat_map
 from railscope.agent.analysis.pictures.parts import Picture
 from railscope.agent.estimate.answer import Estimate
 from railscope.agent.estimate.options import CUSTOM, DEFAULT
+from railscope.agent.facts.counted import format_count
 
 
 def predicted_heat(estimate: Estimate, most_cells: int = 256) -> HeatMap:

@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from railscope.agent.analysis.facts.quantities import UNKNOWN, format_bytes, format_count, format_share
+from railscope.agent.analysis.facts.quantities import UNKNOWN, format_bytes, format_share
 from railscope.agent.analysis.matrix.compared_pairs import PairBytes
 from railscope.agent.analysis.matrix.matrix import Comparison, Matrix
 from railscope.agent.analysis.pictures.heat import (
@@ -26,6 +26,7 @@ from railscope.agent.analysis.pictures.heat import (
 )
 from railscope.agent.analysis.pictures.parts import Picture, join_horizontally
 from railscope.agent.analysis.report.report_json import column_parts
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.text_tables import format_table
 from railscope.probes.printable import printable_lines
 

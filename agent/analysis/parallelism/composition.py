@@ -22,6 +22,7 @@ from railscope.agent.analysis.tables.calls import CountedCalls, count_calls
 from railscope.agent.analysis.tables.gpus import Gpus
 from railscope.agent.analysis.tables.grouping import sum_by_group
 from railscope.agent.dataset.reader import Dataset
+from railscope.agent.facts.counted import format_count
 
 _ROW = 7
 
@@ -96,6 +97,7 @@ def _unknown(counted: CountedCalls, groups: Groups) -> Iterable[Unknown]:
     if silent and shape is not None:
         yield Unknown(
             _ROW,
-            f"{len(silent)} communicators, the largest of {silent[0].size} ranks, match no known kind of parallelism: "
-            "see their operations in the table of communicators.",
+            f"{format_count(len(silent), 'communicator')}, the largest of {format_count(silent[0].size, 'rank')}, "
+            f"{'matches' if len(silent) == 1 else 'match'} no known kind of parallelism: see the operations in the "
+            "table of communicators.",
         )

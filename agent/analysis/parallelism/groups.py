@@ -32,7 +32,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from railscope.agent.analysis.facts.quantities import format_count
 from railscope.agent.analysis.facts.report import Parallelism
 from railscope.agent.analysis.parallelism.group_evidence import CommEvidence, find_evidence
 from railscope.agent.analysis.parallelism.pipelines import (
@@ -45,6 +44,7 @@ from railscope.agent.analysis.parallelism.pipelines import (
 )
 from railscope.agent.analysis.tables.calls import CountedCalls
 from railscope.agent.analysis.tables.gpus import Gpus
+from railscope.agent.facts.counted import format_count
 
 _WORDS: Final = (
     ("embedding", ("embedding", "embd", "position_embedding")),

@@ -21,6 +21,7 @@ from railscope.agent.analysis.facts import quantities
 from railscope.agent.analysis.facts.fact_columns import chunk_slices
 from railscope.agent.analysis.facts.report import Traffic
 from railscope.agent.analysis.pictures.parts import HEAT_LEVELS, Box, Cells, Line, Part, Picture, Words, text_width
+from railscope.agent.facts.counted import format_count
 
 MOST_CELLS: Final = 256
 """Squares on a side."""
@@ -110,7 +111,7 @@ def draw_heat_map(heat: HeatMap, title: str, limits: tuple[int, int] | None = No
     if heat.note:
         parts.append(Words(left, height - 2, heat.note, paint="muted", points=11))
         height += 8
-    return Picture(width, height, f"{title}: heat map of {quantities.format_count(heat.gpus, 'GPU')}", tuple(parts))
+    return Picture(width, height, f"{title}: heat map of {format_count(heat.gpus, 'GPU')}", tuple(parts))
 
 
 def byte_limits(heats: Sequence[HeatMap]) -> tuple[int, int]:

@@ -39,6 +39,7 @@ from railscope.agent.analysis.pictures.axes import (
 from railscope.agent.analysis.pictures.charts import WIDTH, Bar, Piece, Series, line_chart, stacked_bars
 from railscope.agent.analysis.pictures.parts import SERIES, Box, Line, Part, Picture, Words, text_width
 from railscope.agent.analysis.traffic.sizes import cumulative_shares
+from railscope.agent.facts.counted import format_count
 
 _MOST_POINTS: Final = 360
 """Columns of a picture over time; more iterations are put together."""
@@ -80,10 +81,12 @@ def size_cdf(sizes: Sizes) -> Picture | None:
             points += [(float(max(size, 1)), last), (float(max(size, 1)), part)]
             last = part
         points.append((high, 1.0))
-        alike.setdefault(tuple(points), []).append(f"{_short(op)} ({int(by_op[op][1].sum()):,} calls)")
+        alike.setdefault(tuple(points), []).append(f"{_short(op)} ({format_count(int(by_op[op][1].sum()), 'call')})")
     series = [Series(" and ".join(names), f"series{place}", line) for place, (line, names) in enumerate(alike.items())]
     left_out = len(by_op) - len(ops)
-    title = "Calls by size, cumulative" + (f" (without {left_out} rarer operations)" if left_out else "")
+    title = "Calls by size, cumulative" + (
+        f" (without {format_count(left_out, 'rarer operation')})" if left_out else ""
+    )
     return line_chart(
         title, series, _size_axis(low, high, "payload of a call"), _share_axis("calls of at most this size")
     )
@@ -200,7 +203,8 @@ def latency_ranges(rows: Sequence[LatencyRow]) -> Picture | None:
             scale.pixel_of(value) for value in (row.p50_seconds, row.p90_seconds, row.p99_seconds, row.max_seconds)
         )
         words = (
-            f"{label}: {row.count:,} operations, median {quantities.format_seconds(row.p50_seconds)}, 90 % within "
+            f"{label}: {format_count(row.count, 'operation')}, median {quantities.format_seconds(row.p50_seconds)}, 90 "
+            "% within "
             f"{quantities.format_seconds(row.p90_seconds)}, 99 % within {quantities.format_seconds(row.p99_seconds)}, "
             "longest "
             f"{quantities.format_seconds(row.max_seconds)}"

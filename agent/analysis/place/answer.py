@@ -19,6 +19,7 @@ from railscope.agent.analysis.tables.leaf_map import LeafMap
 from railscope.agent.analysis.traffic.gpu_rails import Link, Rails, find_rails, links_of_servers
 from railscope.agent.analysis.traffic.traffic import find_traffic
 from railscope.agent.dataset.reader import Dataset
+from railscope.agent.facts.counted import format_count
 
 
 class PlacementError(ValueError):
@@ -169,7 +170,9 @@ def _places(gpus: Sequence[GpuFacts], asked: int | None, told: Rails) -> tuple[i
     sizes = sorted({len(members) for members in servers.values()})
     if asked is not None and sizes != [asked]:
         if len(gpus) % asked:
-            raise PlacementError(f"{len(gpus)} GPUs do not fill servers of {asked}: choose a divisor of {len(gpus)}")
+            raise PlacementError(
+                f"{format_count(len(gpus), 'GPU')} cannot fill servers of {asked}: choose a divisor of {len(gpus)}"
+            )
         return asked, tuple(range(len(gpus)))
     if len(sizes) > 1:
         raise PlacementError(

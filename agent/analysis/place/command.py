@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any, Final, TextIO
 
 from railscope.agent.analysis.tables.missing import not_installed
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.text_tables import format_table
 
 FINE: Final = 0
@@ -95,7 +96,8 @@ def as_text(answer: Any, top: int) -> Iterator[str]:
     for doubt in answer.doubts:
         yield from _wrapped(f"Ambiguous: {doubt}.")
     yield ""
-    yield f"Mappings to servers of {answer.gpus_per_server} GPUs, the best first; bytes of the whole recording:"
+    servers = f"servers of {format_count(answer.gpus_per_server, 'GPU')}"
+    yield f"Mappings to {servers}, the best first; bytes of the whole recording:"
     shown = _select_mappings(answer, top)
     rows = [
         (
@@ -147,14 +149,16 @@ def _links_text(links: Any, leaves: Any) -> Iterator[str]:
     from railscope.agent.analysis.facts.quantities import format_bytes, format_share
 
     yield (
-        f"Links: {links.removable} of {len(links.links)} rail links could go while the spine stays, and an iteration "
+        f"Links: {links.removable} of {format_count(len(links.links), 'rail link')} could go while the spine stays, "
+        "and an iteration "
         f"would grow by {format_share(links.inflation)} (allowed: {format_share(links.epsilon)})."
     )
     if links.removable_without_spine is None:
         yield "  The spine is needed."
     else:
         yield (
-            f"  All spine links could go together with {links.removable_without_spine} rail links (growth "
+            f"  All spine links could go together with {format_count(links.removable_without_spine, 'rail link')} "
+            "(growth "
             f"{format_share(links.inflation_without_spine)}); between leaves go {format_bytes(links.spine_bytes)} now."
         )
     told = leaves is not None and not leaves.assumption

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from itertools import islice, pairwise
 from typing import Final
 
-from railscope.agent.analysis.facts.quantities import UNKNOWN, format_bytes, format_count
+from railscope.agent.analysis.facts.quantities import UNKNOWN, format_bytes
 from railscope.agent.analysis.facts.report import CommunicatorUse, PeerLink
 from railscope.agent.analysis.parallelism.groups import EP, PP
+from railscope.agent.facts.counted import format_count
 
 _DIRECT: Final = frozenset({"Send", "Recv"})
 _MOST_STAGES: Final = 8

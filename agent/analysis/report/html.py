@@ -14,7 +14,6 @@ from typing import Final
 from railscope.agent.analysis.facts.quantities import (
     UNKNOWN,
     format_bytes,
-    format_count,
     format_seconds,
     format_share,
     format_time,
@@ -30,6 +29,7 @@ from railscope.agent.analysis.report.picture_files import PICTURES
 from railscope.agent.analysis.report.report import has_times
 from railscope.agent.analysis.report.words import summarise, unknown_by_reason
 from railscope.agent.config.file import ConfigError
+from railscope.agent.facts.counted import format_count
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from railscope.agent.analysis.report.words import (
     scaling_rows,
     transfer_table,
 )
+from railscope.agent.facts.counted import format_count
 
 _MOST: Final = 12
 
@@ -184,7 +185,11 @@ def iterations(report: Report) -> list[Element]:
         return []
     periods = [one.period_seconds for one in all_of_them]
     rows = [
-        ("iterations", format_integer(regularity.iterations), f"{regularity.calls_per_iteration:,} calls each"),
+        (
+            "iterations",
+            format_integer(regularity.iterations),
+            f"{format_count(regularity.calls_per_iteration, 'call')} each",
+        ),
         ("period", format_seconds(regularity.period_seconds), f"median; {_range(periods)}"),
         ("spread of periods", format_share(regularity.spread), "(75th − 25th percentile) / median"),
         ("duty cycle", format_share(regularity.duty_cycle), "of the time operations were under way"),

@@ -26,6 +26,7 @@ from railscope.agent.analysis.tables.gpus import Gpus, find_gpus, is_unnamed
 from railscope.agent.dataset.files import DatasetError
 from railscope.agent.dataset.reader import Dataset
 from railscope.agent.facts.communicator_names import describe_ambiguity, matches_prefix
+from railscope.agent.facts.counted import format_count
 
 _MOST_NAMED: Final = 2
 _COMM_LENGTH: Final = 16
@@ -190,7 +191,7 @@ def describe_shared_rails(gpus: Gpus) -> str:
     count = sum(servers[server] for server in shared)
     where = shared[0] if len(shared) == 1 else f"{len(shared):,} of its servers"
     return (
-        f"The rails' port bytes do not belong to this job alone: {count:,} GPU{'s' * (count != 1)} of other jobs "
+        f"The rails' port bytes do not belong to this job alone: {format_count(count, 'GPU')} of other jobs "
         f"{'are' if count != 1 else 'is'} on {where}, and a port counts the traffic of all jobs."
     )
 

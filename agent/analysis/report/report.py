@@ -44,6 +44,7 @@ from railscope.agent.analysis.traffic.sizes import find_sizes
 from railscope.agent.analysis.traffic.traffic import find_traffic
 from railscope.agent.analysis.traffic.transfers import find_transfers
 from railscope.agent.dataset.reader import Dataset, open_dataset
+from railscope.agent.facts.counted import format_count
 
 _NS: Final = 1e9
 _APART: Final = 0.1
@@ -181,7 +182,7 @@ def report_of(dataset: Dataset, leaf_map: LeafMap | None = None, gpus: Gpus | No
         waiting=find_waiting(dataset, gpus) if course.regularity is not None else None,
         rails=rails,
         owners=owners,
-        transfers=find_transfers(dataset),
+        transfers=find_transfers(dataset, gpus),
         unknown=_in_order(
             [
                 *unknown_of_calls(counted),
@@ -254,7 +255,8 @@ def _losses(recordings: Sequence[dict[str, Any]], gpus: Gpus, several_jobs: str)
             yield f"Whether {what} were lost is not known of {_some(unsure)}."
     partial = [one for one in gpus.communicators if not one.complete]
     if partial:
-        yield f"{len(partial):,} of {len(gpus.communicators):,} communicators have ranks that were not recorded."
+        of = format_count(len(gpus.communicators), "communicator")
+        yield f"{len(partial):,} of {of} {'has' if len(partial) == 1 else 'have'} ranks that were not recorded."
     twice = gpus.twice_held_ranks()
     if twice:
         named = _some([f"rank {rank} of {comm}" for comm, rank in twice])

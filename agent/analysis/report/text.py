@@ -14,7 +14,6 @@ from railscope.agent.analysis.facts.fact_columns import SizeUse
 from railscope.agent.analysis.facts.quantities import (
     UNKNOWN,
     format_bytes,
-    format_count,
     format_digits,
     format_integer,
     format_numbers,
@@ -42,6 +41,7 @@ from railscope.agent.analysis.report.words import (
     unknown_by_reason,
 )
 from railscope.agent.analysis.traffic.sizes import cdf
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.text_tables import format_table
 from railscope.probes.printable import printable_lines
 

@@ -13,7 +13,6 @@ from railscope.agent.analysis.facts.options import STRONG, WEAK
 from railscope.agent.analysis.facts.quantities import (
     UNKNOWN,
     format_bytes,
-    format_count,
     format_digits,
     format_integer,
     format_rate,
@@ -27,6 +26,7 @@ from railscope.agent.analysis.report.measurements import BY_NUMBER
 from railscope.agent.analysis.report.report import has_times
 from railscope.agent.analysis.timing.overlap import NETWORK_ONLY
 from railscope.agent.facts.bound import StepShares, describe_bound
+from railscope.agent.facts.counted import format_count
 
 _MOST_PAIRS: Final = 3
 """Of transfers, that sentences tell of."""
@@ -71,9 +71,9 @@ def describe_even_iterations(report: Report) -> str:
     alike = [one.total_bytes for _, one in found if not one.max_minus_min_bytes]
     if not alike:
         return ""
-    of = "" if len(alike) == len(found) else f" of {format_integer(len(found))}"
+    of = "" if len(alike) == len(found) else f"{format_integer(len(alike))} of "
     return (
-        f"In {format_integer(len(alike))}{of} iteration{'' if len(found) == 1 else 's'} every pair sent as much as any "
+        f"In {of}{format_count(len(found), 'iteration')} every pair sent as much as any "
         "other: "
         f"{format_bytes(median(alike))} in all{' (median)' if len(alike) > 1 else ''}."
     )
@@ -186,7 +186,8 @@ def describe_slow_pairs(report: Report) -> Iterator[str]:
             f"{format_seconds(use.mean_seconds)} on average, 99 % within {format_seconds(use.p99_seconds)}."
         )
     if len(slow) > _MOST_PAIRS:
-        yield f"{format_integer(len(slow) - _MOST_PAIRS)} more pairs are slow."
+        more = len(slow) - _MOST_PAIRS
+        yield f"{format_count(more, 'more pair')} {'is' if more == 1 else 'are'} slow."
 
 
 def _all_to_alls(report: Report) -> list[tuple[float, NonUniformity]]:
@@ -338,9 +339,9 @@ def _time(report: Report) -> Iterator[str]:
     yield (
         f"{format_count(regularity.iterations, 'iteration')} of {format_seconds(regularity.period_seconds)} (median) "
         "were seen; "
-        f"{format_share(regularity.recurrence)} of them make the same {format_integer(regularity.calls_per_iteration)} "
-        "calls in the "
-        "same order."
+        f"{format_share(regularity.recurrence)} of them make the same "
+        f"{format_count(regularity.calls_per_iteration, 'call')} "
+        "in the same order."
     )
     ratio = median_of(one.comm_ratio for one in report.iterations)
     alone = median_of(one.non_overlapped_ratio for one in report.iterations)

@@ -72,6 +72,8 @@ class Gpus:
     """Of the ends whose rank is known."""
     others: tuple[GpuFacts, ...] = ()
     """GPUs of other jobs, which were left out; empty: all that were recorded are here."""
+    nodes_of_several: frozenset[str] = frozenset()
+    """Nodes whose network namespaces are servers."""
 
     def select_job(self, numbers: Collection[int]) -> Gpus:
         """These GPUs alone, which no communicator connects with others; their numbers stay."""
@@ -92,6 +94,7 @@ class Gpus:
             },
             rank_of={end: rank for end, rank in self.rank_of.items() if end in gpu_of},
             others=tuple(gpu for gpu in self.gpus if gpu.number not in places),
+            nodes_of_several=self.nodes_of_several,
         )
 
     def connected_groups(self) -> tuple[frozenset[int], ...]:
@@ -183,7 +186,7 @@ def find_gpus(dataset: Dataset) -> Gpus:
     gpus = [
         GpuFacts(
             number=numbers[owner],
-            server=f"{owner[0]}/{owner[1]}" if owner[0] in several and owner[1] else owner[0],
+            server=name_server(owner[0], owner[1], several),
             pid=owner[2],
             gpu=owner[3],
             world_rank=owner[4],
@@ -204,7 +207,13 @@ def find_gpus(dataset: Dataset) -> Gpus:
         gpu_of={end.instance: numbers[end.owner] for end in ends},
         communicator_of={end.instance: communicators[end.comm] for end in ends if end.attributed},
         rank_of={end.instance: end.rank for end in ends if end.rank is not None},
+        nodes_of_several=frozenset(several),
     )
+
+
+def name_server(node: str, netns: str, nodes_of_several: Collection[str]) -> str:
+    """The server of a process: its node, with its network namespace where that is one of the node's several servers."""
+    return f"{node}/{netns}" if node in nodes_of_several and netns else node
 
 
 def _complete(ends: list[_End]) -> list[_End]:

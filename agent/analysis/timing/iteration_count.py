@@ -18,6 +18,7 @@ from railscope.agent.analysis.tables.calls import CountedCalls, count_calls
 from railscope.agent.analysis.tables.gpus import Gpus
 from railscope.agent.analysis.timing.iterations import called_ns
 from railscope.agent.dataset.reader import Dataset
+from railscope.agent.facts.counted import format_count
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +59,10 @@ def count_iterations(
     return CountedIterations(
         len(iterations),
         complete,
-        f"{left_out:,} of {counted.total_calls:,} calls lie before or after the {len(iterations):,} complete "
-        "iterations that were found, and are not in figures by iteration.",
+        f"{left_out:,} of {format_count(counted.total_calls, 'call')} "
+        f"{'lies' if left_out == 1 else 'lie'} before or after the "
+        f"{format_count(len(iterations), 'complete iteration')} "
+        f"that {'was' if len(iterations) == 1 else 'were'} found, and {'is' if left_out == 1 else 'are'} not in "
+        "figures "
+        "by iteration.",
     )

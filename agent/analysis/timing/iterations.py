@@ -41,6 +41,7 @@ from railscope.agent.analysis.tables.gpu_rows import (
 from railscope.agent.analysis.tables.gpus import Gpus
 from railscope.agent.analysis.timing.computation import add_computation, find_suspects
 from railscope.agent.dataset.reader import Dataset
+from railscope.agent.facts.counted import format_count
 from railscope.agent.rhythm.intervals import BURST_GAP, Intervals, union
 from railscope.agent.rhythm.repetition import Repetition, find_most_frequent, find_repetition, relative_spread
 from railscope.agent.rhythm.series import CallSeries, Integers
@@ -209,9 +210,12 @@ def _basis(repetition: Repetition, table: str, *, computing: bool) -> str:
 
 def _declined(series: CallSeries, gpu: int, table: str) -> str:
     kinds, symbols = (int(numbers.max()) + 1 for numbers in (series.kind, series.symbol))
-    what, kind = ("communication kernels", "kernel") if table == KERNELS else ("calls", "call")
+    what, kind = ("communication kernel", "kernel") if table == KERNELS else ("call", "call")
+    with_sizes = f", {symbols:,} with their sizes" if symbols != kinds else ""
+    many = len(series)
     return (
-        f"The {len(series):,} {what} of GPU {gpu} ({kinds} kinds of {kind}, {symbols:,} with their sizes) repeat "
+        f"The {many if many != 1 else 'only'} {what}{'s' * (many != 1)} of GPU {gpu} "
+        f"({format_count(kinds, 'kind')} of {kind}{with_sizes}) {'repeat' if many != 1 else 'repeats'} "
         "neither in order nor regularly in time, as with requests at random times: there is no period. For a job with "
         "iterations, record at least three of them."
     )

@@ -22,6 +22,7 @@ from railscope.agent.analysis.facts.report import Anomaly, Latency, LatencyRow, 
 from railscope.agent.analysis.tables.gpus import Gpus
 from railscope.agent.analysis.tables.size_classes import SizeClasses, find_size_classes
 from railscope.agent.dataset.reader import Dataset
+from railscope.agent.facts.counted import format_count
 
 TIMES_OF_MEDIAN: Final = 10
 FLOOR_NS: Final = 1_000_000
@@ -56,8 +57,9 @@ def find_latency(
         return latency, (
             Unknown(
                 6,
-                f"Whether {alone:,} operations of unknown kind or size took longer than usual is unknown, as there is "
-                "nothing to compare them with.",
+                f"Whether {format_count(alone, 'operation')} of unknown kind or size took longer than usual is "
+                "unknown, as there is "
+                "nothing to compare with.",
             ),
         )
     return latency, (

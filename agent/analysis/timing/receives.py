@@ -17,12 +17,12 @@ from typing import Final
 
 import numpy as np
 
-from railscope.agent.analysis.facts.quantities import format_count
 from railscope.agent.analysis.facts.report import Iteration, ReceiveUse, Unknown
 from railscope.agent.analysis.tables.gpu_rows import SOURCES, instances_table
 from railscope.agent.analysis.tables.gpus import Gpus
 from railscope.agent.analysis.tables.size_classes import SizeClasses, find_size_classes
 from railscope.agent.dataset.reader import Dataset
+from railscope.agent.facts.counted import format_count
 from railscope.agent.rhythm.intervals import union
 
 ROW: Final = 16

@@ -21,6 +21,7 @@ from railscope.agent.analysis.facts.report import CommunicatorUse, OpUse, PeerLi
 from railscope.agent.analysis.tables.calls import CountedCalls
 from railscope.agent.analysis.tables.gpus import Gpus
 from railscope.agent.analysis.tables.grouping import Integers, sum_by_group
+from railscope.agent.facts.counted import format_count
 
 _SENT: Final = ("Send", "PutSignal")
 _MOST_OF_A_MEMBER: Final = 4
@@ -79,7 +80,8 @@ def unknown_of_calls(counted: CountedCalls) -> tuple[Unknown, ...]:
         unknown.append(
             Unknown(
                 2,
-                f"Of {unsized:,} calls the size is not known: they are counted as operations, and are in no size, "
+                f"Of {format_count(unsized, 'call')} the size is not known: such a call counts as an operation, and is "
+                "in no size, "
                 "pair or sum of bytes.",
             )
         )

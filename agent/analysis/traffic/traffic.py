@@ -47,6 +47,7 @@ from railscope.agent.analysis.tables.leaf_map import LeafMap, recorded_leaf_map
 from railscope.agent.analysis.traffic.gpu_rails import find_rails
 from railscope.agent.dataset.files import UNNAMED_NODE
 from railscope.agent.dataset.reader import Dataset
+from railscope.agent.facts.counted import format_count
 from railscope.agent.model.ring import ALL_REDUCE, RING_OPS, all_reduce_bytes, payloads_sent
 from railscope.probes.nccl.abi import DATA_TYPE_BYTES
 
@@ -420,8 +421,8 @@ def _unknown(traffic: Traffic, leaf_map: LeafMap | None, rail_doubt: str, server
     if traffic.unmodelled_calls:
         yield Unknown(
             3,
-            f"Of {traffic.unmodelled_calls:,} calls the sender, receiver or bytes are unknown, because their size, "
-            "rank or communicator is unknown, or no model covers the operation.",
+            f"Of {format_count(traffic.unmodelled_calls, 'call')} the sender, receiver or bytes are unknown, because "
+            "size, rank or communicator is unknown, or no model covers the operation.",
         )
     if traffic.gpus < 2:
         yield Unknown(4, "There are fewer than two GPUs: record on all servers of the job.")

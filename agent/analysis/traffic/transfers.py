@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from railscope.agent.analysis.facts.report import TransferUse
+from railscope.agent.analysis.tables.gpus import Gpus, name_server
 from railscope.agent.dataset.reader import Dataset
 
 SLOW_TIMES: Final = 2.0
@@ -23,21 +24,21 @@ _ABOUT_THE_SAME: Final = 2.0
 """The ratio of two pairs' mean sizes, at most."""
 
 
-def find_transfers(dataset: Dataset) -> tuple[TransferUse, ...]:
-    """Every pair, the most bytes first."""
+def find_transfers(dataset: Dataset, gpus: Gpus) -> tuple[TransferUse, ...]:
+    """Every pair, the most bytes first; servers are called as those of GPUs are."""
     alike: defaultdict[tuple[str, str], list[TransferUse]] = defaultdict(list)
     for row in dataset.rows(dataset["transfers"]).to_pylist():
-        use = _use(row)
+        use = _use(row, name_server(row["node"], row["netns"] or "", gpus.nodes_of_several))
         alike[use.library, use.op].append(use)
     found = (use for uses in alike.values() for use in _compared(uses))
     return tuple(sorted(found, key=lambda use: (-(use.payload_bytes or 0), -use.operations, use.server, use.pid)))
 
 
-def _use(row: dict[str, Any]) -> TransferUse:
+def _use(row: dict[str, Any], server: str) -> TransferUse:
     completed, seconds, payload_bytes = row["completed"] or 0, row["seconds"] or 0.0, row["payload_bytes"]
     moved = None if payload_bytes is None or not row["operations"] else payload_bytes * completed / row["operations"]
     return TransferUse(
-        server=row["node"],
+        server=server,
         pid=row["pid"],
         library=row["library"],
         op=row["op"],

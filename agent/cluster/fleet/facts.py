@@ -133,6 +133,11 @@ class Rail:
     """(counter, severity, increase within the window) of errors that matter."""
 
     @property
+    def place(self) -> tuple[str, str]:
+        """Its host and network namespace: two ends of a rail are in different ones."""
+        return self.host, self.netns
+
+    @property
     def mute(self) -> bool:
         """Data waits to be sent and nothing is under way: the host itself keeps it back, as its own filter does."""
         return bool(self.unsent_bytes) and self.unacknowledged_segments == 0
@@ -312,6 +317,16 @@ class StuckTransfer:
 
 
 @dataclass(frozen=True, slots=True)
+class PastTransfer:
+    """A transfer that its host called a stall within the window, and calls so no more."""
+
+    transfer: StuckTransfer
+    """As it was told of last."""
+    last: float
+    """When that was, seconds since the Unix epoch."""
+
+
+@dataclass(frozen=True, slots=True)
 class Fleet:
     """Everything that a verdict may rest on."""
 
@@ -349,5 +364,7 @@ class Fleet:
     silent: tuple[SilentProcess, ...] = ()
     stuck_transfers: tuple[StuckTransfer, ...] = ()
     """Of libraries other than NCCL, the oldest first."""
+    past_transfers: tuple[PastTransfer, ...] = ()
+    """Likewise, the latest first."""
     unanswered: tuple[tuple[str, str], ...] = ()
     """What is not known because the store did not answer, and why it did not."""

@@ -19,6 +19,7 @@ from railscope.agent.cluster.fleet.facts import (
     HardwareSign,
     LongWait,
     Moving,
+    PastTransfer,
     Rail,
     Rank,
     ReportedStall,
@@ -56,6 +57,7 @@ from railscope.agent.cluster.fleet.stalls import (
 )
 from railscope.agent.cluster.fleet.stuck_transfers import (
     TransferStalls,
+    read_past_transfers,
     read_stuck_transfers,
     stuck_transfer_questions,
 )
@@ -129,8 +131,10 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
         count=f"count(count by (comm) ({catalogue.COMM_ENQUEUED}))",
     )
     said |= ask.query_some(_questions(scrapes, looked_back, recent_seconds))
+    # Of hosts that are heard no more, too: what they said before is in the history of stalls.
+    lately = said["stuck_lately"]
+    of_transfers = TransferStalls.from_samples(lately)
     said = {name: _fresh(samples, scrapes) for name, samples in said.items()}
-    of_transfers = TransferStalls.from_samples(said["stuck_lately"])
     for name in ("stalled", "info", "lengthened", "appeared"):
         said[name] = tuple(one for one in said[name] if not of_transfers.is_one(one.labels))
     told = int(said["told"][0].value) if said["told"] else 0
@@ -186,6 +190,9 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
     def slow_rails() -> tuple[SlowRail, ...]:
         return read_slow_rails(ask, scrapes, said["slow_rails"], said["lossy_rails"], window_seconds)
 
+    def past_transfers() -> tuple[PastTransfer, ...]:
+        return read_past_transfers(ask, scrapes, said["stuck"], looked_back)
+
     slow_of_rails = ask.attempt(SLOW_RAILS, slow_rails)
     return Fleet(
         at=at,
@@ -216,6 +223,7 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
         reported=reported,
         silent=ask.attempt(SILENT, silent),
         stuck_transfers=read_stuck_transfers(said["stuck"], scrapes),
+        past_transfers=ask.attempt(TRANSFERS, past_transfers) if lately else (),
         unanswered=tuple(ask.unanswered.items()),
     )
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from railscope.agent.cluster.fleet.facts import StuckTransfer
+from railscope.agent.cluster.fleet.asker import Asker
+from railscope.agent.cluster.fleet.facts import PastTransfer, StuckTransfer
 from railscope.agent.cluster.fleet.prometheus import Sample
 from railscope.agent.cluster.fleet.scrapes import Scrapes
 from railscope.agent.facts import catalogue
@@ -27,20 +28,46 @@ def stuck_transfer_questions(looked_back: float) -> dict[str, str]:
 
 def read_stuck_transfers(stuck: Iterable[Sample], scrapes: Scrapes) -> tuple[StuckTransfer, ...]:
     """Those that are stuck now, the oldest first."""
-    found = [
-        StuckTransfer(
-            host=scrapes.names.get(one.labels.get("instance", ""), one.labels.get("instance", "unknown")),
-            library=one.labels.get("library", ""),
-            op=one.labels.get("op", ""),
-            pid=one.labels.get("pid", ""),
-            peer=one.labels.get("peer", ""),
-            cause=one.labels.get("cause", "unknown"),
-            blamed_pid=one.labels.get("blamed_pid", ""),
-            seconds=one.value,
-        )
-        for one in stuck
-    ]
+    found = [_transfer(one.labels, one.value, scrapes) for one in stuck]
     return tuple(sorted(found, key=lambda one: (-one.seconds, one.host, one.pid)))
+
+
+def read_past_transfers(
+    ask: Asker, scrapes: Scrapes, stuck: Iterable[Sample], looked_back: float
+) -> tuple[PastTransfer, ...]:
+    """Those that were stuck within so many seconds and are not `stuck` now, the latest first.
+
+    Raises:
+        PrometheusError: the store does not answer.
+    """
+    now = {_which(one.labels) for one in stuck}
+    found: dict[tuple[str, ...], PastTransfer] = {}
+    for one in ask.store.scrapes(catalogue.TRANSFER_STALLED_SECONDS.name, looked_back, ask.at):
+        which = _which(one.labels)
+        if which in now or not one.points:
+            continue
+        last, seconds = one.points[-1]
+        if which not in found or last > found[which].last:
+            found[which] = PastTransfer(_transfer(one.labels, seconds, scrapes), last)
+    return tuple(sorted(found.values(), key=lambda one: (-one.last, one.transfer.host, one.transfer.pid)))
+
+
+def _which(labels: Mapping[str, str]) -> tuple[str, ...]:
+    """One transfer, whatever it is put down to meanwhile."""
+    return tuple(labels.get(name, "") for name in ("instance", "library", "op", "pid", "peer"))
+
+
+def _transfer(labels: Mapping[str, str], seconds: float, scrapes: Scrapes) -> StuckTransfer:
+    return StuckTransfer(
+        host=scrapes.names.get(labels.get("instance", ""), labels.get("instance", "unknown")),
+        library=labels.get("library", ""),
+        op=labels.get("op", ""),
+        pid=labels.get("pid", ""),
+        peer=labels.get("peer", ""),
+        cause=labels.get("cause", "unknown"),
+        blamed_pid=labels.get("blamed_pid", ""),
+        seconds=seconds,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,12 @@ class Culprit:
         return numbers.pop() if len({rail.host for rail in self.rails}) >= HOSTS_OF_A_PLANE else ""
 
     @property
+    def may_be_other_end(self) -> bool:
+        """Whether the rail is named by one end alone, which has no sign that it is its own."""
+        sided = self.cause in _OF_EITHER_END and self.strength == "weak"
+        return sided and self.basis in ("host", "history") and len(self.rails) == 1
+
+    @property
     def one_of_several(self) -> bool:
         """Whether one of its ranks is to blame, and it is unknown which."""
         return self.cause == Cause.PEER_LEFT and len(self.missing) > 1
@@ -306,13 +312,26 @@ def _rail_culprits(present: Sequence[Rank], rails: Sequence[Rail]) -> Iterable[C
                 key=lambda key: (sided and not strong[key], *_badness(blamed[key], cause), not strong[key], key),
             )
             ends = [(blamed[key], (sided and not strong[key], *_tells_end(blamed[key], cause))) for key in worst]
+            if sided and len({rail.place for rail, _ in ends}) == 1 and not strong[worst[0]]:
+                ends = sorted((*ends, *_other_end(ends[0][0], cause, present, rails)), key=lambda end: end[1])
             yield Culprit(
                 cause,
-                rails=tuple(blamed[key] for key in worst),
+                rails=tuple(rail for rail, _ in ends),
                 alike=_alike(ends) if cause != Cause.RAIL_DOWN else 1,
                 basis="host",
                 strength=_strength(said),
             )
+
+
+def _other_end(
+    rail: Rail, cause: str, present: Sequence[Rank], rails: Iterable[Rail]
+) -> list[tuple[Rail, tuple[float, ...]]]:
+    """The rail of the same number at the only other place of the communicator: who says it alone, and weakly, may mean
+    that one.  Empty: there are more places, or none, or that rail is not known."""
+    hosts = {rank.host for rank in present}
+    others = [one for one in rails if one.host in hosts and one.rail == rail.rail and one.place != rail.place]
+    alone = len(others) == 1 and len(hosts) <= 2
+    return [(others[0], (True, *_tells_end(others[0], cause)))] if alone and rail.rail else []
 
 
 def _tells_end(rail: Rail, cause: str) -> tuple[float, ...]:
@@ -326,15 +345,15 @@ def _tells_end(rail: Rail, cause: str) -> tuple[float, ...]:
 
 
 def _alike(ends: Iterable[tuple[Rail, tuple[float, ...]]]) -> int:
-    """How many rails, from the first on, have the same number, the same signs and each another host."""
-    hosts: dict[str, None] = {}
+    """How many rails, from the first on, have the same number, the same signs and each another place."""
+    places: dict[tuple[str, str], None] = {}
     first: tuple[str, tuple[float, ...]] | None = None
     for rail, signs in ends:
         first = first or (rail.rail, signs)
-        if (rail.rail, signs) != first or rail.host in hosts:
+        if (rail.rail, signs) != first or rail.place in places:
             break
-        hosts[rail.host] = None
-    return max(1, len(hosts))
+        places[rail.place] = None
+    return max(1, len(places))
 
 
 def _badness(rail: Rail, cause: str) -> tuple[float, ...]:

@@ -16,6 +16,7 @@ from railscope.agent.cluster.verdict.advice import Step
 from railscope.agent.cluster.verdict.finding import Finding
 from railscope.agent.cluster.verdict.names import format_hosts
 from railscope.agent.cluster.verdict.quantities import format_rank_numbers, format_rate
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.stall import rail_name
 
@@ -47,7 +48,7 @@ def _finding(rows: Sequence[FailedOver]) -> Finding:
     others = [other for other, *_ in widest[1:] if other != host]
     first = ports[widest[0]][0]
     moved = sum(row.connections for row in ports[widest[0]])
-    also = f", and ports of {len(set(others))} more host{'s' if len(set(others)) > 1 else ''}" if others else ""
+    also = f", and ports of {format_count(len(set(others)), 'more host')}" if others else ""
     who = (
         f"communicator {comms[0]}" if len(comms) == 1 else f"{len(comms)} communicators" if comms else "a communicator"
     )
@@ -67,7 +68,7 @@ def _finding(rows: Sequence[FailedOver]) -> Finding:
         devices=(device,),
         headline=f"DEGRADED: {who} {'go' if len(comms) > 1 else 'goes'} on without "
         f"{rail_name(rail, device, '') if rail else device} of {host}{also}: the port failed, and NCCL moved "
-        f"{_connections(moved)} to {first.carried_by}.",
+        f"{format_count(moved, 'connection')} to {first.carried_by}.",
         evidence=tuple(line for place in widest[:_MOST_LINES] for line in _evidence(place, ports[place])),
         healthy=("nothing waits: NCCL sent again what was lost, and the job goes on with less bandwidth",),
         waiting=(),
@@ -80,15 +81,11 @@ def _finding(rows: Sequence[FailedOver]) -> Finding:
     )
 
 
-def _connections(number: int) -> str:
-    return f"{number} connection{'s' if number != 1 else ''}"
-
-
 def _evidence(place: _Port, rows: Sequence[FailedOver]) -> Sequence[str]:
     host, _, device, port = place
     said = sorted({(row.status, row.vendor_error) for row in rows})
     ranks = format_rank_numbers(sorted({row.rank for row in rows}))
-    moved = _connections(sum(row.connections for row in rows))
+    moved = format_count(sum(row.connections for row in rows), "connection")
     told = "; ".join(f"{status}, vendor error {vendor}" for status, vendor in said[:_MOST_LINES])
     lines = [f"{host}: {moved} of {ranks} left {device} port {port or UNKNOWN}: the completions said {told}"]
     carriers = {row.carried_by: row.carrier_transmit for row in rows}

@@ -12,6 +12,7 @@ from typing import Final
 from railscope.agent.cluster.fleet.facts import Fleet, HardwareSign
 from railscope.agent.cluster.verdict.culprits import Culprit
 from railscope.agent.cluster.verdict.quantities import format_duration
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.hardware_evidence import BEFORE_SECONDS, HardwareEvidence, describe_moment
 
 _MOST_LINES: Final = 3
@@ -67,4 +68,4 @@ def _lines(signs: list[HardwareSign], began: float | None, at: float) -> Iterato
         yield f"{one.host}: {one.sentence}{moment}"
     if len(signs) > _MOST_LINES:
         hosts = len({one.host for one in signs[_MOST_LINES:]})
-        yield f"{len(signs) - _MOST_LINES} more signs of ill hardware on {hosts} host{'s' if hosts > 1 else ''}"
+        yield f"{format_count(len(signs) - _MOST_LINES, 'more sign')} of ill hardware on {format_count(hosts, 'host')}"

@@ -7,7 +7,18 @@ from typing import Final
 
 from railscope.agent.cluster.fleet.facts import Rail, Rank
 from railscope.agent.cluster.verdict.quantities import format_rank_numbers
+from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.stall import rail_name
+
+
+def name_communicator(comm: str) -> str:
+    """`communicator 00c0ffee00c0ffee`, or whose it is where its host does not know which."""
+    return "a process of no known communicator" if comm == UNKNOWN else f"communicator {comm}"
+
+
+def name_end(comm: str, rank: str) -> str:
+    """`rank 3 of 00c0ffee00c0ffee`, as far as it is known."""
+    return name_communicator(comm) if comm == UNKNOWN else f"rank {rank} of {comm}"
 
 
 def format_ranks(ranks: Sequence[Rank]) -> str:

@@ -9,6 +9,7 @@ from typing import Final
 from railscope.agent.cluster.fleet.facts import Fleet, SlowRank
 from railscope.agent.cluster.verdict.links import StalledCommunicator
 from railscope.agent.cluster.verdict.quantities import format_duration, format_short_duration
+from railscope.agent.facts.counted import format_count
 
 _MOST_RANKS: Final = 4
 
@@ -42,13 +43,14 @@ def describe_pace(stalled: StalledCommunicator, fleet: Fleet) -> Iterable[str]:
         if slow.stretch_seconds is None:
             yield (
                 f"how often: of the ranks on {slow.host} it was the last to make {known.waited:,} of "
-                f"{known.stretches:,} calls; whether GPUs wait is not seen"
+                f"{format_count(known.stretches, 'call')}; whether GPUs wait is not seen"
             )
         else:
             length = format_duration(slow.stretch_seconds)
             yield (
-                f"how often: in {known.waited} of {known.stretches} stretches of {length} in which operations "
-                f"completed, {known.operations:,.0f} operations in all"
+                f"how often: in {known.waited} of {format_count(known.stretches, 'stretch', 'es')} of {length} in "
+                "which "
+                f"operations completed, {format_count(round(known.operations), 'operation')} in all"
             )
         moment = datetime.fromtimestamp(known.since, UTC).strftime("%H:%M:%S UTC")
         before = ", when the window of this verdict began, or before" if slow.of_window else ""

@@ -8,6 +8,7 @@ from railscope.agent.cluster.fleet.facts import Fleet, Rail
 from railscope.agent.cluster.verdict.culprits import Culprit
 from railscope.agent.cluster.verdict.names import format_rail
 from railscope.agent.cluster.verdict.quantities import format_decimal_bytes, format_rate
+from railscope.agent.facts.counted import format_count
 
 
 def describe_rail_state(rail: Rail) -> str:
@@ -25,7 +26,7 @@ def describe_rail_state(rail: Rail) -> str:
     if rail.retransmitted_ratio is not None:
         words.append(f"{rail.retransmitted_ratio:.2%} sent again")
     if rail.unacknowledged_segments:
-        words.append(f"{rail.unacknowledged_segments:,.0f} segments not acknowledged")
+        words.append(f"{format_count(round(rail.unacknowledged_segments), 'segment')} not acknowledged")
     if rail.mute and rail.unsent_bytes:
         words.append(f"{format_decimal_bytes(rail.unsent_bytes)} were never sent")
     words += [f"{counter} +{increase:,.0f}" for counter, _, increase in rail.events[:3]]

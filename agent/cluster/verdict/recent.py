@@ -15,9 +15,11 @@ from typing import Final
 
 from railscope.agent.cluster.fleet.facts import Fleet, Stall, StallHistory
 from railscope.agent.cluster.fleet.scrapes import rate_seconds_of
+from railscope.agent.cluster.verdict.names import name_communicator
 from railscope.agent.cluster.verdict.quantities import format_calls, format_duration
 from railscope.agent.cluster.verdict.verdict import RootCause, find_root_causes, has_ended
 from railscope.agent.facts.causes import ONLY_WAITS, Cause
+from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.stall import rail_name
 
 _MOST_MOMENTS: Final = 3
@@ -160,7 +162,7 @@ def describe_ended_stalls(fleet: Fleet, shown: Iterable[str]) -> Iterable[str]:
         until = "when last heard of at" if _reported_by_lost_hosts(one, fleet) else "until"
         asked = datetime.fromtimestamp(one.telling, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         yield (
-            f"communicator {one.comm} {_state_of(one)} {until} {moment}, {format_duration(fleet.at - one.last)} "
+            f"{name_communicator(one.comm)} {_state_of(one)} {until} {moment}, {format_duration(fleet.at - one.last)} "
             f"ago{ended}: "
             f"{who}; --time {asked} gives the verdict of then"
         )
@@ -168,7 +170,7 @@ def describe_ended_stalls(fleet: Fleet, shown: Iterable[str]) -> Iterable[str]:
         yield f"{len(over) - _MOST_LINES} more were stalled within the last {format_duration(fleet.window_seconds)}"
     for brief in [one for one in fleet.brief if one.comm not in told][:_MOST_LINES]:
         yield (
-            f"communicator {brief.comm} was stalled for about {format_duration(brief.seconds)} within the last "
+            f"{name_communicator(brief.comm)} was stalled for about {format_duration(brief.seconds)} within the last "
             f"{format_duration(fleet.recent_seconds)}, between two scrapes: {brief.host} said {brief.cause}"
         )
 
@@ -216,4 +218,5 @@ def _left_without_a_word(history: StallHistory) -> bool:
 def _saying(host: str, rank: str, stall: Stall) -> str:
     named = f" by {rail_name(stall.rail, stall.device, stall.netns)}" if stall.device else ""
     named = named or (f" by rank {stall.blamed_rank}" if stall.blamed_rank not in ("", rank) else "")
-    return f"{host} said {stall.cause} of rank {rank}{named}"
+    whose = "" if rank in ("", UNKNOWN) else f" of rank {rank}"
+    return f"{host} said {stall.cause}{whose}{named}"

@@ -9,6 +9,7 @@ from typing import Final
 from railscope.agent.cluster.fleet.facts import SilentProcess
 from railscope.agent.cluster.verdict.names import format_hosts
 from railscope.agent.cluster.verdict.quantities import format_duration
+from railscope.agent.facts.counted import format_count
 
 _MOST_LINES: Final = 4
 
@@ -17,7 +18,7 @@ def describe_silent_processes(silent: Sequence[SilentProcess]) -> str:
     """For a headline: how many, where, since when; empty: there are none."""
     if not silent:
         return ""
-    many = f"{len(silent)} processes" if len(silent) > 1 else "1 process"
+    many = format_count(len(silent), "process", "es")
     have, they, hang = ("have", "they", "hang") if len(silent) > 1 else ("has", "it", "hangs")
     hosts = dict.fromkeys(one.host for one in silent)
     came = "the agent" if len(hosts) == 1 else "their agents"
@@ -48,4 +49,5 @@ def unknown_of_silent_processes(silent: Iterable[SilentProcess]) -> Iterable[str
             "again everything is seen"
         )
     if len(by_job) > _MOST_LINES:
-        yield f"{len(by_job) - _MOST_LINES} more hosts and jobs have such processes"
+        left = len(by_job) - _MOST_LINES
+        yield f"{'1 more host or job has' if left == 1 else f'{left} more hosts and jobs have'} such processes"

@@ -23,6 +23,7 @@ from railscope.agent.cluster.verdict.names import WHICH_END, format_hosts, forma
 from railscope.agent.cluster.verdict.quantities import format_decimal_bytes, format_duration
 from railscope.agent.cluster.verdict.verdict import by_communicator, is_stalled
 from railscope.agent.facts.causes import facts_of
+from railscope.agent.facts.counted import format_count
 
 _MOST_LINES: Final = 4
 
@@ -53,8 +54,8 @@ def _finding(rows: Sequence[SlowRail], fleet: Fleet) -> Finding:
     rails = tuple(Rail(one.host, one.rail, one.device, one.netns) for one in rows)
     seconds = fleet.at - worst.slowness.since
     also = sorted({one.host for one in rows[1:]} - {worst.host})
-    ends = tuple({rail.host: rail for rail in reversed(rails)}.values())[::-1]
-    if also and worst.backlog_bytes < QUEUE_BYTES:
+    ends = tuple({rail.place: rail for rail in reversed(rails)}.values())[::-1]
+    if len(ends) > 1 and worst.backlog_bytes < QUEUE_BYTES:
         culprit = Culprit(worst.cause, rails=ends, alike=len(ends), basis="pace", strength="weak")
         rail, seen = format_rail_between(ends), WHICH_END
     else:
@@ -104,6 +105,7 @@ def _evidence(one: SlowRail, fleet: Fleet) -> Iterable[str]:
     moment = datetime.fromtimestamp(known.since, UTC).strftime("%H:%M:%S UTC")
     before = ", when the window of this verdict began, or before" if one.of_window else ""
     yield (
-        f"{name}: so in {known.waited} of {known.stretches} stretches of {length} in which it sent, since {moment}, "
+        f"{name}: so in {known.waited} of {format_count(known.stretches, 'stretch', 'es')} of {length} in which it "
+        f"sent, since {moment}, "
         f"{format_duration(fleet.at - known.since)} ago{before}"
     )

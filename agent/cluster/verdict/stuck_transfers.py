@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 from railscope.agent.cluster.fleet.facts import Fleet, StuckTransfer
 from railscope.agent.cluster.verdict.advice import Step
 from railscope.agent.cluster.verdict.finding import Finding
 from railscope.agent.cluster.verdict.quantities import format_duration
+from railscope.agent.cluster.verdict.recent import to_past_tense
 from railscope.agent.facts.causes import HELD, About, Cause, facts_of
+from railscope.agent.facts.counted import format_count
 
 _MOST_LINES: Final = 4
 _STATES: Final = {Cause.PROCESS_STOPPED: "is stopped", Cause.PROCESS_FROZEN: "is frozen by its control group"}
@@ -34,14 +37,10 @@ def _finding(those: Sequence[StuckTransfer]) -> Finding:
     """Of what waits for one other end, the oldest first."""
     first = those[0]
     pids = list(dict.fromkeys(one.pid for one in those if one.pid))
-    who = f"process {pids[0]}" if len(pids) == 1 else f"{len(pids)} processes" if pids else "a process"
-    blamed = first.blamed_pid or (first.pid if first.cause in HELD else "")
+    who = f"process {pids[0]}" if len(pids) == 1 else format_count(len(pids), "process", "es") if pids else "a process"
+    blamed = _blamed_pid(first)
     to = f" to {first.peer}" if first.peer else ""
-    why = ""
-    if first.cause in HELD:
-        whose = "the process at its other end" if first.blamed_pid else "the process itself" if blamed else "a process"
-        named = f" (pid {blamed})" if blamed else ""
-        why = f": {whose}{named} {_STATES[Cause(first.cause)]}"
+    why = f": {held}" if (held := _held(first)) else ""
     return Finding(
         cause=first.cause,
         comm="",
@@ -68,6 +67,41 @@ def _finding(those: Sequence[StuckTransfer]) -> Finding:
     )
 
 
+def _blamed_pid(one: StuckTransfer) -> str:
+    """Empty: none is known."""
+    return one.blamed_pid or (one.pid if one.cause in HELD else "")
+
+
+def _held(one: StuckTransfer) -> str:
+    """Which process is held; empty: none is seen to be."""
+    if one.cause not in HELD:
+        return ""
+    blamed = _blamed_pid(one)
+    whose = "the process at its other end" if one.blamed_pid else "the process itself" if blamed else "a process"
+    named = f" (pid {blamed})" if blamed else ""
+    return f"{whose}{named} {_STATES[Cause(one.cause)]}"
+
+
+def describe_past_transfers(fleet: Fleet) -> Iterator[str]:
+    """Sentences on transfers that were stalls within the window, by the last report."""
+    silent = {agent.host for agent in fleet.agents if not agent.up}
+    for past in fleet.past_transfers[:_MOST_LINES]:
+        one = past.transfer
+        to = f" to {one.peer}" if one.peer else ""
+        moment = datetime.fromtimestamp(past.last, UTC).strftime("%H:%M:%S UTC")
+        ago = f"{moment}, {format_duration(fleet.at - past.last)} ago"
+        until = f"until {ago}" if one.host not in silent else f"when {one.host} was last heard of at {ago}"
+        why = f": {to_past_tense(held)}" if (held := _held(one)) else ""
+        yield (
+            f"{one.library} {one.op} of process {one.pid} on {one.host}{to} did not complete for "
+            f"{format_duration(one.seconds)}, {until}{why}"
+        )
+    if len(fleet.past_transfers) > _MOST_LINES:
+        more = len(fleet.past_transfers) - _MOST_LINES
+        were = "was a stall" if more == 1 else "were stalls"
+        yield f"{format_count(more, 'more transfer')} {were} within the last {format_duration(fleet.window_seconds)}"
+
+
 def _evidence(those: Sequence[StuckTransfer]) -> Iterator[str]:
     for one in those[:_MOST_LINES]:
         if one.evidence:
@@ -79,7 +113,9 @@ def _evidence(those: Sequence[StuckTransfer]) -> Iterator[str]:
             f"{format_duration(one.seconds)}"
         )
     if len(those) > _MOST_LINES:
-        yield f"{len(those) - _MOST_LINES} more transfers of {those[0].host} wait for the same"
+        more = len(those) - _MOST_LINES
+        waits = "waits" if more == 1 else "wait"
+        yield f"{format_count(more, 'more transfer')} of {those[0].host} {waits} for the same"
 
 
 def _steps(first: StuckTransfer, blamed: str) -> Iterator[Step]:

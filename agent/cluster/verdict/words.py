@@ -32,6 +32,8 @@ from railscope.agent.cluster.verdict.names import (
     format_rail_between,
     format_ranks,
     format_ranks_and_hosts,
+    name_communicator,
+    name_end,
 )
 from railscope.agent.cluster.verdict.pace import describe_pace, format_amount, slow_ranks_of
 from railscope.agent.cluster.verdict.quantities import (
@@ -52,7 +54,7 @@ from railscope.agent.cluster.verdict.recent import (
 )
 from railscope.agent.cluster.verdict.silent import describe_silent_processes, unknown_of_silent_processes
 from railscope.agent.cluster.verdict.slow_rails import slow_rail_findings
-from railscope.agent.cluster.verdict.stuck_transfers import stuck_transfer_findings
+from railscope.agent.cluster.verdict.stuck_transfers import describe_past_transfers, stuck_transfer_findings
 from railscope.agent.cluster.verdict.verdict import (
     RootCause,
     find_root_causes,
@@ -61,6 +63,7 @@ from railscope.agent.cluster.verdict.verdict import (
     is_suspended,
 )
 from railscope.agent.facts.causes import OF_A_PROCESS, Cause, Tier, facts_of, tier_of
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.host_calls import CONNECT
 
 _CLOCK_SECONDS: Final = 5.0
@@ -103,14 +106,14 @@ def make_verdict(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet]
         headline = more_findings(findings)
     elif reported:
         comms = {one.comm for one in reported}
-        which = f"communicator {reported[0].comm}" if len(comms) == 1 else f"{len(comms)} communicators"
+        which = name_communicator(reported[0].comm) if len(comms) == 1 else f"{len(comms)} communicators"
         headline = f"STALLED: hosts call {which} stalled; what is to blame could not be asked."
     elif writing:
         headline = f"{fine}{writing.pop(0)}"
     elif waits:
         headline = f"{not_yet}{waits.pop(0)}."
     elif not heard:
-        headline = f"Unknown whether anything is stalled: none of {len(fleet.agents)} agents answers."
+        headline = f"Unknown whether anything is stalled: none of {format_count(len(fleet.agents), 'agent')} answers."
     else:
         if comm or fleet.communicators:
             many = f"any of {fleet.communicators} communicators" if fleet.communicators > 1 else "the only communicator"
@@ -118,7 +121,9 @@ def make_verdict(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet]
         else:
             headline = "No agent observes a communicator"
             blind = ("if a job runs, `railscope doctor` on its host says why it is not seen",)
-        headline += f"; {len(silent)} of {len(fleet.agents)} agents do not answer" if silent else ""
+        if silent:
+            do = "does" if len(silent) == 1 else "do"
+            headline += f"; {len(silent)} of {format_count(len(fleet.agents), 'agent')} {do} not answer"
         headline += "."
     if quiet and not (findings or reported):
         headline = f"{headline.removesuffix('.')}; {quiet}."
@@ -126,7 +131,8 @@ def make_verdict(fleet: Fleet, comm: str | None = None, earlier: Sequence[Fleet]
     asked = tuple(_reports(reported)) if reported and not findings else asked
     shown = [name for one in ended for name in _comms(one.cause)]
     writing += [_waited_for_writers(one, fleet) for one in ended if _is_writing(one.cause)]
-    notes = (*blind, *waits, *writing, *_notes(fleet), *describe_ended_stalls(fleet, shown))
+    over = (*describe_ended_stalls(fleet, shown), *(describe_past_transfers(fleet) if comm is None else ()))
+    notes = (*blind, *waits, *writing, *_notes(fleet), *over)
     notes = (*_open_questions(fleet), *notes)
     problem = bool(findings or reported)
     return Verdict(
@@ -148,7 +154,7 @@ def more_findings(findings: Sequence[Finding]) -> str:
     headline = findings[0].headline
     if len(findings) > 1:
         kind = "finding" if findings[-1].cause == FAILED_OVER else "root cause"
-        more = f"{len(findings) - 1} more {kind}{'s' if len(findings) > 2 else ''} below"
+        more = f"{format_count(len(findings) - 1, f'more {kind}')} below"
         headline = f"{headline.removesuffix('.')} ({more})."
     return headline
 
@@ -157,9 +163,10 @@ def _reports(reported: Iterable[ReportedStall]) -> Iterable[str]:
     """What hosts say themselves, those first that say most."""
     those = sorted(reported, key=lambda one: (tier_of(one.stall.cause), one.comm))
     for one in those[:_MOST_LINES]:
-        yield f"{one.host} says {one.stall.cause} of rank {one.rank} of {one.comm}"
+        yield f"{one.host} says {one.stall.cause} of {name_end(one.comm, one.rank)}"
     if len(those) > _MOST_LINES:
-        yield f"{len(those) - _MOST_LINES} more ranks are called stalled"
+        more = len(those) - _MOST_LINES
+        yield f"{format_count(more, 'more rank')} {'is' if more == 1 else 'are'} called stalled"
 
 
 def _open_questions(fleet: Fleet) -> Iterable[str]:
@@ -196,7 +203,7 @@ def _wait_for_writers(cause: RootCause) -> str:
 def _wait_for_late(late: LateRanks) -> str:
     """Who keeps the others waiting, before their hosts call it a stall."""
     who, behind = format_ranks(late.ranks), "is" if len(late.ranks) == 1 else "are"
-    operations = "1 operation" if late.operations == 1 else f"{late.operations} operations"
+    operations = format_count(late.operations, "operation")
     waited = f"; the oldest wait is {format_duration(late.seconds)} old" if late.seconds else ""
     return f"communicator {late.comm} waits for {who}, which {behind} {operations} behind{waited}"
 
@@ -306,6 +313,8 @@ def _blame(culprit: Culprit) -> str:
     ends = rails[: culprit.alike]
     if len(ends) > 1:
         values["rail"] = format_rail_between(ends)
+    elif culprit.may_be_other_end:
+        values["rail"] += " or its other end"
     state = "between" if len(ends) > 1 else "back" if is_back else "plane" if culprit.plane else ""
     plain = facts.words_by.get(state, facts.words).format(**values) + (WHICH_END if len(ends) > 1 else "")
     also = dict.fromkeys(entry.host for entry in rails if entry.host not in {end.host for end in ends})
@@ -365,7 +374,7 @@ def _membership(stalled: StalledCommunicator) -> str:
     where = f" on {', '.join(hosts[:_MOST_LINES])}" if hosts else ""
     where += f" and {len(hosts) - _MOST_LINES} more" if len(hosts) > _MOST_LINES else ""
     jobs = sorted({job for rank in stalled.ranks if (job := rank.identity.of_job("job"))})
-    return f"{count} ranks{seen if hosts else seen.removesuffix(',')}{where}" + (
+    return f"{format_count(count, 'rank')}{seen if hosts else seen.removesuffix(',')}{where}" + (
         f"; job {', '.join(jobs[:2])}" if jobs else ""
     )
 
@@ -391,7 +400,7 @@ def _sequences(present: Sequence[Rank]) -> Iterable[str]:
             by_place[at[0], -1 if at[1] is None else at[1], error].append(rank.rank)
     for (entered, completed, error), ranks in sorted(by_place.items())[:_MOST_LINES]:
         done = f", completed {completed:,}" if completed >= 0 else ""
-        yield f"{format_rank_numbers(ranks)} entered {entered:,} operations{error}{done}"
+        yield f"{format_rank_numbers(ranks)} entered {format_count(entered, 'operation')}{error}{done}"
 
 
 def _calls(present: Sequence[Rank]) -> Iterable[str]:
@@ -402,7 +411,8 @@ def _calls(present: Sequence[Rank]) -> Iterable[str]:
         call = rank.stall.op if rank.stall and rank.stall.op else "a call"
         yield f"{format_ranks([rank])} {'has been ' if age else 'is '}inside {call}{age}"
     if len(inside) > _MOST_LINES:
-        yield f"{len(inside) - _MOST_LINES} more ranks are inside"
+        more = len(inside) - _MOST_LINES
+        yield f"{format_count(more, 'more rank')} {'is' if more == 1 else 'are'} inside"
     if any(rank.stall and rank.stall.op == CONNECT for rank in inside):
         yield (
             "ranks are connected when they first exchange something, inside the operation's call or the end of its "
@@ -430,7 +440,12 @@ def _healthy(stalled: StalledCommunicator, fleet: Fleet) -> Iterable[str]:
     if not culprit.rails and stalled.ranks:
         states = [rail for rail in fleet.rails if rail.host in members]
         if states and all(rail.up for rail in states):
-            yield f"all {len(states)} rails of the hosts concerned are up"
+            are = (
+                "the only rail of the hosts concerned is"
+                if len(states) == 1
+                else f"all {len(states)} rails of the hosts concerned are"
+            )
+            yield f"{are} up"
 
 
 def _unknown(stalled: StalledCommunicator, fleet: Fleet, evidence: Iterable[str]) -> Iterable[str]:
@@ -526,7 +541,8 @@ def _notes(fleet: Fleet) -> Iterable[str]:
         for agent in silent[:_MOST_LINES]:
             yield f"{agent.host}: {_silence(agent)}: its ranks are unknown"
         if len(silent) > _MOST_LINES:
-            yield f"{len(silent) - _MOST_LINES} more hosts are silent"
+            more = len(silent) - _MOST_LINES
+            yield f"{format_count(more, 'more host')} {'is' if more == 1 else 'are'} silent"
     mixed = [agent for agent in fleet.agents if agent.mixed_by]
     if mixed:
         told_apart = sorted({label for agent in mixed for label in agent.mixed_by})

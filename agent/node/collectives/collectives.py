@@ -36,7 +36,7 @@ from railscope.agent.node.targets.memory import ProcessMemory
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.maps import Records
-from railscope.probes.processes.namespaces import named_namespaces
+from railscope.probes.processes.namespaces import name_namespace, named_namespaces
 
 _log = logging.getLogger("railscope.collectives")
 
@@ -384,7 +384,9 @@ class Collectives:
         for communicator in settled:
             owner = self._processes.get(communicator.tgid)
             last = self._agreement.last(communicator)
-            self._history.add_communicator(communicator, owner, _netns_label(owner, names), last)
+            self._history.add_communicator(
+                communicator, owner, name_namespace(owner.namespace if owner else None, names), last
+            )
         nameless = gone.keys() | self._vanished
         rows = self._readings.accounting.last.kinds, known.changes
         if nameless or self._swept is None or self._swept[0] is not rows[0] or self._swept[1] != rows[1]:
@@ -422,7 +424,9 @@ class Collectives:
         if self._communicators.is_archived(kind.instance):
             self._history.add_count(count)
         elif process is not None:
-            self._history.add_unnamed(count, process, _netns_label(process, names), process.ended_ns or 0)
+            self._history.add_unnamed(
+                count, process, name_namespace(process.namespace if process else None, names), process.ended_ns or 0
+            )
 
     def _version_of(self, tgid: int) -> str:
         process = self._processes.get(tgid)
@@ -443,7 +447,7 @@ class Collectives:
             self._communicators,
             counts,
             self._processes.get,
-            lambda process: _netns_label(process, names),
+            lambda process: name_namespace(process.namespace if process else None, names),
             completion.progress_of if completion is not None else lambda _: None,
             self.position,
             self._agreement.signature,
@@ -490,11 +494,3 @@ class Collectives:
     def limits_reached(self) -> Mapping[tuple[str, int | None], int]:
         """Calls that got no entry in a table because their user's share was used up, by table and uid."""
         return self._readings.limits_reached()
-
-
-def _netns_label(process: ObservedProcess | None, names: Mapping[int, str]) -> str:
-    """How people call a process's network namespace; empty for the agent's own."""
-    namespace = process.namespace if process else None
-    if namespace is None or namespace.own:
-        return ""
-    return names.get(namespace.inode, f"net:[{namespace.inode}]")

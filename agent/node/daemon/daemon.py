@@ -26,6 +26,7 @@ from typing import Final
 
 from railscope.agent.config.options import Config
 from railscope.agent.config.probe_settings import program_settings
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.facts.stall import Stall
 from railscope.agent.node.completion.completion import Completion
@@ -488,8 +489,10 @@ class Daemon:
         lost = ", ".join(f"{reason} {count}" for reason, count in snapshot.health.probes.events_lost.items() if count)
         unchecked = snapshot.health.probes.seen_late_unchecked
         if unchecked:
-            lost = (lost and lost + "; ") + f"earlier calls of {unchecked} communicators, whose number is not known"
-        _log.info("stopping: %d calls counted, events lost: %s", calls, lost or "none")
+            lost = (
+                lost and lost + "; "
+            ) + f"earlier calls of {format_count(unchecked, 'communicator')}, whose number is not known"
+        _log.info("stopping: %s counted, events lost: %s", format_count(calls, "call"), lost or "none")
 
     def _turn(self) -> None:
         """Wait for the next thing to happen, and do it."""

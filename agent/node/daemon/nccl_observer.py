@@ -63,7 +63,7 @@ from railscope.probes.nccl.memory.proxy_work import ProxyWorkLayout
 from railscope.probes.nccl.programs.calls import NcclPrograms
 from railscope.probes.nccl.records.calls import SHARED_TABLES
 from railscope.probes.netdev.events import LinkEvents
-from railscope.probes.processes.namespaces import NamespaceError, network_namespace
+from railscope.probes.processes.namespaces import NamespaceError, name_namespace, named_namespaces, network_namespace
 from railscope.probes.processes.owner import ProcessOwner
 from railscope.probes.processes.processes import Mapping as Mapped
 from railscope.probes.processes.processes import ProcessIdentity, cgroup, identity_of, is_alive, program_mark
@@ -589,9 +589,11 @@ class NcclObserver:
         """A process was looked at, which maps these files of other libraries that transfer."""
         if self._transfers is None:
             return
-        self._transfers.sighted(identity, tenant, transfers)
         if transfers:
             self._add(identity, NOT_MAPPED)
+        process = self._processes.get(identity.pid)
+        netns = name_namespace(process.namespace, named_namespaces()) if transfers and process is not None else ""
+        self._transfers.sighted(identity, tenant, transfers, netns)
 
     def _add_process(self, tgid: int) -> None:
         """A process showed up in the kernel's tables before discovery came to it."""

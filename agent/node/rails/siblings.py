@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from railscope.agent.facts.counted import format_count
 from railscope.probes.netdev.inventory import NetworkDevice
 from railscope.probes.topology.machine import Hardware, Nic
 from railscope.probes.topology.paths import Place
@@ -74,8 +75,8 @@ def _state(nic: Nic, siblings: list[Nic]) -> LinkState:
     speed_ratio = speed / max(best_speed, speed) if speed and best_speed else None
     lanes_ratio = lanes / max(best_lanes, lanes) if lanes and best_lanes else None
     if speed_ratio is not None and speed_ratio < 1:
-        fewer = f" on {_lanes(lanes)}" if lanes and lanes_ratio and lanes_ratio < 1 else ""
-        others = f" on {_lanes(best_lanes)}" if fewer else ""
+        fewer = f" on {format_count(lanes, 'lane')}" if lanes and lanes_ratio and lanes_ratio < 1 else ""
+        others = f" on {format_count(best_lanes, 'lane')}" if fewer else ""
         problem = f"{_gigabits(speed)}{fewer}, and its siblings run at {_gigabits(best_speed)}{others}"
         return LinkState(speed_ratio, lanes_ratio, problem)
     if nic.link_layer == "InfiniBand" and lanes == 1:
@@ -109,7 +110,3 @@ def _greatest(values: Iterable[int | None]) -> int:
 
 def _gigabits(speed: int | None) -> str:
     return "unknown speed" if speed is None else f"{speed * 8 / 1e9:g} Gb/s"
-
-
-def _lanes(count: int) -> str:
-    return f"{count} lane{'' if count == 1 else 's'}"

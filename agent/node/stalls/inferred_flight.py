@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.stall import InFlight, OwnHistory
 from railscope.agent.node.inspection.questions import NotYet, Refused
@@ -537,7 +538,7 @@ class _Evaluation:
         return self._last_of[pid]
 
     def _lead_sentence(self, row: int) -> str:
-        return f"another rank of this host is {self._leads_by[row]} calls ahead"
+        return f"another rank of this host is {format_count(int(self._leads_by[row]), 'call')} ahead"
 
     def _found_behind(self, row: int, sentence: str) -> _Found:
         """The operation that a rank did not enter: the last one of who is ahead by one, or what all they do."""

@@ -9,11 +9,13 @@ begin.  What is left waits for a rank on another host, which that host's own age
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median, median_low
 from typing import Final
 
 from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.stall import Diagnosis, InFlight, rail_name
 from railscope.agent.node.stalls.evidence import Evidence, ProcessFacts, RailSigns, RankFacts
 from railscope.probes.nccl.abi import Op, op_name
@@ -53,6 +55,8 @@ _IDLE_RATIO: Final = 0.4
 """Of a rail that delays no operation; at the end of a slow one there is data under way nearly all the time."""
 
 
+_MOST_NAMED: Final = 4
+"""Ranks in a sentence."""
 _ESTIMATED: Final = "calls are estimated: at level watch no probe is on them"
 
 
@@ -166,11 +170,11 @@ def _rail(evidence: Evidence) -> Diagnosis | None:
                 small,
                 f"segments of {small.segment_bytes} bytes on {_name(small)} are not acknowledged however often they "
                 f"are sent again, and shorter ones behind them arrive, on {small.only_small_arrive} of "
-                f"{small.connections} connections",
+                f"{format_count(small.connections, 'connection')}",
             )
         worst = max(unanswered, key=lambda rail: rail.unanswered_ns)
         sentences = [
-            f"{worst.unanswered} of {worst.connections} connections on {_name(worst)} have received no "
+            f"{worst.unanswered} of {format_count(worst.connections, 'connection')} on {_name(worst)} have received no "
             f"acknowledgement for {worst.unanswered_ns / 1e9:.1f} s despite retransmissions; its link is up"
         ]
         if len(unanswered) == len(rails) > 1:
@@ -211,7 +215,8 @@ def _closed(evidence: Evidence) -> str:
     if not closed:
         return ""
     count = sum(rail.peer_closed for rail in closed)
-    return f"{count} of its connections on {_name(closed[0])} were closed by the remote end"
+    of = "a connection of it" if count == 1 else f"{count} of its connections"
+    return f"{of} on {_name(closed[0])} {'was' if count == 1 else 'were'} closed by the remote end"
 
 
 def _matters(rail: RailSigns) -> bool:
@@ -385,8 +390,8 @@ def _behind(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
         return _stopped_peer(rank, evidence)
     process = evidence.process if last is rank else evidence.process_of_peer(last.pid)
     missing = most - last.entered
-    calls = "1 call" if missing == 1 else f"{missing} calls"
-    sentences = [f"rank {last.name} is {calls} behind the other ranks of this host"]
+    ahead = [one for one in ranks if one.entered == most]
+    sentences = [f"rank {last.name} is {format_count(missing, 'call')} behind {_name_ranks(ahead)}"]
     if last.pid in waits:
         return _stopped_peer(rank, evidence) or Diagnosis(
             Cause.RANK_BEHIND, (*sentences, waits[last.pid].sentence), culprit=False
@@ -410,6 +415,13 @@ def _behind(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
         excused=excused,
         writes=writes,
     )
+
+
+def _name_ranks(ranks: Sequence[RankFacts]) -> str:
+    """`rank 0`, `ranks 0, 2`, `ranks 0, 2, 3 and 5 more`."""
+    names = [one.name for one in sorted(ranks, key=lambda one: -1 if one.rank is None else one.rank)]
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"rank{'s' if len(names) > 1 else ''} {', '.join(names[:_MOST_NAMED])}{more}"
 
 
 def _missing(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
@@ -516,7 +528,8 @@ def _waiting(rank: RankFacts, evidence: Evidence) -> Diagnosis | None:
         if all(one.comparable for one in (rank, *evidence.peers)):
             sentence = f"all {rank.nranks} ranks are on this host and made this call: none of them is behind"
             return Diagnosis(Cause.UNKNOWN, (sentence, *_hidden(evidence)), culprit=False)
-        whom = "another rank of this host"
+        # With one other it is that one.
+        whom = f"rank {evidence.peers[0].name}" if len(evidence.peers) == 1 else "another rank of this host"
     elif unseen:
         whom = "other ranks, of this host or of others"
     if evidence.hidden:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.rank_process import describe_process
-from railscope.agent.facts.stall import Stall, rail_name
+from railscope.agent.facts.stall import Stall, describe_operation, rail_name
 from railscope.agent.node.inspection.tenants import Tenant
 from railscope.probes.clock import Clock
 
@@ -58,10 +59,9 @@ class StallLog:
         given_up = stall.diagnosis.cause is Cause.PROCESS_GONE
         if self._has_room(stall, "are given up" if given_up else "go on"):
             _log.info(
-                "communicator %s rank %s %s after %.1f s (%s)",
-                stall.comm,
-                stall.rank,
-                "is given up" if given_up else "goes on",
+                "%s %s after %.1f s (%s)",
+                describe_operation(stall.op, stall.comm, stall.rank, stall.pid, stall.peer),
+                "is given up" if given_up else "is over",
                 stall.length_ns(self._clock.monotonic_ns()) / 1e9,
                 stall.diagnosis.cause.value,
             )
@@ -97,13 +97,11 @@ def _sentence(stall: Stall) -> str:
     end = " or its other end" if diagnosis.either_end else ""
     whom += [f"{rail_name(diagnosis.rail, diagnosis.device, diagnosis.netns)}{end}"] if diagnosis.rail else []
     blamed = f", blamed on {' and '.join(whom)}" if whom else ""
-    if stall.library:
-        peer = f" with {stall.peer}" if stall.peer else ""
-        return (
-            f"{stall.op}{peer} does not complete: {diagnosis.cause.value}: {'; '.join(diagnosis.evidence)} "
-            f"({describe_process(stall.pid, stall.owner)})"
-        )
+    if stall.comm == UNKNOWN:
+        what = f"{describe_operation(stall.op, stall.comm, stall.rank, stall.pid, stall.peer)} does not complete"
+    else:
+        what = f"communicator {stall.comm} rank {stall.rank} of {stall.nranks} stalls in {stall.op}"
     return (
-        f"communicator {stall.comm} rank {stall.rank} of {stall.nranks} stalls in {stall.op}: "
-        f"{diagnosis.cause.value}{blamed}: {'; '.join(diagnosis.evidence)} ({describe_process(stall.pid, stall.owner)})"
+        f"{what}: {diagnosis.cause.value}{blamed}: {'; '.join(diagnosis.evidence)} "
+        f"({describe_process(stall.pid, stall.owner)})"
     )

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.remarks import Remark
 from railscope.agent.facts.snapshot import CollectorResult
@@ -212,7 +213,8 @@ class StuckTransfers:
             takes = ", and takes no more" if not connection.peer_window_bytes else ""
             evidence.append(
                 f"{connection.remote} has not taken what its connection from {connection.local} holds: "
-                f"{connection.unsent_bytes} bytes are not sent, {connection.unacknowledged_segments} segments not "
+                f"{connection.unsent_bytes} bytes are not sent, "
+                f"{format_count(connection.unacknowledged_segments, 'segment')} not "
                 f"acknowledged{takes}"
             )
         held = own or end.held

@@ -30,6 +30,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.host_calls import DRIVER_CALL_NAMES
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.snapshot import ALL_LINKS, DriverCallsOfProcess, NvlinkFacts
@@ -361,7 +362,9 @@ class UnseenWork:
         if going_on is not None:
             evidence.append(f"{name(going_on)} goes on: its calls return")
         else:
-            evidence.append(f"no call returns in any of the {len(job.pids)} processes of its job on this host")
+            many = len(job.pids)
+            which = f"any of the {many} processes" if many != 1 else "the only process"
+            evidence.append(f"no call returns in {which} of its job on this host")
         communicator = self._known.communicator(wait.rank.instance) if wait.rank is not None else None
         if communicator is not None:
             evidence += self._carried.signs(now_ns, communicator.gpu)
@@ -369,7 +372,7 @@ class UnseenWork:
         if not behind:
             return Diagnosis(Cause.UNSEEN_WORK_STUCK, tuple(evidence), culprit=False)
         last, fewer = min(behind.items(), key=lambda one: (-one[1], one[0]))
-        graphs = f"{fewer} graph{'s' * (fewer != 1)} fewer"
+        graphs = f"{format_count(fewer, 'graph')} fewer"
         evidence.insert(1, f"{name(last)} launched {graphs} than another process, and as many as the others before")
         blamed = job.rank_in(comm, last) if len(behind) == 1 else None
         return Diagnosis(Cause.UNSEEN_WORK_STUCK, tuple(evidence), culprit=blamed is not None, blamed_rank=blamed)

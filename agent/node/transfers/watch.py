@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -163,6 +163,8 @@ class TransferWatch:
         self._ended_pairs = FairMemory[int, int, Pairs](MOST_ENDED, len)
         """Of each user's share (probes/bpf/answerable.h), by how many there were before."""
         self._ended_count = 0
+        self._netns: dict[int, str] = {}
+        """Of processes that map such a library, by pid."""
         self._lives: dict[int, int] = {}
         """By pid, of those that have transferred: which of its processes."""
         self._lives_count = 0
@@ -192,8 +194,13 @@ class TransferWatch:
     def probed(self) -> tuple[ProbedFile, ...]:
         return tuple(file for file in self._files if file.links is not None)
 
-    def sighted(self, identity: ProcessIdentity, tenant: Tenant, mappings: Iterable[ExecutableMapping]) -> None:
-        """A process was looked at: these are the files with such libraries that it maps, and no others."""
+    def sighted(
+        self, identity: ProcessIdentity, tenant: Tenant, mappings: Iterable[ExecutableMapping], netns: str = ""
+    ) -> None:
+        """A process was looked at: these are the files with such libraries that it maps, and no others.
+
+        `netns`: its network namespace, as communicators have it.
+        """
         files = {mapping.file: mapping for mapping in mappings}
         awaited = set(files)
         for file in self._files:
@@ -204,6 +211,7 @@ class TransferWatch:
                 awaited -= file.names
         if files:
             self._mappers[identity] = _Mapper(tenant, files, awaited)
+            self._netns[identity.pid] = netns
         else:
             self._mappers.pop(identity, None)
 
@@ -214,6 +222,7 @@ class TransferWatch:
         for file in self._files:
             file.mappers.discard(identity)
         self._take_ended({identity.pid})
+        self._netns.pop(identity.pid, None)
         self._names = {key: name for key, name in self._names.items() if key[0] != identity.pid}
 
     def follow(self) -> list[str]:
@@ -339,8 +348,7 @@ class TransferWatch:
             )
             for (pid, function, peer), several in grouped.items()
         )
-        found = pairs_of(tables.keys, tables.totals, self._peer, self._life_of)
-        living = chain.from_iterable(several for _, several in found)
+        living = chain.from_iterable(several for _, several in self._pairs(tables.keys, tables.totals))
         return NodeTransfers(
             totals=sums.totals(),
             under_way=under_way,
@@ -427,6 +435,11 @@ class TransferWatch:
             self._names[pid, peer] = name
         return name
 
+    def _pairs(self, keys: Records, totals: Records) -> Iterator[tuple[int, Pairs]]:
+        """As `pairs_of`, with the processes' network namespaces."""
+        for user, several in pairs_of(keys, totals, self._peer, self._life_of):
+            yield user, tuple(replace(one, netns=self._netns.get(one.pid, "")) for one in several)
+
     def _life_of(self, pid: int) -> int:
         if pid not in self._lives:
             self._lives[pid] = self._lives_count
@@ -442,7 +455,7 @@ class TransferWatch:
             _log.error("transfers of ended processes cannot be taken out: %s", refusal.strerror)
             return
         self._names.update((key, printable(name)) for key, name in names.items())
-        for user, several in pairs_of(keys, totals, self._peer, self._life_of):
+        for user, several in self._pairs(keys, totals):
             self._ended_pairs.put(user, self._ended_count, several)
             self._ended_count += 1
         if gone := {*keys["tgid"].tolist(), *(pid for pid, _ in names)}:

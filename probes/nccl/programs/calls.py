@@ -180,7 +180,7 @@ class NcclPrograms:
         self.settings = settings
         living = sum(map(_lives, settings.pids))  # those that have ended get no link
         apart = attach is AttachKind.MULTI and living <= (1 if enqueue_time is EnqueueTime.SESSION else _MOST_PIDS)
-        self.pids = settings.pids if apart and tells_processes_apart(os.uname().release) else ()
+        self.pids = settings.pids if apart and tells_processes_apart(loaded.program_fds["init_entry"]) else ()
         """Processes that the probes are attached to; empty: to all that map a library."""
         self._loaded = loaded
         self._mapped_arrays: list[MappedArray] = []

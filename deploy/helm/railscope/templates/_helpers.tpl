@@ -56,6 +56,31 @@ httpGet: {path: {{ .path }}, port: metrics}
 {{- end -}}
 {{- end -}}
 
+{{/* What both containers of the pods that set the node's condition have. */}}
+{{- define "railscope.condition" -}}
+image: {{ include "railscope.image" . | quote }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+env:
+  - name: NODE_NAME
+    valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+  - {name: RAILSCOPE_LEAST_CONFIDENCE, value: {{ .Values.nodeCondition.confidence }}}
+resources: {{- toYaml .Values.nodeCondition.resources | nindent 2 }}
+securityContext:
+  # The socket is the agent's user's alone, which is root; of root's rights it has none.
+  runAsUser: 0
+  privileged: false
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  seccompProfile: {type: RuntimeDefault}
+  {{- with .Values.seLinuxOptions }}
+  seLinuxOptions: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  capabilities: {drop: [ALL]}
+volumeMounts:
+  - {name: state, mountPath: /run/railscope, readOnly: true}
+  - {name: action, mountPath: /actions, readOnly: true}
+{{- end -}}
+
 {{/* In a checkout the chart's files are links to the project's, which some tools leave behind. */}}
 {{- define "railscope.without" -}}
 {{- fail (printf "%s: the chart has no such file, as a tool left links behind that lead out of its folder: take a release's railscope-chart, or what `helm package` makes" .) -}}
