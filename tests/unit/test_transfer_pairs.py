@@ -175,6 +175,19 @@ def test_pairs_of_a_process_that_ends_are_kept_with_their_names(programs: Progra
     assert sum(one.operations for one in facts.totals) == 2
 
 
+def test_pairs_say_in_which_network_namespace_their_process_is_also_after_its_end(
+    programs: Programs, watch: TransferWatch
+) -> None:
+    file = Mapping(0, 1, (0, 1), 5, "/opt/libnixl.so", deleted=False)
+    watch.sighted(ProcessIdentity(7, 1), Tenant(1000), [file], "host1")
+    programs.rows = [(7, WRITE, 1, MIB, 0), (8, WRITE, 1, MIB, 0)]
+    assert {one.pid: one.netns for one in watch.facts().by_peer} == {7: "host1", 8: ""}
+    programs.ended = [7]
+    watch.process_gone(ProcessIdentity(7, 1))
+    assert [one.netns for several in watch.facts().ended.values() for one in several] == ["host1"]
+    assert not watch._netns
+
+
 def test_no_name_of_a_process_that_has_ended_is_kept(programs: Programs, watch: TransferWatch) -> None:
     """Also where a user has so many processes that some are not told of."""
     pids = range(10_000, 10_000 + 2 * MOST_PAIRS)

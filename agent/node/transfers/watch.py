@@ -218,6 +218,7 @@ class TransferWatch:
     def process_gone(self, identity: ProcessIdentity) -> None:
         """A process has ended, or executes another program."""
         if self._mappers.pop(identity, None) is None:
+            self._netns.pop(identity.pid, None)
             return
         for file in self._files:
             file.mappers.discard(identity)
