@@ -96,6 +96,8 @@ class Pattern:
     """Names of calls that move next to nothing and are no evidence, ascending."""
     light_bytes: int
     """A call of another name is no evidence either if it moves no more than this."""
+    light_calls: int
+    """Of them, in a usual iteration."""
     anchor: Hashes
     """Names of calls that come in a row on one communicator, once an iteration."""
     anchor_communicator: int
@@ -105,10 +107,14 @@ class Pattern:
     """An iteration begins at so many calls of evidence behind the beginning of a usual segment."""
     starting: np.uint64
     """Name of the call at which iterations usually begin."""
+    behind_start: np.uint64
+    """Sum of the names of a usual segment's calls from there on."""
     burst_ns: int | None
     """Equal calls: an iteration begins where none came for so long; None: at each of them."""
     telling: bool
     """The order of calls proves it at any distance; else they must come regularly as well."""
+    after_silence: bool
+    """An iteration begins after a silence as there is none within it."""
     communicators: frozenset[int]
     """Those on which an iteration makes calls that are evidence."""
     payload_bytes: int
@@ -152,7 +158,7 @@ def _pattern(calls: Calls, series: CallSeries, found: Repetition) -> Pattern:
     sizeless = np.unique(calls.kind[rule.sizeless[series.kind]])
     name = np.where(rule.sizeless[series.kind], calls.kind, calls.symbol)
     usual = rule.usual
-    lengths_ns = np.diff(calls.time_ns[found.starts])
+    lengths_ns = np.diff(calls.time_ns[found.starts])[~found.interrupted]
     if rule.burst_ns is not None:
         evidence = np.cumsum(rule.evidence)  # light calls may lie between
         sizes, often = np.unique(np.diff(evidence[found.starts]), return_counts=True)
@@ -160,19 +166,23 @@ def _pattern(calls: Calls, series: CallSeries, found: Repetition) -> Pattern:
     else:
         names, counts = np.unique(name[usual], return_counts=True)
     light = ~rule.evidence
+    lights, often_light = np.unique(np.diff(np.cumsum(light)[found.starts]), return_counts=True)
     return Pattern(
         names=names,
         counts=counts.astype(np.int64),
         sizeless=sizeless,
         light=np.setdiff1d(name[light], names),
         light_bytes=int(calls.payload_bytes[light].max(initial=0)),
+        light_calls=int(lights[np.argmax(often_light)]),
         anchor=name[rule.anchor],
         anchor_communicator=int(calls.communicator[rule.anchor[0]]),
         by_silence=rule.by_silence,
         offset=rule.offset,
         starting=name[usual[rule.offset]],
+        behind_start=name[usual[rule.offset :]].sum(dtype=np.uint64),
         burst_ns=rule.burst_ns,
         telling=rule.telling,
+        after_silence=rule.after_silence,
         communicators=frozenset(np.unique(calls.communicator[usual]).tolist()),
         payload_bytes=int(calls.payload_bytes[usual].sum()) * (int(counts[0]) if rule.burst_ns is not None else 1),
         median_ns=int(np.median(lengths_ns)),

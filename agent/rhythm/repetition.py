@@ -8,68 +8,65 @@ NCCL demands the same order every time.  So:
 1. Sizes that are never the same (uneven all-to-alls) are left out of the comparison, operation and peer stay.
 2. Calls that move next to nothing are no evidence: all those that together make a thousandth of the bytes.  Those of
    unknown size are; where nothing repeats with them, it is looked for without them.
-3. An *anchor* is a call, or several in a row on one communicator, that may occur once an iteration.  It cuts the series
-   into segments; segments are equal if they hold the same calls, in any order.  The *coverage* of an anchor is the part
-   of calls in segments that are like the most frequent one, or the part of segments, whichever is less.
-4. That segment must hold calls of every communicator that moves bytes: a layer repeats too, and lacks the gradients.
-5. Of the anchors with the best coverage (within 6 %: one call more in every twentieth iteration does not make twenty
-   iterations one) the one with the shortest segment wins; one whose segment is the same call over and over wins only
-   where there is no other.  Training with an evaluation now and then repeats as a whole, too: where its segments are
-   made of ten and more of a shorter one, which begins after a silence as there is none within it, that is the step.
-   Layers and micro-batches do not pause so, lack the gradients, or are all that an iteration is made of.
-6. An iteration begins at the call of the segment before which the GPU was silent longest (median): since the call
-   before it was made, or since all operations before it had ended.
+3. What is left is cut into segments, in many ways (`cuts`), and the way is chosen that makes them iterations
+   (`choice`): evaluations and checkpoints between them are no part of it.
+4. An iteration begins at the call of the segment before which the GPU was silent longest (median): since the call
+   before it was made, or since all operations before it had ended.  A segment with less than half of the calls of a
+   usual one is none, as a batch of an evaluation.
+5. An iteration within which other calls lie, and which is longer than half as long again as usual, was interrupted:
+   what it took itself is not known.
 
 A repetition of a single call proves nothing by itself: there gaps in time decide.  Calls that come in bursts of the
 same number, with silence between, make an iteration a burst; otherwise the calls must come regularly.  So must calls
 that repeat only without their sizes, unless there are several different ones and they hardly ever leave their order.
 
-All steps are numpy over whole columns: sums of random numbers by call, taken as hashes, stand for comparisons.
+All steps are numpy over whole columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from railscope.agent.rhythm.choice import choose_cut
+from railscope.agent.rhythm.cuts import (
+    GOOD_ENOUGH,
+    LEAST,
+    SILENCE,
+    VARIED_SIZES,
+    Cut,
+    Encode,
+    Evidence,
+    Flags,
+    begins_after_silence,
+    recurring,
+    silences,
+)
 from railscope.agent.rhythm.series import CallSeries, Codes, Integers, dense_codes, mixed
 
-Encode = Callable[[Integers], Codes]
-"""Equal numbers get equal codes, 0 … k−1 in the order of their values."""
-Hashes = NDArray[np.uint64]
-Flags = NDArray[np.bool_]
-
 _LIGHT: Final = 0.001
-_LEAST_COVERAGE: Final = 0.5
-_AS_GOOD: Final = 0.06
-_GOOD_ENOUGH: Final = 0.98
 _TELLING: Final = 4
 """So many different calls, in the same order throughout, make a repetition without their sizes and at any distance; an
 AllGather and a ReduceScatter in turn may be the layers of requests that come at random."""
-_LEAST: Final = 3
-"""So many occurrences make a repetition."""
-_LONGEST_ANCHOR: Final = 64
-_VARIED_SIZES: Final = 8
+_OFTEN: Final = 10
+"""A size that comes so often comes again, though in a part of the series only."""
 _NEAR_MEDIAN: Final = 0.5
 _LEAST_REGULAR_TIME: Final = 0.8
 """Periods are regular if those within half of the median around it make up so much of the time."""
 _NEIGHBOURS: Final = 64
 """Periods whose median is one of them compared with: a busy machine's pace drifts."""
-_STEPS_OF_A_CYCLE: Final = 10
-_CALLS_OF_A_STEP: Final = 6
-"""So many at least, as a layer may have fewer."""
-_SAMPLED: Final = 4_000_000
-_ANCHORS_OF_A_COUNT: Final = 2
+ENOUGH: Final = 0.5
+"""Of the calls of a usual segment: with fewer it is no iteration."""
+INTERRUPTED: Final = 1.5
+"""So many times the usual length."""
+_LEAST_USUAL: Final = 0.5
+"""Of iterations: where fewer make equal calls, others are nothing unusual."""
 _TRIAL: Final = 300_000
 """A long series is looked at as a whole only if so many calls from its middle repeat themselves; so an iteration of a
 GPU may have a third of that."""
-_SILENCE: Final = 3.0
-"""A gap so many times as long as the next shorter ones is silence."""
 _LEAST_SILENT_SHARE: Final = 0.05
 
 
@@ -98,6 +95,8 @@ class Rule:
     """Equal calls: an iteration begins where none came for so long; None: at each of them."""
     telling: bool
     """The order proves the repetition at any distance; else calls must come regularly as well."""
+    after_silence: bool
+    """An iteration begins after a silence as there is none within it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,78 +105,72 @@ class Repetition:
 
     starts: Integers
     """Places in the series of the first calls of iterations; the last one's end is not known."""
+    interrupted: Flags
+    """By iteration that has an end: other calls lie within it, and make it longer."""
     sizes_vary: bool
     """The calls repeat only if sizes of some or all are not looked at."""
     by_gaps: bool
     """Found by silence between bursts of one and the same call."""
     rule: Rule
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Evidence:
-    """What is compared: the calls of a series that move bytes, by what stands for them."""
-
-    time_ns: Integers
-    silence_ns: Integers
-    """Before each call, as of the whole series."""
-    symbol: Codes
-    communicator: Codes
-
-    def middle(self, length: int) -> _Evidence:
-        """As many calls from the middle."""
-        low = (len(self.symbol) - length) // 2
-        part = slice(low, low + length)
-        return _Evidence(self.time_ns[part], self.silence_ns[part], self.symbol[part], self.communicator[part])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Cut:
-    """An anchor and what it makes of the series."""
-
-    anchors: Integers
-    usual: Flags
-    """By segment: it is like the most frequent one."""
-    length: int
-    """Calls of the most frequent segment."""
-    coverage: float
-    distinct: int
-    """Different calls of the most frequent segment."""
-    anchor: Integers
-    """The calls of one anchor, wherever segments begin."""
-    by_silence: bool
-    """Segments begin at the longest silence between anchors."""
+    parts: int
+    """An iteration holds so many equal stretches of calls that may be the steps themselves; 0: none."""
 
 
 def find_repetition(series: CallSeries, encode: Encode = dense_codes) -> Repetition | None:
     """Cut a series into iterations; None: it does not repeat itself.  `encode`: the fastest there is."""
-    if len(series) < _LEAST:
+    if len(series) < LEAST:
         return None
     silence_ns = series.silence_ns
     for sizeless, symbol, kept in _evidences(series, encode):
-        evidence = _Evidence(series.time_ns[kept], silence_ns[kept], symbol[kept], series.communicator[kept])
-        if len(evidence.symbol) > 2 * _TRIAL and _best_cut(evidence.middle(_TRIAL), encode) is None:
+        evidence = Evidence(
+            series.time_ns[kept],
+            silence_ns[kept],
+            symbol[kept],
+            series.communicator[kept],
+            series.kind[kept],
+            series.payload_bytes[kept],
+        )
+        if len(evidence) > 2 * _TRIAL and choose_cut(evidence.middle(_TRIAL), encode) is None:
             continue
-        cut = _best_cut(evidence, encode)
-        if cut is None:
+        choice = choose_cut(evidence, encode)
+        if choice is None:
             continue
+        cut = choice.cut
         offset = _offset(evidence, cut)
         starts = _starts(evidence, cut, offset)
-        if len(starts) < _LEAST:
+        if len(starts) < LEAST:
             continue
         burst_ns = None
         if cut.distinct == 1:
             bursts = _bursts(evidence.time_ns[starts])
             starts, burst_ns = (starts, None) if bursts is None else (starts[bursts[0]], bursts[1])
         places = np.flatnonzero(kept)
-        first = int(cut.anchors[np.flatnonzero(cut.usual)[0]])
-        usual = places[first : first + cut.length]
+        usual = places[cut.usual_segment]
         sizes_vary = bool(sizeless[series.kind[usual]].any())
-        in_order = cut.distinct >= _TELLING and cut.coverage >= _GOOD_ENOUGH
+        in_order = cut.distinct >= _TELLING and max(cut.coverage, cut.between) >= GOOD_ENOUGH
         telling = cut.distinct > 1 and (not sizes_vary or in_order)
         if not telling and not is_regular(np.diff(evidence.time_ns[starts])):
             continue
-        rule = Rule(symbol, sizeless, kept, places[cut.anchor], cut.by_silence, usual, offset, burst_ns, telling)
-        return Repetition(places[starts], sizes_vary, burst_ns is not None, rule)
+        rule = Rule(
+            symbol,
+            sizeless,
+            kept,
+            places[cut.anchor],
+            cut.by_silence,
+            usual,
+            offset,
+            burst_ns,
+            telling,
+            begins_after_silence(evidence, cut),
+        )
+        return Repetition(
+            starts=places[starts],
+            interrupted=_interrupted(series.time_ns, symbol, places[starts]),
+            sizes_vary=sizes_vary,
+            by_gaps=burst_ns is not None,
+            rule=rule,
+            parts=cut.length // choice.perhaps.length if choice.perhaps is not None else 0,
+        )
     return None
 
 
@@ -240,15 +233,15 @@ def _evidences(series: CallSeries, encode: Encode) -> Iterator[tuple[Flags, Code
 def _readings(series: CallSeries, encode: Encode) -> Iterator[tuple[Flags, Codes]]:
     """What may stand for the calls: with all sizes, without those that vary, without any."""
     counts = np.bincount(series.symbol)
-    recurring = _recurring(series.symbol, counts)
+    again = recurring(series.symbol, counts) | (counts >= _OFTEN)
     of_kind = np.bincount(series.kind)
     # A kind most of whose calls have a size that hardly ever comes again.
-    seldom = np.bincount(series.kind, weights=~recurring[series.symbol])
-    odd = (seldom > of_kind / 2) & (of_kind >= _LEAST)
+    seldom = np.bincount(series.kind, weights=~again[series.symbol])
+    odd = (seldom > of_kind / 2) & (of_kind >= LEAST)
     yield from _without_sizes(series, odd, encode, always=True)
     of_symbol = np.zeros(len(counts), series.kind.dtype)
     of_symbol[series.symbol] = series.kind
-    varied = (np.bincount(of_symbol, minlength=len(of_kind)) > _VARIED_SIZES) | odd
+    varied = (np.bincount(of_symbol, minlength=len(of_kind)) > VARIED_SIZES) | odd
     if (varied != odd).any():
         yield from _without_sizes(series, varied, encode)
     if not varied.all():
@@ -265,22 +258,11 @@ def _without_sizes(
     yield kinds, encode(np.where(kinds[series.kind], -1 - series.kind.astype(np.int64), series.symbol))
 
 
-def _recurring(symbol: Codes, counts: Integers) -> Flags:
-    """By symbol: it occurs at least three times, and over at least half of the series."""
-    n = len(symbol)
-    first, last = np.full(len(counts), n), np.full(len(counts), -1)
-    places = np.arange(n)
-    first[symbol[::-1]] = places[::-1]
-    last[symbol] = places
-    result: Flags = (counts >= _LEAST) & (last - first >= n // 2)
-    return result
-
-
 def _heavy(symbol: Codes, payload_bytes: Integers) -> Flags:
     """The calls that are evidence: all but those of the lightest symbols, which together move a thousandth."""
     moved = np.bincount(symbol, weights=payload_bytes)
-    recurring = _recurring(symbol, np.bincount(symbol))
-    total = moved[recurring].sum() if recurring.any() else moved.sum()
+    throughout = recurring(symbol, np.bincount(symbol))
+    total = moved[throughout].sum() if throughout.any() else moved.sum()
     if total <= 0:
         return np.ones(len(symbol), np.bool_)
     order = np.argsort(moved, kind="stable")
@@ -290,172 +272,30 @@ def _heavy(symbol: Codes, payload_bytes: Integers) -> Flags:
     return result
 
 
-def _best_cut(evidence: _Evidence, encode: Encode) -> _Cut | None:
-    n = len(evidence.symbol)
-    if n < _LEAST:
-        return None
-    moving = np.bincount(evidence.communicator)
-    demanded = _recurring(evidence.communicator, moving)
-    # Every iteration has a call of each of these: more iterations than calls of one there are not.
-    most = int(moving[demanded].min()) + 1 if demanded.any() else n
-    names = mixed(np.arange(int(evidence.symbol.max()) + 1, dtype=np.uint64))[evidence.symbol]
-    sums = np.concatenate(([np.uint64(0)], np.cumsum(names)))
-    order = np.argsort(evidence.communicator, kind="stable")
-    gram = names[order]
-    ends = np.searchsorted(evidence.communicator[order], evidence.communicator[order], side="right")
-    alike = bool((evidence.symbol == evidence.symbol[0]).all())
-    cuts: list[_Cut] = []
-    length = 1
-    while True:
-        cuts += _cuts_of(evidence, sums, order, gram, length, most, demanded, encode)
-        if max((cut.coverage for cut in cuts if cut.distinct > 1), default=0.0) >= _GOOD_ENOUGH:
-            break
-        length *= 2
-        if alike or length > min(_LONGEST_ANCHOR, n):
-            break
-        # Twice as many calls of the communicator: what comes `length / 2` later belongs to it.
-        later = np.minimum(np.arange(n) + length // 2, n - 1)
-        inside = np.arange(n) + length // 2 < ends
-        gram = np.where(inside, mixed(gram * np.uint64(3) + gram[later]), gram + np.uint64(length))
-    for several in (True, False):
-        good = [cut for cut in cuts if (cut.distinct > 1) == several]
-        if good:
-            least = max(cut.coverage for cut in good) - _AS_GOOD
-            best = min((cut for cut in good if cut.coverage >= least), key=_rank)
-            return min((cut for cut in good if _is_step(evidence, cut, best)), key=_rank, default=best)
-    return None
-
-
-def _usual(cut: _Cut) -> slice:
-    """The calls of a most frequent segment."""
-    start = int(cut.anchors[np.flatnonzero(cut.usual)[0]])
-    return slice(start, start + cut.length)
-
-
-def _rank(cut: _Cut) -> tuple[int, float, int]:
-    return cut.length, -cut.coverage, int(cut.anchors[0])
-
-
-def _is_step(evidence: _Evidence, cut: _Cut, cycle: _Cut) -> bool:
-    """Whether the segments of a cut are steps of which, and of something else, those of another are made."""
-    if cut.length < _CALLS_OF_A_STEP or cut.length * _STEPS_OF_A_CYCLE > cycle.length:
-        return False
-    size = int(evidence.symbol.max()) + 1
-    step, whole = (np.bincount(evidence.symbol[_usual(one)], minlength=size) for one in (cut, cycle))
-    if np.array_equal(step * (cycle.length // cut.length), whole):
-        # Forwards and backwards of a pipeline's micro-batches, in another order at the ends.
-        return False
-    silence = np.sort(_silences(evidence, cut))
-    return bool(silence[-1] >= _SILENCE * max(1.0, float(np.quantile(silence[:-1], 0.9))))
-
-
-def _cuts_of(
-    evidence: _Evidence,
-    sums: Hashes,
-    order: Integers,
-    gram: Hashes,
-    length: int,
-    most: int,
-    demanded: Flags,
-    encode: Encode,
-) -> list[_Cut]:
-    """What the anchors of one length make of the series, as far as they explain it."""
-    n = len(gram)
-    codes = np.empty(n, np.int32)
-    codes[order] = encode(gram.view(np.int64))
-    counts = np.bincount(codes)
-    possible = _recurring(codes, counts) & (counts <= most)
-    # Anchors that occur equally often mostly cut the same way.
-    first = np.full(len(counts), n)
-    first[codes[::-1]] = np.arange(n)[::-1]
-    chosen: list[int] = []
-    candidates = np.flatnonzero(possible)
-    previous, same = -1, 0
-    for code in candidates[np.lexsort((first[candidates], -counts[candidates]))].tolist():
-        same = same + 1 if counts[code] == previous else 1
-        previous = int(counts[code])
-        if same <= _ANCHORS_OF_A_COUNT:
-            chosen.append(code)
-    wanted = np.zeros(len(counts), np.bool_)
-    wanted[chosen] = True
-    places = np.flatnonzero(wanted[codes])
-    grouped = places[np.argsort(codes[places], kind="stable")]
-    bounds = np.concatenate(([0], np.cumsum(counts[np.sort(np.array(chosen, np.int64))])))
-    place = np.empty(n, np.int64)
-    place[order] = np.arange(n)
-
-    def calls_of(anchor: int) -> Integers:
-        return order[place[anchor] : place[anchor] + length]
-
-    cuts = [_cut(evidence, sums, grouped[low:high], calls_of(int(grouped[low]))) for low, high in pairwise(bounds)]
-    return [
-        cut for cut in cuts if cut is not None and cut.coverage >= _LEAST_COVERAGE and _holds(evidence, cut, demanded)
-    ]
-
-
-def _cut(evidence: _Evidence, sums: Hashes, anchors: Integers, calls: Integers) -> _Cut | None:
-    """What anchors make of the series; or, where calls that lie close together change places around the anchor, what
-    the longest silences between anchors make of it, if that explains more."""
-    cut = _cut_at(evidence, sums, anchors, calls)
-    if cut is not None and cut.coverage >= _GOOD_ENOUGH:
-        return cut
-    low, high = anchors[0], anchors[-1]
-    silence = evidence.silence_ns[low:high]
-    longest = np.maximum.reduceat(silence, anchors[:-1] - low)
-    places = np.flatnonzero(silence == np.repeat(longest, np.diff(anchors))) + low
-    segment = np.searchsorted(anchors, places, side="right")
-    silent = places[np.unique(segment, return_index=True)[1]]
-    other = _cut_at(evidence, sums, silent, calls, by_silence=True) if len(silent) >= _LEAST else None
-    return max((one for one in (cut, other) if one is not None), key=lambda one: one.coverage, default=None)
-
-
-def _cut_at(
-    evidence: _Evidence, sums: Hashes, anchors: Integers, calls: Integers, *, by_silence: bool = False
-) -> _Cut | None:
-    hashes = sums[anchors[1:]] - sums[anchors[:-1]]
-    found, first, counts = np.unique(hashes, return_index=True, return_counts=True)
-    lengths = np.diff(anchors)
-    covered = counts * lengths[first]
-    # Among equally good ones, the one that comes first.
-    winner = int(np.lexsort((first, -covered))[0])
-    if counts[winner] < 2:
-        return None
-    coverage = float(min(covered[winner] / (anchors[-1] - anchors[0]), counts[winner] / len(hashes)))
-    start, length = int(anchors[first[winner]]), int(lengths[first[winner]])
-    distinct = len(np.unique(evidence.symbol[start : start + length])) if coverage >= _LEAST_COVERAGE else 0
-    return _Cut(anchors, hashes == found[winner], length, coverage, distinct, calls, by_silence)
-
-
-def _holds(evidence: _Evidence, cut: _Cut, demanded: Flags) -> bool:
-    """Whether the most frequent segment has calls of all these communicators."""
-    missing = demanded.copy()
-    missing[evidence.communicator[_usual(cut)]] = False
-    return not missing.any()
-
-
-def _offset(evidence: _Evidence, cut: _Cut) -> int:
+def _offset(evidence: Evidence, cut: Cut) -> int:
     """Calls before the one before which a usual segment is silent longest."""
-    return int(np.argmax(_silences(evidence, cut)))
+    return int(np.argmax(silences(evidence, cut)))
 
 
-def _silences(evidence: _Evidence, cut: _Cut) -> NDArray[np.float64]:
-    """Before each call of a usual segment, the median."""
-    usual = cut.anchors[:-1][cut.usual]
-    sampled = usual[:: max(1, len(usual) * cut.length // _SAMPLED)]
-    found: NDArray[np.float64] = np.median(evidence.silence_ns[sampled[:, None] + np.arange(cut.length)], axis=0)
-    return found
-
-
-def _starts(evidence: _Evidence, cut: _Cut, offset: int) -> Integers:
+def _starts(evidence: Evidence, cut: Cut, offset: int) -> Integers:
     """Where iterations begin: in every segment at the call before which it is usually silent longest."""
     usual = cut.anchors[:-1][cut.usual]
     starting = np.bincount(evidence.symbol[usual + offset]).argmax()
     found = [usual + offset]
-    # Elsewhere at the anchor where that is it, or at the same call after the longest silence of the segment.
+    # Elsewhere at the anchor where that is it, or at the same call behind the longest silence of the segment.
     unusual = np.flatnonzero(~cut.usual)
+    unusual = unusual[_shared(evidence, cut, unusual) >= ENOUGH * cut.length]
     if len(unusual) and not offset:
         found.append(cut.anchors[:-1][unusual])
     elif len(unusual):
+        # As far from its end as usual, if the same calls are behind that.
+        names = mixed(np.arange(int(evidence.symbol.max()) + 1, dtype=np.uint64))[evidence.symbol]
+        sums = np.concatenate(([np.uint64(0)], np.cumsum(names)))
+        ends, late = cut.anchors[unusual + 1], cut.anchors[unusual + 1] - (cut.length - offset)
+        behind = names[usual[0] + offset : usual[0] + cut.length].sum(dtype=np.uint64)
+        as_usual = (late >= cut.anchors[unusual]) & (sums[ends] - sums[late] == behind)
+        found.append(late[as_usual])
+        unusual = unusual[~as_usual]
         low, high = cut.anchors[0], cut.anchors[-1]
         silence = np.where(evidence.symbol[low:high] == starting, evidence.silence_ns[low:high], -1)
         longest = np.maximum.reduceat(silence, cut.anchors[:-1] - low)
@@ -473,7 +313,8 @@ def _starts(evidence: _Evidence, cut: _Cut, offset: int) -> Integers:
     enough_ns = np.median(evidence.silence_ns[usual + offset]) / 2
     for after in (last, last + cut.length):
         if after < len(evidence.symbol) and (
-            evidence.symbol[after] == starting or evidence.silence_ns[after] >= enough_ns
+            evidence.symbol[after] == starting
+            or (evidence.silence_ns[after] >= enough_ns and evidence.symbol[after] in model)
         ):
             if after > last and not np.array_equal(np.sort(evidence.symbol[last:after]), model):
                 break
@@ -481,6 +322,33 @@ def _starts(evidence: _Evidence, cut: _Cut, offset: int) -> Integers:
     # np.unique hashes, which takes ten times as long.
     starts = np.sort(np.concatenate(found))
     return starts[np.diff(starts, prepend=-1) > 0]
+
+
+def _shared(evidence: Evidence, cut: Cut, segments: Integers) -> Integers:
+    """How many calls of a usual segment each of these has."""
+    lengths = np.diff(cut.anchors)[segments]
+    places = np.repeat(cut.anchors[segments] - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
+    size = int(evidence.symbol.max()) + 1
+    usual = np.bincount(evidence.symbol[cut.usual_segment], minlength=size)
+    own = np.repeat(np.arange(len(segments)), lengths) * size + evidence.symbol[places]
+    own, counts = np.unique(own[usual[own % size] > 0], return_counts=True)
+    found: Integers = np.bincount(
+        own // size, weights=np.minimum(counts, usual[own % size]), minlength=len(segments)
+    ).astype(np.int64)
+    return found
+
+
+def _interrupted(time_ns: Integers, symbol: Codes, starts: Integers) -> Flags:
+    """Which iterations are longer than others because of calls that these have not, also such that move nothing."""
+    names = mixed(np.arange(int(symbol.max()) + 1, dtype=np.uint64))[symbol]
+    sums = np.concatenate(([np.uint64(0)], np.cumsum(names)))[starts]
+    hashes, lengths_ns = np.diff(sums), np.diff(time_ns[starts])
+    found, counts = np.unique(hashes, return_counts=True)
+    usual = hashes == found[np.argmax(counts)]
+    if usual.mean() < _LEAST_USUAL:
+        return np.zeros(len(usual), np.bool_)
+    result: Flags = ~usual & (lengths_ns > INTERRUPTED * np.median(lengths_ns[usual]))
+    return result
 
 
 def _bursts(time_ns: Integers) -> tuple[Integers, int] | None:
@@ -492,13 +360,13 @@ def _bursts(time_ns: Integers) -> tuple[Integers, int] | None:
         return None
     ratios = levels[1:] / np.maximum(levels[:-1], 1)
     edge = int(np.argmax(ratios))
-    if ratios[edge] < _SILENCE:
+    if ratios[edge] < SILENCE:
         return None
     silent = gaps >= levels[edge + 1]
     if gaps[silent].sum() < _LEAST_SILENT_SHARE * gaps.sum():
         return None
     starts = np.flatnonzero(silent) + 1
-    if len(starts) < _LEAST:
+    if len(starts) < LEAST:
         return None
     sizes, counts = np.unique(np.diff(starts), return_counts=True)
     usual = int(sizes[np.argmax(counts)])

@@ -20,15 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from railscope.agent.rhythm.pattern import Calls, Flags, Hashes, Pattern
-from railscope.agent.rhythm.repetition import is_regular
+from railscope.agent.rhythm.repetition import ENOUGH, INTERRUPTED, is_regular
 from railscope.agent.rhythm.series import Integers
+from railscope.agent.rhythm.strangers import Strangers
 
 ITERATION: Final = np.dtype([("start_ns", "<i8"), ("end_ns", "<i8"), ("silence_ns", "<i8"), ("odd", "?")])
 """From its first call to the next one's; the silence before that one; and whether other calls lie within."""
 Iterations = NDArray[Any]
 
-_ENOUGH: Final = 0.5
-"""Of the calls of a usual iteration."""
 _BLOCK: Final = 16
 """Iterations of a pattern that is not telling are told together, if they were regular."""
 _MOST_HELD: Final = 512
@@ -43,11 +42,6 @@ _REMEMBERED: Final = 4096
 _RECENT: Final = 64
 _LEAST_LIKE_IT: Final = 0.25
 """Of recent segments, that are as usual, or the pattern is no longer the job's."""
-_STRANGE: Final = 8
-"""So many heavy calls on a communicator that is not in the pattern, over half of its time, make it wrong."""
-_STRANGE_PART: Final = 0.001
-_MOST_STRANGE: Final = 256
-"""Communicators."""
 
 
 class Tracker:
@@ -61,8 +55,9 @@ class Tracker:
         """When the call before those was made."""
         self._begun = False
         """The first call that waits is the beginning of a segment."""
-        self._open: tuple[int, bool] | None = None
-        """When the last iteration began, and whether it is odd so far."""
+        self._open: tuple[int, bool, bool] | None = None
+        """When the last iteration began, whether it is odd so far, and whether other calls than usual lie in it that
+        are no evidence."""
         self._lost_ns: list[int] = []
         self._held: Iterations = np.zeros(0, ITERATION)
         """Of a pattern that is not telling, what was not told yet."""
@@ -73,8 +68,7 @@ class Tracker:
         self._recent: list[bool] = []
         """Whether each of the last segments is as usual."""
         self._first_ns: int | None = None
-        self._strange: dict[int, tuple[int, int, int, int]] = {}
-        """By communicator: heavy calls, their bytes, when the first and the last came."""
+        self._strangers = Strangers(pattern)
         self._moved_bytes = 0
         self.segment_ns = 0
         """When the last segment that is whole ended; 0: none has."""
@@ -114,9 +108,15 @@ class Tracker:
         shared = np.minimum(cells.reshape(-1, size + 1)[:, :size], pattern.counts).sum(axis=1)
         usual = (shared == pattern.length) & (lengths == pattern.length)
         starts = self._starts(begins, usual, name[places], silence_ns)
-        counted = shared >= _ENOUGH * pattern.length
-        found = self._close(waiting.time_ns[places[starts]], silence_ns[starts], counted, usual)
-        self._learn(waiting, places[low:high], own == size, usual)
+        counted = shared >= ENOUGH * pattern.length
+        edges = places[begins]
+        # Calls that are no evidence, as of a metric, tell of an evaluation where an iteration is longer as well.
+        light = np.diff(edges) - lengths != pattern.light_calls
+        found = self._close(waiting.time_ns[places[starts]], silence_ns[starts], counted, usual, light)
+        strange = own == size
+        named = np.bincount(segment[~strange], minlength=len(lengths))
+        self._learn(waiting, places[low:high][strange], segment[strange], usual, waiting.time_ns[edges], named)
+        self._moved_bytes += int(waiting.payload_bytes[places[low:high]].sum())
         self.segment_ns = int(waiting.time_ns[places[high]])
         cut = int(places[high])
         self._before_ns = int(waiting.time_ns[cut - 1]) if cut else self._before_ns
@@ -176,43 +176,54 @@ class Tracker:
         return np.concatenate((np.zeros(1, np.int64), begins))
 
     def _starts(self, begins: Integers, usual: Flags, name: Hashes, silence_ns: Integers) -> Integers:
-        """Where the iteration of each segment begins: as usual; in odd ones at the longest silence before the call that
-        usually is the first."""
+        """Where the iteration of each segment begins: as usual; in odd ones as far from its end as usual, if the same
+        calls are behind that, else at the longest silence before the call that usually is the first."""
         pattern = self.pattern
-        starts: Integers = begins[:-1] + np.minimum(pattern.offset, np.diff(begins) - 1)
+        lengths = np.diff(begins)
+        starts: Integers = begins[:-1] + np.minimum(pattern.offset, lengths - 1)
         if not pattern.offset or usual.all():
             return starts
+        sums = np.concatenate(([np.uint64(0)], np.cumsum(name)))
+        late = begins[1:] - (pattern.length - pattern.offset)
+        as_usual = (late >= begins[:-1]) & (sums[begins[1:]] - sums[late] == pattern.behind_start)
+        starts[~usual & as_usual] = late[~usual & as_usual]
         low, high = int(begins[0]), int(begins[-1])
         silence = np.where(name[low:high] == pattern.starting, silence_ns[low:high], -1)
         longest = np.maximum.reduceat(silence, begins[:-1] - low)
         places = np.flatnonzero((silence == np.repeat(longest, np.diff(begins))) & (silence >= 0))
         segment, first = np.unique(np.searchsorted(begins, places + low, side="right") - 1, return_index=True)
-        odd = ~usual[segment]
+        odd = ~(usual | as_usual)[segment]
         starts[segment[odd]] = places[first[odd]] + low
         return starts
 
-    def _close(self, time_ns: Integers, silence_ns: Integers, counted: Flags, usual: Flags) -> Iterations:
-        """The iterations between the beginnings of these segments, and the one that was open."""
+    def _close(self, time_ns: Integers, silence_ns: Integers, counted: Flags, usual: Flags, light: Flags) -> Iterations:
+        """The iterations between the beginnings of these segments, and the one that was open.
+
+        `light`: there are other calls in a segment that are no evidence.
+        """
         at = np.flatnonzero(counted)
-        # Of the segments from one iteration's to the next one's, both included, whether any is odd.
-        odd_so_far = np.concatenate(([0], np.cumsum(~usual)))
-        begin_ns = time_ns[at]
         if not len(at):
             if self._open is not None:
-                self._open = self._open[0], True
+                self._open = self._open[0], True, self._open[2]
             return np.zeros(0, ITERATION)
-        odd = odd_so_far[at[1:] + 1] - odd_so_far[at[:-1]] > 0
+        begin_ns = time_ns[at]
         ends_ns, silences_ns = begin_ns[1:], silence_ns[at[1:]]
         starts_ns = begin_ns[:-1]
+        odd, lighter = (_any_between(flags, at) for flags in (~usual, light))
         if self._open is not None:
-            opened_ns, opened_odd = self._open
+            opened_ns, opened_odd, opened_light = self._open
             starts_ns = np.concatenate(([opened_ns], starts_ns))
             ends_ns = np.concatenate((begin_ns[:1], ends_ns))
             silences_ns = np.concatenate((silence_ns[at[:1]], silences_ns))
-            odd = np.concatenate(([opened_odd or bool(odd_so_far[at[0] + 1])], odd))
+            first = int(at[0]) + 1
+            odd = np.concatenate(([opened_odd or bool((~usual[:first]).any())], odd))
+            lighter = np.concatenate(([opened_light or bool(light[:first].any())], lighter))
         found = np.zeros(len(starts_ns), ITERATION)
-        found["start_ns"], found["end_ns"], found["silence_ns"], found["odd"] = starts_ns, ends_ns, silences_ns, odd
-        self._open = int(begin_ns[-1]), bool(odd_so_far[-1] - odd_so_far[at[-1]])
+        long = ends_ns - starts_ns > INTERRUPTED * self.pattern.median_ns
+        found["start_ns"], found["end_ns"], found["silence_ns"] = starts_ns, ends_ns, silences_ns
+        found["odd"] = odd | (lighter & long)
+        last = int(at[-1])
+        self._open = int(begin_ns[-1]), bool((~usual[last:]).any()), bool(light[last:].any())
         return self._without_lost(found)
 
     def _without_lost(self, found: Iterations) -> Iterations:
@@ -224,28 +235,37 @@ class Tracker:
         whole: Iterations = found[within == 0]
         return whole
 
-    def _learn(self, calls: Calls, places: Integers, strange: Flags, usual: Flags) -> None:
-        """Find out whether the pattern is still the job's."""
+    def _learn(
+        self, calls: Calls, strange: Integers, segment: Integers, usual: Flags, edges_ns: Integers, named: Integers
+    ) -> None:
+        """Find out whether the pattern is still the job's.
+
+        Args:
+            calls: those that wait.
+            strange: places of calls that are not in the pattern.
+            segment: in which each of these is.
+            usual: by segment.
+            edges_ns: when segments begin, and the last one ends.
+            named: by segment, calls that are in the pattern.
+        """
         self._recent = (self._recent + usual.tolist())[-_RECENT:]
         if len(self._recent) == _RECENT and sum(self._recent) < _LEAST_LIKE_IT * _RECENT:
             self.failed = True
-        self._moved_bytes += int(calls.payload_bytes[places].sum())
-        if not strange.any():
-            return
-        others = places[strange]
-        for communicator in np.unique(calls.communicator[others]).tolist():
-            if communicator in self.pattern.communicators:
-                continue
-            own = others[calls.communicator[others] == communicator]
-            first_ns, last_ns = int(calls.time_ns[own[0]]), int(calls.time_ns[own[-1]])
-            count, moved, began_ns, _ = self._strange.get(communicator, (0, 0, first_ns, first_ns))
-            count, moved = count + len(own), moved + int(calls.payload_bytes[own].sum())
-            if communicator in self._strange or len(self._strange) < _MOST_STRANGE:
-                self._strange[communicator] = count, moved, began_ns, last_ns
-            heavy = moved > _STRANGE_PART * self._moved_bytes
-            lasts = last_ns - began_ns > (last_ns - (self._first_ns or 0)) / 2
-            if count >= _STRANGE and heavy and lasts:
-                self.failed = True
+        own = calls.communicator[strange]
+        for communicator in np.unique(own).tolist():
+            if communicator not in self.pattern.communicators:
+                places = strange[own == communicator]
+                self._strangers.record(
+                    communicator,
+                    calls.time_ns[places],
+                    int(calls.payload_bytes[places].sum()),
+                    segment[own == communicator],
+                    edges_ns,
+                    named,
+                )
+        self._strangers.end_segments(usual)
+        if self._strangers.belong(self._moved_bytes, since_ns=self._first_ns or 0):
+            self.failed = True
 
     def _told(self, found: Iterations) -> Iterations:
         """Hold back what proves nothing unless it is regular, together with what was told before."""
@@ -267,6 +287,13 @@ def _are_regular(lengths_ns: Integers) -> bool:
     """Whether iterations are about as long as those around them, but for a few pauses of the whole job."""
     pauses = lengths_ns > _PAUSE * np.median(lengths_ns)
     return is_regular(lengths_ns[~pauses] if pauses.mean() <= _MOST_PAUSES else lengths_ns)
+
+
+def _any_between(flags: Flags, at: Integers) -> Flags:
+    """Whether any is set from each of these places to the next one, both included."""
+    so_far = np.concatenate(([0], np.cumsum(flags)))
+    result: Flags = so_far[at[1:] + 1] - so_far[at[:-1]] > 0
+    return result
 
 
 def _among(values: Hashes, known: Hashes) -> Flags:

@@ -155,3 +155,90 @@ def inference(stream: Stream, requests: int) -> None:
             for _ in range(4):
                 stream.call(0, "AllReduce", size)
             stream.now += stream.chance.uniform(0.002, 0.01)
+
+
+def fsdp_evaluation(stream: Stream, batches: int, *, layers: int = 12) -> None:
+    """The same layers are gathered forwards."""
+    for _ in range(batches):
+        stream.wait(0.03)
+        for _ in range(layers):
+            stream.call(0, "AllGather", 40 * MIB)
+            stream.wait(0.004)
+
+
+def ddp_evaluation(stream: Stream, batches: int) -> None:
+    """Predictions are gathered."""
+    for _ in range(batches):
+        stream.wait(0.2)
+        stream.call(0, "AllGather", MIB)
+
+
+OWN: Final = 9
+"""A communicator that no step calls."""
+
+
+def metric(stream: Stream) -> None:
+    """An evaluation of half a second without calls, then its metric on a communicator of its own."""
+    stream.wait(0.5)
+    stream.call(OWN, "AllReduce", 4 * MIB)
+    stream.wait(0.05)
+
+
+def logged(stream: Stream) -> None:
+    """A sum for the log on a communicator of its own, at once."""
+    stream.call(OWN, "AllReduce", 4 * MIB)
+
+
+def checkpoint(stream: Stream, *, parts: int = 8) -> None:
+    """The parts of a model are gathered one after the other, and each is written, on a communicator of its own."""
+    stream.wait(1.0)
+    for _ in range(parts):
+        stream.wait(0.5)
+        stream.call(OWN, "AllGather", 40 * MIB)
+
+
+def own_evaluation(stream: Stream, *, batches: int = 1000) -> None:
+    """An evaluation on a communicator of its own."""
+    for _ in range(batches):
+        stream.wait(0.02)
+        stream.call(OWN, "AllGather", 4 * MIB)
+        stream.call(OWN, "AllReduce", 2 * MIB)
+
+
+def one_f_one_b(
+    stream: Stream, iterations: int, *, stage: int, stages: int = 4, micro_batches: int = 16, layers: int = 4
+) -> None:
+    """As `gpt`, with a silence before each pass, as the host waits for what is received."""
+    ahead = stages - 1 - stage
+    for _ in range(iterations):
+        stream.wait(0.05)
+        first = stream.begin()
+        for step in "F" * ahead + "FB" * (micro_batches - ahead) + "B" * ahead:
+            stream.wait(0.02)
+            if stage if step == "F" else stage < stages - 1:
+                stream.call(1, "Recv", 20 * MIB)
+            for _ in range(layers * (2 if step == "F" else 4)):
+                stream.wait(0.001)
+                stream.call(0, "AllReduce", 20 * MIB)
+            if stage < stages - 1 if step == "F" else stage:
+                stream.call(1, "Send", 20 * MIB)
+        stream.wait(0.01)
+        stream.call(2, "AllReduce", 700 * MIB)
+        stream.end(first)
+
+
+def accumulation(stream: Stream, iterations: int, *, micro_batches: int, gradients_seconds: float = 0.05) -> None:
+    """Micro-batches of tensor ranks, each after a silence, then the gradients of replicas on their communicator."""
+    for _ in range(iterations):
+        first = stream.begin()
+        for _ in range(micro_batches):
+            stream.wait(0.05)
+            for _ in range(8):
+                stream.call(0, "AllReduce", 20 * MIB)
+                stream.wait(0.002)
+                stream.call(0, "AllGather", 10 * MIB)
+                stream.wait(0.002)
+        stream.call(1, "AllReduce", 700 * MIB)
+        stream.wait(gradients_seconds)
+        stream.wait(0.1)
+        stream.end(first)
