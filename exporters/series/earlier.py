@@ -212,13 +212,13 @@ class EarlierTotals:
                     for key, (_, value) in zip(keys, family.samples, strict=True):
                         if value >= values.get(key, 0):
                             values[key] = value
-                _limit(values)
+                _limit(values, keys)
             if family.histograms:
                 histograms = totals.histograms.setdefault(name, {})
                 for labels, histogram in family.histograms:
                     whole = full_histogram(histogram)
                     histograms[_key(family.metric, labels)] = Histogram(whole.bounds, whole.counts, whole.sum)
-                _limit(histograms)
+                _limit(histograms, (_key(family.metric, labels) for labels, _ in family.histograms))
 
     def _offset(self, name: str, labels: LabelValues, value: int | float) -> int | float:
         """By how much an earlier agent's total is above what a device shows at first sight."""
@@ -254,7 +254,10 @@ def _sum(one: Histogram, other: Histogram | None) -> Histogram:
     )
 
 
-def _limit(series: dict[LabelValues, Value]) -> None:
-    """Forget what came first where devices and jobs come and go for as long as agents run."""
-    for labels in list(islice(series, max(0, len(series) - MOST_SERIES))):
-        del series[labels]
+def _limit(series: dict[LabelValues, Value], shown: Iterable[LabelValues]) -> None:
+    """Forget what came first and is not shown any more: devices and jobs come and go for as long as agents run."""
+    too_many = len(series) - MOST_SERIES
+    if too_many > 0:
+        kept = set(shown)
+        for labels in list(islice((labels for labels in series if labels not in kept), too_many)):
+            del series[labels]

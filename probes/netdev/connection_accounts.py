@@ -27,6 +27,7 @@ from railscope.probes.netdev.tcp_info import (
     TcpTable,
     local_addresses,
 )
+from railscope.probes.shares import shared_out
 
 MAXIMUM_CONNECTIONS: Final = 8_192
 """In one network namespace; more are left out, of the users with most, and that is said."""
@@ -343,7 +344,7 @@ class ConnectionAccounts:
         if len(found.rows) > MAXIMUM_CONNECTIONS:
             left_out = len(found.rows) - MAXIMUM_CONNECTIONS
             failed.append(DeviceFailure("connections", f"{left_out} beyond {MAXIMUM_CONNECTIONS} are not counted"))
-            found = found.select(_shared_out(found.rows["user"], MAXIMUM_CONNECTIONS))
+            found = found.select(shared_out(found.rows["user"], MAXIMUM_CONNECTIONS))
         if not found.untold:
             return found
         names = {number: device for (device, _party), number in self._numbers.items()}
@@ -450,21 +451,6 @@ def _growth(before: Values, now: Values) -> Values:
     """What _INFO_FIELDS grew by."""
     grown: Values = np.where(_WRAPS | (now > before), (now - before) & _MASKS, _NO_BYTES)
     return grown
-
-
-def _shared_out(users: Numbers, most: int) -> Numbers:
-    """Places of `most` connections: of each user as many, and of users with fewer all; in the kernel's order."""
-    _users, whose, counts = np.unique(users, return_inverse=True, return_counts=True)
-    allowed = np.zeros(len(counts), np.int64)
-    left = most
-    for rank, user in enumerate(counts.argsort(kind="stable").tolist()):
-        allowed[user] = min(int(counts[user]), left // (len(counts) - rank))
-        left -= int(allowed[user])
-    order = whose.argsort(kind="stable")
-    within = np.arange(len(users)) - (counts.cumsum() - counts)[whose[order]]
-    places: Numbers = order[within < allowed[whose[order]]]
-    places.sort()
-    return places
 
 
 def _header_bytes(found: FoundConnections) -> Values:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from railscope.probes.clock import Clock
 from railscope.probes.netdev.addresses import MOST_TABLE_BYTES, read_addresses
@@ -27,8 +28,10 @@ from railscope.probes.netdev.links import read_links
 from railscope.probes.netdev.netlink import MalformedNetlink, NetlinkSocket
 from railscope.probes.netdev.tcp_info import NETLINK_SOCK_DIAG, Rows, local_addresses, read_table
 from railscope.probes.processes.socket_owners import SocketOwners
+from railscope.probes.shares import shared_out
 
 MOST_CONNECTIONS: Final = 4096
+"""That are looked at; of more as many of each user, as the kernel lists those of the whole namespace."""
 _CLOSE_WAIT: Final = 8
 _TIMER_PERSIST: Final = 4
 _USUAL_PORTS: Final = (32768, 60999)
@@ -166,8 +169,8 @@ class ProcessConnections:
         table = read_table(self._diag, list(places))
         ports = table.rows["ports"]
         between = ((ports >= self._lowest_port) & (ports <= self._highest_port)).all(axis=1)
-        chosen = np.flatnonzero(between)[:MOST_CONNECTIONS]
-        services = table.rows[np.flatnonzero(~between)[:MOST_CONNECTIONS]]
+        chosen = _some(table.rows, np.flatnonzero(between))
+        services = table.rows[_some(table.rows, np.flatnonzero(~between))]
         rows = table.rows[chosen]
         inodes = rows["inode"].tolist()
         holders = self._owners.owners({*pids, *parents}, [*inodes, *services["inode"].tolist()])
@@ -204,6 +207,13 @@ class ProcessConnections:
     def close(self) -> None:
         self._route.close()
         self._diag.close()
+
+
+def _some(rows: Rows, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """No more of these rows than are looked at."""
+    if len(places) <= MOST_CONNECTIONS:
+        return places
+    return places[shared_out(rows["user"][places], MOST_CONNECTIONS)]
 
 
 def _chosen_ports(procfs: Path) -> tuple[int, int]:

@@ -12,7 +12,6 @@ What neither tells is nobody's.  One that waits for an answer is held back, and 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -23,12 +22,14 @@ import numpy.typing as npt
 from railscope.probes.netdev.connection_accounts import Party
 from railscope.probes.netdev.counters import Flags
 from railscope.probes.netdev.tcp_info import NO_SOCKETS, Rows, TcpTable, local_addresses, remote_addresses
+from railscope.probes.shares import FairMemory, Places, shared_out
 
 PATIENCE_NS: Final = 4_000_000_000
 """For so long a connection is held back after its end."""
 MOST_HELD: Final = 8_192
-"""At a time; what ends beyond that is nobody's."""
+"""At a time, which users share; what ends beyond that is nobody's."""
 MOST_SERVICES: Final = 4_096
+"""Of more those are forgotten that were met longest ago, of the user with most of them."""
 _LIKE: Final = 2
 """Connections that a service is known by."""
 
@@ -80,7 +81,9 @@ class EndedConnections:
         """By cookie, of which it is not known whose they are."""
         self._held: dict[int, _Held] = {}
         """By cookie."""
-        self._services: OrderedDict[Service, _Seen] = OrderedDict()
+        self._places = Places[int](MOST_HELD)
+        """For those, by user."""
+        self._services = FairMemory[int, Service, _Seen](MOST_SERVICES)
         self._learned: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
         """Cookies whose services are known."""
 
@@ -111,6 +114,7 @@ class EndedConnections:
                 rows.append(one.row)
                 whose.append(party)
                 del self._held[cookie]
+                self._places.leave(one.user)
         if len(told.rows):
             found = self._find(told, counted, parties, now_ns)
             rows.append(found.table.rows)
@@ -130,7 +134,7 @@ class EndedConnections:
             inode = listed.inode if listed is not None else 0
             if (party := parties.get(inode)) is not None:
                 whose[place] = party
-            elif listed is not None and len(self._held) < MOST_HELD:
+            elif listed is not None and (cookie in self._held or self._places.take(listed.user)):
                 row = everything[place : place + 1].copy()
                 self._held[cookie] = _Held(row, inode, listed.user, now_ns + PATIENCE_NS)
                 left[place] = False
@@ -143,7 +147,10 @@ class EndedConnections:
         """Remember what is open now; `undecided` are the rows of those whose holders were asked for."""
         rows = table.rows
         listed = {cookie: one for cookie, one in self._listed.items() if now_ns < one.until_ns}
-        for row in rows[list(undecided)][:MOST_HELD]:
+        wanted = rows[list(undecided)]
+        if len(wanted) > MOST_HELD:
+            wanted = wanted[shared_out(wanted["user"], MOST_HELD)]
+        for row in wanted:
             until_ns = now_ns + PATIENCE_NS
             listed[int(row["cookie"])] = _Listed(int(row["inode"]), int(row["user"]), until_ns)
         inodes = rows["inode"].tolist()
@@ -161,17 +168,15 @@ class EndedConnections:
         self._learned = np.concatenate([still, rows["cookie"][known]])
 
     def _learn(self, rows: Rows, parties: Sequence[Party]) -> None:
-        for party, services in zip(parties, _services(rows), strict=True):
+        for party, user, services in zip(parties, rows["user"].tolist(), _services(rows), strict=True):
             if party == self._nobody:
                 continue
             for service in services:
-                seen = self._services.pop(service, None) or _Seen(party, 0)
+                seen = self._services.pop(service) or _Seen(party, 0)
                 seen.connections += 1
                 if seen.party != party:
                     seen.party = None
-                self._services[service] = seen
-        while len(self._services) > MOST_SERVICES:
-            self._services.popitem(last=False)
+                self._services.put(user, service, seen)
 
     def _like(self, rows: Rows) -> list[Party]:
         """Of each: whose others of the same service are; nobody's where that is not known."""

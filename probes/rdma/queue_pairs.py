@@ -69,8 +69,6 @@ _TYPES: Final = {
 """enum ib_qp_type; the driver's own are mlx5's DC and EFA's SRD."""
 _STATES: Final = ("RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR")
 """enum ib_qp_state: a queue pair carries data from RTR (receive) and RTS (send) on."""
-MOST_QUEUE_PAIRS: Final = 65_536
-"""Of one host: a job has some for each pair of ranks and rail, and whoever may open a device may make thousands."""
 _ADDRESS: Final = struct.Struct("=H")
 _SERVICE: Final = struct.Struct(">H")
 _IPV4: Final = slice(4, 8)
@@ -121,8 +119,6 @@ class QueuePairReading:
 
     queue_pairs: tuple[QueuePair, ...]
     bound: tuple[BoundCounter, ...]
-    left_out: int = 0
-    """Beyond the most that are taken."""
 
 
 def read_queue_pairs(netlink: RdmaNetlink) -> QueuePairReading:
@@ -139,7 +135,7 @@ def read_queue_pairs(netlink: RdmaNetlink) -> QueuePairReading:
         pairs += parse_queue_pairs(netlink.dump(NLDEV_RES_QP_GET, index), device, addresses)
         about = u32_attribute(_COUNTED_RESOURCE, _QP)
         bound += parse_bound_counters(_optional(netlink, NLDEV_STAT_GET, index, about), device)
-    return QueuePairReading(tuple(pairs[:MOST_QUEUE_PAIRS]), tuple(bound), max(0, len(pairs) - MOST_QUEUE_PAIRS))
+    return QueuePairReading(tuple(pairs), tuple(bound))
 
 
 def _optional(netlink: RdmaNetlink, kind: int, device_index: int, about: bytes = b"") -> list[bytes]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from railscope.probes.netdev.connection_state import ConnectionState, _chosen_ports
+from railscope.probes.netdev.connection_state import MOST_CONNECTIONS, ConnectionState, _chosen_ports, _some
+from railscope.probes.netdev.tcp_info import NO_SOCKETS
 
 QUIET = ConnectionState(
     pid=5,
@@ -98,3 +100,15 @@ def test_a_path_that_drops_large_packets_is_told_by_what_arrives_behind_them(
         unanswered_retransmissions=again,
     )
     assert stuck.only_small_arrive is small
+
+
+def test_a_user_with_thousands_of_connections_hides_none_of_another() -> None:
+    rows = np.zeros(20_000, NO_SOCKETS.rows.dtype)
+    rows["user"] = 5000
+    rows["user"][[7, 19_999]] = 1000
+    places = np.flatnonzero(np.arange(20_000) % 2)
+    chosen = _some(rows, places)
+    assert len(chosen) == MOST_CONNECTIONS
+    assert {7, 19_999} <= set(chosen.tolist())
+    assert set(chosen.tolist()) <= set(places.tolist())
+    assert _some(rows, places[:100]).tolist() == places[:100].tolist()

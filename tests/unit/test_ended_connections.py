@@ -7,12 +7,14 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 
+import numpy as np
 import pytest
 
 from railscope.probes.netdev.connection_accounts import Party
+from railscope.probes.netdev.ended_connections import MOST_HELD, MOST_SERVICES, PATIENCE_NS, EndedConnections
 from railscope.probes.netdev.netlink import NetlinkSocket
 from railscope.probes.netdev.tcp_counters import TcpCounters
-from railscope.probes.netdev.tcp_info import DESTROYED_TCP_GROUPS, NETLINK_SOCK_DIAG
+from railscope.probes.netdev.tcp_info import DESTROYED_TCP_GROUPS, NETLINK_SOCK_DIAG, NO_SOCKETS, TcpTable
 from railscope.probes.processes.processes import PROCFS
 from railscope.probes.processes.socket_owners import Holder, HostSockets
 from tests.unit.netdev_messages import SteppedClock
@@ -130,3 +132,43 @@ def test_one_whose_process_is_looked_at_again_goes_on_as_that_process_s_meanwhil
         assert not counted.undecided
         for _ in range(40):  # longer than any patience
             assert counted.read()["unknown"] < SENT
+
+
+MANY, MODEST, GREEDY = 3 * MOST_HELD, 1000, 5000
+
+
+def sockets_of_many() -> TcpTable:
+    """Connections of one user by the thousand, and the last one of another's; each of a service of its own."""
+    rows = np.zeros(MANY, NO_SOCKETS.rows.dtype)
+    rows["cookie"] = rows["inode"] = np.arange(1, MANY + 1)
+    rows["user"] = GREEDY
+    rows["user"][-1] = MODEST
+    rows["ports"][:, 1] = np.arange(MANY) % 60_000 + 1
+    rows["ports"][:, 0] = np.arange(MANY) // 60_000 + 1
+    return TcpTable(rows, {})
+
+
+def test_a_user_with_thousands_of_connections_takes_from_no_other_what_is_remembered_of_his() -> None:
+    table, ended = sockets_of_many(), EndedConnections(Party("unknown", False))
+    ended.note(table, {}, range(MANY), 0)
+    assert len(ended._listed) == MOST_HELD
+    assert ended._listed[MANY].user == MODEST
+    ended._find(table, np.zeros(MANY, np.bool_), {}, 0)
+    assert {one.user for one in ended._held.values()} == {GREEDY, MODEST}
+    assert len(ended._held) == MOST_HELD // 2 + 1
+    mine = Party("mine", False)
+    told = ended.take(TcpTable(table.rows[:0], {}), np.zeros(0, np.bool_), {MANY: mine}, 1)
+    assert (told.table.rows["cookie"].tolist(), told.parties) == ([MANY], (mine,))
+    ended.take(TcpTable(table.rows[:0], {}), np.zeros(0, np.bool_), {}, 2 * PATIENCE_NS)
+    assert not ended._held
+    assert ended._places.room(GREEDY) == MOST_HELD // 2
+
+
+def test_a_user_who_meets_thousands_of_services_makes_no_other_users_forgotten() -> None:
+    table, ended = sockets_of_many(), EndedConnections(Party("unknown", False))
+    mine = table.rows[-1:]
+    for _ in range(2):
+        ended._learn(mine, [Party("mine", False)])
+    ended._learn(table.rows[:-1], [Party("his", False)] * (MANY - 1))
+    assert ended._like(mine) == [Party("mine", False)]
+    assert len(ended._services) == MOST_SERVICES

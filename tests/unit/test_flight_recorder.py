@@ -314,6 +314,23 @@ def test_devices_that_come_and_go_leave_nothing_behind(clock: Clock, recorder: F
         assert all(last is not None and last.values.base is None for last in held)
 
 
+def test_devices_that_are_renamed_for_ever_take_no_place_of_another_namespaces(
+    clock: Clock, recorder: FlightRecorder
+) -> None:
+    mine = device("eth2", netns=NETNS)
+    before = device("eth9", netns=NETNS)
+    recorder.record_rails(decisions(before))
+    for change in range(40):
+        clock.sleep(0.1)
+        renamed = (device(f"v{change}.{number}", netns=NETNS + 1) for number in range(256))
+        recorder.record_rails(decisions(*renamed))
+    clock.sleep(0.1)
+    recorder.record_rails(decisions(mine))
+    found = {(one.netns_inode, one.name) for one in frozen(recorder).rails}
+    assert {(NETNS, "eth2"), (NETNS, "eth9")} <= found
+    assert len(found) <= 4096
+
+
 def test_rdma_ports_are_rails_without_being_told_and_take_their_number_from_the_snapshot(
     clock: Clock, recorder: FlightRecorder
 ) -> None:

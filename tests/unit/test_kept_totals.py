@@ -25,7 +25,15 @@ from railscope.agent.facts.snapshot import (
 )
 from railscope.agent.node.daemon.kept_totals import KeptTotals
 from railscope.agent.node.daemon.totals_file import FILE, MOST_BYTES, StateError, decode
-from railscope.exporters.series.earlier import FROM_DEVICES, OF_NODE, OWN, is_of_rank, rank_pids
+from railscope.exporters.series.earlier import (
+    FROM_DEVICES,
+    MOST_SERIES,
+    OF_NODE,
+    OWN,
+    EarlierTotals,
+    is_of_rank,
+    rank_pids,
+)
 from railscope.exporters.series.families import make_families
 from railscope.exporters.series.family import Family
 from tests.unit.exporters_snapshots import full_snapshot
@@ -284,6 +292,19 @@ def test_nothing_is_saved_before_calls_are_counted_and_dark_time_goes_on_meanwhi
     second = Agent(tmp_path / "state", procfs, hands)
     assert second.kept.dark_seconds == 2.0
     second.kill()
+
+
+def test_a_rail_that_stays_is_kept_however_many_devices_come_and_go() -> None:
+    earlier = EarlierTotals()
+    metric = catalogue.RAIL_TRANSMIT_BYTES
+    mine = (("0", "eth2", ""), 5)
+    for number in range(5):
+        others = [(("", f"v{number}.{at}", ""), 1) for at in range(MOST_SERIES // 3)]
+        earlier.record_shown((Family(metric, metric.labels, (mine, *others)),), {}, {})
+        kept = earlier.totals.values[metric.name]
+        assert kept["0", "eth2", ""] == 5
+    assert len(kept) == MOST_SERIES
+    assert set(kept) >= {labels for labels, _ in others}
 
 
 def test_totals_of_another_boot_are_not_continued(

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from railscope.agent.facts.snapshot import NodeFabric, QueuePairCount
-from railscope.agent.node.fabric.queue_pairs import OTHERS, PERIOD_NS, Kernel, QueuePairs
+from railscope.agent.node.fabric.queue_pairs import MOST_QUEUE_PAIRS, OTHERS, PERIOD_NS, Kernel, QueuePairs
 from railscope.agent.node.inspection.tenants import Tenant
 from railscope.exporters.web.pages import render_queue_pairs
 from railscope.probes.netdev.netlink import MalformedNetlink
@@ -224,6 +224,21 @@ def test_a_user_with_thousands_of_processes_hides_no_process_of_another() -> Non
     assert QueuePairCount("mlx5_0", "9000", "connected", 1) in watch.facts.counts
     assert len(watch.facts.counts) == 1025
     assert sum(one.count for one in watch.facts.counts) == 6001
+
+
+def test_a_user_with_more_queue_pairs_than_are_told_of_hides_none_of_another() -> None:
+    many = tuple(replace(CONNECTED, number=one, thread=5000 + one % 7) for one in range(MOST_QUEUE_PAIRS + 100))
+    mine = tuple(replace(CONNECTED, device="mlx5_1", number=one, thread=9000) for one in range(50))
+    kernel = Kernel(
+        lambda: QueuePairReading((*many, *mine), ()),
+        lambda thread: thread,
+        lambda pid: Tenant(1000 if pid == 9000 else 5000),
+    )
+    watch = QueuePairs(SteppedClock(), kernel)
+    watch.update()
+    assert len(watch.facts.queue_pairs) == MOST_QUEUE_PAIRS
+    assert watch.facts.left_out == 150
+    assert QueuePairCount("mlx5_1", "9000", "connected", 50) in watch.facts.counts
 
 
 def test_queue_pairs_are_read_seldom_and_less_often_where_a_device_is_slow() -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.node.inspection.shares import FairMemory, Places, in_turns
+from railscope.probes.shares import FairMemory, Places, in_turns
 
 
 def taken(places: Places[str], who: str) -> int:

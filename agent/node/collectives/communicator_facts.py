@@ -26,11 +26,11 @@ from railscope.agent.facts.stall import LastCollectives
 from railscope.agent.node.collectives.call_counts import CallCount, CallCounts, CallKind, sum_groups
 from railscope.agent.node.collectives.communicators import Communicator, Communicators, format_label
 from railscope.agent.node.completion.completion import CommunicatorProgress
-from railscope.agent.node.inspection.shares import in_turns
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.probes.nccl.abi import op_name
 from railscope.probes.processes.processes import ProcessIdentity
+from railscope.probes.shares import in_turns
 
 _Ops = defaultdict[int, list[int]]
 """Calls and payload bytes by op."""

@@ -15,11 +15,11 @@ from typing import Final
 import numpy as np
 
 from railscope.agent.node.inspection.questions import NotYet, Refused
-from railscope.agent.node.inspection.shares import Rounds
 from railscope.agent.node.targets.memory import ProcessMemory, StoredResult
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.records.calls import LifecycleKind
 from railscope.probes.nccl.records.errors import NO_ERRORS, ErrorLayout, ErrorSource, Result
+from railscope.probes.shares import Rounds
 
 _log = logging.getLogger("railscope.errors")
 

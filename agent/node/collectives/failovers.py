@@ -20,13 +20,13 @@ from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.snapshot import FailedOver
 from railscope.agent.node.collectives.communicators import Communicator, format_label
 from railscope.agent.node.inspection.questions import NotYet, Refused
-from railscope.agent.node.inspection.shares import Places
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.agent.node.targets.memory import PortStates, ProcessMemory
 from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.memory.net_devices import NetDevice
 from railscope.probes.nccl.records.failover import STATUSES, SURVIVED, FailoverLayout, PortState, status_name
+from railscope.probes.shares import Places
 
 _log = logging.getLogger("railscope.failover")
 

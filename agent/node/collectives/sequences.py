@@ -22,10 +22,10 @@ import numpy as np
 
 from railscope.agent.node.collectives.call_counts import Table
 from railscope.agent.node.inspection.questions import NotYet, Refused
-from railscope.agent.node.inspection.shares import Rounds
 from railscope.agent.node.targets.memory import LaunchedCount, ProcessMemory
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.memory.sequence_numbers import Launched, SequenceLayout
+from railscope.probes.shares import Rounds
 
 _log = logging.getLogger("railscope.sequences")
 

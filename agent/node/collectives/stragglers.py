@@ -27,10 +27,10 @@ import numpy.typing as npt
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.snapshot import RankArrivals
 from railscope.agent.node.collectives.communicators import Communicator, format_label
-from railscope.agent.node.inspection.shares import Places
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op
+from railscope.probes.shares import Places
 
 WINDOW: Final = 1024
 """Calls of a communicator that may wait for their other ranks."""

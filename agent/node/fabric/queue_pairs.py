@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,12 +23,12 @@ from railscope.agent.facts.snapshot import (
     QueuePairCount,
     QueuePairFacts,
 )
-from railscope.agent.node.inspection.shares import in_turns
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant, tenant_of
 from railscope.probes.clock import Clock
 from railscope.probes.netdev.netlink import MalformedNetlink
 from railscope.probes.rdma.netlink import RdmaNetlink
 from railscope.probes.rdma.queue_pairs import QueuePair, QueuePairReading, process_of_thread, read_queue_pairs
+from railscope.probes.shares import in_turns
 
 _log = logging.getLogger("railscope.fabric")
 
@@ -39,6 +39,9 @@ _SHARE: Final = 100
 _LONGEST_PAUSE_NS: Final = 600_000_000_000
 _MOST_COUNTS: Final = 1024
 """Processes, devices and states that are told apart; what is beyond is told as one."""
+MOST_QUEUE_PAIRS: Final = 65_536
+"""That are told of: a job has some for each pair of ranks and rail, and whoever may open a device may make thousands.
+Of more tenants take turns."""
 _STATES: Final = {
     **dict.fromkeys(("RTR", "RTS", "SQD"), "connected"),  # one that only receives stays at RTR
     **dict.fromkeys(("ERR", "SQE"), "error"),
@@ -110,16 +113,22 @@ class QueuePairs:
         reading = self._kernel.read()
         threads = {pair.thread for pair in reading.queue_pairs if pair.thread is not None}
         processes = {thread: self._kernel.process_of(thread) for thread in threads}
-        pairs = tuple(_pair(pair, processes.get(pair.thread) if pair.thread else None) for pair in reading.queue_pairs)
+        pairs = [_pair(pair, processes.get(pair.thread) if pair.thread else None) for pair in reading.queue_pairs]
+        left_out = max(0, len(pairs) - MOST_QUEUE_PAIRS)
+        if left_out:
+            pids = {pid for pid in processes.values() if pid is not None}
+            tenants = {pid: self._kernel.tenant_of(pid) for pid in pids}
+            pairs = in_turns(pairs, lambda pair: tenants.get(pair.pid) if pair.pid is not None else None)
+            del pairs[MOST_QUEUE_PAIRS:]
         return NodeQueuePairs(
             read_ns=self._clock.monotonic_ns(),
-            queue_pairs=pairs,
+            queue_pairs=tuple(pairs),
             counts=_counts(pairs, self._kernel.tenant_of),
             bound=tuple(
                 BoundCounterFacts(one.device, one.port, one.number, one.queue_pairs, one.counters)
                 for one in reading.bound
             ),
-            left_out=reading.left_out,
+            left_out=left_out,
         )
 
 
@@ -138,7 +147,7 @@ def _pair(pair: QueuePair, process: int | None) -> QueuePairFacts:
     )
 
 
-def _counts(pairs: tuple[QueuePairFacts, ...], tenant_of: Callable[[int], Tenant]) -> tuple[QueuePairCount, ...]:
+def _counts(pairs: Sequence[QueuePairFacts], tenant_of: Callable[[int], Tenant]) -> tuple[QueuePairCount, ...]:
     """Of processes; the kernel's own are none.
 
     Where there are too many, those with the fewest are told as one, of tenants that have many processes first.

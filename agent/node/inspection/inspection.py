@@ -31,10 +31,10 @@ from typing import Any, Final, Protocol, TypeVar
 
 from railscope.agent.node.inspection.answers import AnswerError, decode, fits, promised
 from railscope.agent.node.inspection.questions import Found, Memory, NotYet, Question, Refused
-from railscope.agent.node.inspection.shares import FairMemory
 from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.inspection.wire import Incoming, WireError, send
 from railscope.agent.node.inspection.worker import FOUND, MAKE, READY, REFUSED
+from railscope.probes.shares import FairMemory
 
 _log = logging.getLogger("railscope.inspection")
 

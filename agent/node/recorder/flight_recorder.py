@@ -40,6 +40,7 @@ from railscope.probes.loading.maps import Records
 from railscope.probes.netdev.counters import CounterBlock, CounterReading
 from railscope.probes.netdev.inventory import NetworkDevice
 from railscope.probes.processes.namespaces import NamespaceError, named_namespaces, network_namespace
+from railscope.probes.shares import in_turns
 
 _SHARES: Final = {"calls": 0.62, "completions": 0.2, "rail_samples": 0.14, "lifecycle": 0.04}
 """Of the memory; what else there is takes little."""
@@ -189,12 +190,24 @@ class FlightRecorder:
     def _number(self, netns: int, name: str) -> _Device | None:
         """The number of a device, a new one for a new device; None: there are too many."""
         device = self._devices.get((netns, name))
+        if device is None and len(self._devices) >= _MOST_DEVICES:
+            self._forget_gone()
         if device is None and len(self._devices) < _MOST_DEVICES:
             device = self._devices[netns, name] = _Device(self._next_number)
             if not is_rdma_port(name) and netns not in (0, self._own_netns):
                 device.netns = named_namespaces().get(netns, f"net:[{netns}]")
             self._next_number += 1
         return device
+
+    def _forget_gone(self) -> None:
+        """Forget half of the devices that are gone, of namespaces with most of them first: any may be renamed for ever.
+
+        Of those what was sampled goes without a name.
+        """
+        gone = {key: device.gone_ns for key, device in self._devices.items() if device.gone_ns is not None}
+        latest_first = sorted(gone, key=lambda key: gone[key], reverse=True)
+        for key in in_turns(latest_first, lambda key: key[0])[len(gone) // 2 :]:
+            del self._devices[key]
 
     def record_rails(self, decisions: Sequence[RailDecision]) -> None:
         """Set which network devices are rails, and record links that changed; cheap while none did."""

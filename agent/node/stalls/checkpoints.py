@@ -17,9 +17,9 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from railscope.agent.node.inspection.shares import in_turns
 from railscope.agent.node.stalls.evidence import LEAST_WRITTEN_BYTES
 from railscope.agent.node.stalls.pauses import Pauses
+from railscope.probes.shares import in_turns
 
 PERIOD_NS: Final = 1_000_000_000
 _IDLE_NS: Final = 600_000_000_000

@@ -12,8 +12,8 @@ from typing import Final
 
 from railscope.agent.facts.snapshot import CommunicatorStall, StallTotal
 from railscope.agent.facts.stall import Stall
-from railscope.agent.node.inspection.shares import FairMemory
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
+from railscope.probes.shares import FairMemory
 
 MOST_ENDED: Final = 100
 """Stalls that are told of when they have ended; of more the oldest are forgotten, of whoever has most of them first."""

@@ -26,7 +26,6 @@ from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.remarks import Remark
 from railscope.agent.facts.snapshot import CollectorResult
 from railscope.agent.facts.stall import Diagnosis, Stall
-from railscope.agent.node.inspection.shares import in_turns
 from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.stalls.detector import Changes, StallLimits
 from railscope.agent.node.stalls.sources import Known
@@ -42,6 +41,7 @@ from railscope.agent.node.transfers.watch import UnderWay
 from railscope.probes.netdev.process_connections import Connection, read_connections
 from railscope.probes.processes.namespaces import NetworkNamespace
 from railscope.probes.processes.processes import ProcessIdentity
+from railscope.probes.shares import in_turns
 from railscope.probes.transfers.functions import OPERATIONS
 
 _log = logging.getLogger("railscope.transfers")

@@ -25,7 +25,6 @@ from railscope.agent.facts.stall import Diagnosis, Disagreement, InFlight, Proce
 from railscope.agent.node.collectives.call_counts import Table
 from railscope.agent.node.collectives.slow_ranks import RankWait, SlowRanks
 from railscope.agent.node.collectives.stragglers import Stragglers
-from railscope.agent.node.inspection.shares import in_turns
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.agent.node.stalls.checkpoints import Checkpoints
 from railscope.agent.node.stalls.deaths import Death, Deaths
@@ -52,6 +51,7 @@ from railscope.probes.loading.bpf_syscall import KernelRefusal
 from railscope.probes.loading.maps import Records
 from railscope.probes.processes.exit_status import exit_code, exited_badly
 from railscope.probes.processes.processes import ProcessIdentity
+from railscope.probes.shares import in_turns
 
 _log = logging.getLogger("railscope.stalls")
 

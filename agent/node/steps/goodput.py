@@ -19,10 +19,10 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from railscope.agent.node.inspection.shares import FairMemory
 from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.rhythm.intervals import Intervals, union
 from railscope.agent.rhythm.tracker import Iterations
+from railscope.probes.shares import FairMemory
 
 State = Literal["steps", "start", "restart", "stalled", "checkpoint", "other"]
 _INTERRUPTED: Final = 2.0

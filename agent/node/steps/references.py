@@ -17,9 +17,9 @@ from typing import Final
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.rank_identity import RankKey
 from railscope.agent.node.collectives.communicators import Communicator, format_label
-from railscope.agent.node.inspection.shares import in_turns
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant
 from railscope.agent.node.targets.processes import ObservedProcess
+from railscope.probes.shares import in_turns
 
 MOST_JOBS: Final = 64
 

@@ -30,7 +30,6 @@ from railscope.agent.facts.snapshot import Histogram, JobSteps
 from railscope.agent.node.collectives.communicators import Communicator, format_label
 from railscope.agent.node.collectives.slow_ranks import RankWait
 from railscope.agent.node.collectives.stragglers import NOT_BY_ALL
-from railscope.agent.node.inspection.shares import FairMemory
 from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.steps.goodput import MOST_ENDED, EndedJobs, JobTime
 from railscope.agent.node.steps.parts import StepParts, Waited
@@ -40,6 +39,7 @@ from railscope.agent.node.targets.processes import ObservedProcess
 from railscope.agent.rhythm.pattern import Calls
 from railscope.agent.rhythm.tracker import Iterations
 from railscope.probes.loading.maps import Records
+from railscope.probes.shares import FairMemory
 
 BOUNDS: Final = tuple(2.0**power for power in range(-9, 11))
 """2 ms to 17 minutes."""

@@ -29,7 +29,6 @@ from railscope.agent.facts.snapshot import AttachedProbe
 from railscope.agent.node.inspection.inspection import Inspection
 from railscope.agent.node.inspection.pages import load_pages
 from railscope.agent.node.inspection.questions import NotYet, Refused
-from railscope.agent.node.inspection.shares import FairMemory
 from railscope.agent.node.inspection.tenants import Tenant, tenant_of
 from railscope.agent.node.targets.sightings import LibraryFile, Look, OpenLibrary, Reexamine, Sighting, Stamped
 from railscope.probes.clock import Clock
@@ -49,6 +48,7 @@ from railscope.probes.nccl.layouts.layout import CommLayout
 from railscope.probes.nccl.programs.calls import MOST_LIBRARIES
 from railscope.probes.processes.processes import AddressSpaces, FileKey, ProcessIdentity, identity_of
 from railscope.probes.processes.processes import Mapping as ExecutableMapping
+from railscope.probes.shares import FairMemory
 
 _log = logging.getLogger("railscope.discovery")
 

@@ -27,7 +27,6 @@ from railscope.agent.facts.transfers import NodeTransfers, TransferUnderWay
 from railscope.agent.node.inspection.inspection import Inspection
 from railscope.agent.node.inspection.pages import load_pages
 from railscope.agent.node.inspection.questions import NotYet, Refused
-from railscope.agent.node.inspection.shares import FairMemory
 from railscope.agent.node.inspection.tenants import Tenant
 from railscope.agent.node.transfers.files import AreComplete, OpenTransferLibrary, TransferFile
 from railscope.agent.node.transfers.pairs import MOST_PEERS, Pairs, pairs_of
@@ -43,6 +42,7 @@ from railscope.probes.loading.maps import Records
 from railscope.probes.printable import printable
 from railscope.probes.processes.processes import FileKey, ProcessIdentity
 from railscope.probes.processes.processes import Mapping as ExecutableMapping
+from railscope.probes.shares import FairMemory
 from railscope.probes.transfers.functions import OPERATIONS, TransferPoints
 from railscope.probes.transfers.programs import Numbers, PeerNames, TransferTables
 from railscope.probes.transfers.records import TransferStat

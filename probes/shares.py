@@ -15,7 +15,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 Who = TypeVar("Who", bound=Hashable)
 Key = TypeVar("Key", bound=Hashable)
@@ -141,6 +144,21 @@ class Rounds(Generic[Who]):
         self._next = following
         chosen.sort()
         return chosen
+
+
+def shared_out(users: npt.NDArray[Any], most: int) -> npt.NDArray[np.int64]:
+    """Places of `most` things: of each user as many, and of users with fewer all; in their order."""
+    _users, whose, counts = np.unique(users, return_inverse=True, return_counts=True)
+    allowed = np.zeros(len(counts), np.int64)
+    left = most
+    for rank, user in enumerate(counts.argsort(kind="stable").tolist()):
+        allowed[user] = min(int(counts[user]), left // (len(counts) - rank))
+        left -= int(allowed[user])
+    order = whose.argsort(kind="stable")
+    within = np.arange(len(users)) - (counts.cumsum() - counts)[whose[order]]
+    places: npt.NDArray[np.int64] = order[within < allowed[whose[order]]]
+    places.sort()
+    return places
 
 
 def in_turns(things: Iterable[Thing], whose: Callable[[Thing], Hashable]) -> list[Thing]:
