@@ -1037,21 +1037,19 @@ static __always_inline int note_requests(struct transfer_thread *call, const str
 
 	call->waited = 0;
 	call->request = 0;
-	if (COOKIE_PLACE(cookie, PLACE_ELEMENTS) == PLACE_NONE) {
-		key.request = read_request(given->request, bytes);
-		if (completion == COMPLETION_MPI_STARTS) {
-			start_request(key.request, call, tid);
-			return 1;
-		}
-		call->request = key.request;
-		return bpf_map_lookup_elem(&transfer_requests, &key) != 0;
-	}
+	if (COOKIE_PLACE(cookie, PLACE_ELEMENTS) == PLACE_NONE)
+		count = 1;
 	if (count <= 0)
 		return 0;
 	requests.count = count < MOST_TURNS ? count : MOST_TURNS;
 	if (completion == COMPLETION_MPI_STARTS) {
 		bpf_for_each_map_elem(&turns, start_listed, &requests, 0);
 		return 1;
+	}
+	if (completion == COMPLETION_MPI_ONE) {
+		key.request = read_request(given->request, bytes);
+		call->request = key.request;
+		return bpf_map_lookup_elem(&transfer_requests, &key) != 0;
 	}
 	size = (__u64)requests.count * bytes;
 	if (size > sizeof(waited->requests)) {
@@ -1119,10 +1117,18 @@ static __noinline int note_asked(struct transfer_thread *call, __u64 now)
 	return 0;
 }
 
+/* Not inlined: Linux 6.1 allows all that call each other 512 bytes of stack together. */
+static __noinline int read_wait(const struct registers *ctx, __u64 cookie, struct given *given)
+{
+	struct arguments arguments = {};
+
+	take_arguments(&arguments, ctx, 0);
+	return read_given(&arguments, cookie, given);
+}
+
 static __always_inline int enter_wait(struct registers *ctx, __u64 cookie)
 {
 	__u32 function = COOKIE_FUNCTION(cookie);
-	struct arguments arguments = {};
 	struct transfer_thread *known;
 	struct transfer transfer = {.function = function, .sized = 1};
 	struct given given = {};
@@ -1136,8 +1142,7 @@ static __always_inline int enter_wait(struct registers *ctx, __u64 cookie)
 	if (known && known->tgid == thread.tgid && is_nested(known, STACK_POINTER(ctx)))
 		return 0;
 	now = bpf_ktime_get_ns();
-	take_arguments(&arguments, ctx, 0);
-	if (read_given(&arguments, cookie, &given))
+	if (read_wait(ctx, cookie, &given))
 		count_transfer(TRANSFER_STAT_UNREADABLE);
 	count_transfer(function == NO_OPERATION ? TRANSFER_STAT_ENDS : TRANSFER_STAT_ENTRIES);
 	if (COOKIE_COMPLETION(cookie) == COMPLETION_MPI_STARTS)

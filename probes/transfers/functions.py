@@ -283,12 +283,11 @@ def _nvshmem() -> Iterator[TransferFunction]:
         yield TransferFunction((symbol,), operation("Barrier", Direction.NONE), Completion.UNSEEN)
 
 
-# A program may free a batch long after it is complete: one that is under way stalls nobody.
-MOONCAKE_TRANSFER: Final = TransferOperation(CommunicationLibrary.MOONCAKE, "Transfer", Direction.BOTH, awaited=False)
+MOONCAKE_TRANSFER: Final = TransferOperation(CommunicationLibrary.MOONCAKE, "Transfer", Direction.BOTH)
 """Of a batch of both kinds, or one whose requests have another length than this build's."""
 _MOONCAKE_KINDS: Final = (
-    TransferOperation(CommunicationLibrary.MOONCAKE, "Read", Direction.RECEIVE, awaited=False),
-    TransferOperation(CommunicationLibrary.MOONCAKE, "Write", Direction.TRANSMIT, awaited=False),
+    TransferOperation(CommunicationLibrary.MOONCAKE, "Read", Direction.RECEIVE),
+    TransferOperation(CommunicationLibrary.MOONCAKE, "Write", Direction.TRANSMIT),
 )
 """In the order of TransferRequest::OpCode."""
 

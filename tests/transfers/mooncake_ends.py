@@ -1,7 +1,8 @@
 """One end of a transfer with Mooncake over TCP: `give` writes blocks into the memory of `take`.
 
 Usage: mooncake_ends.py give|take FOLDER ADDRESS BLOCKS BLOCK_BYTES.  The folder stands for the rendezvous: `give` waits
-there for `go`, and both for `end`.  Each prints what it did.
+there for `go`, and both for `end`.  `give` writes each block by itself; then, when there is `batch`, all of them once
+more as one batch.  Each prints what it did.
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ def main(who: str, folder: Path, address: str, blocks: int, block_bytes: int) ->
         get(folder / "go")
         for _ in range(blocks):
             assert engine.transfer_sync_write(peer, memory.ctypes.data, int(there), block_bytes) == 0
-        print(f"wrote {blocks} of {block_bytes}", flush=True)
+        put(folder / "singles", b"")
+        get(folder / "batch")
+        each, total = block_bytes // blocks, block_bytes // blocks * blocks
+        here = [memory.ctypes.data + at for at in range(0, total, each)]
+        to = [int(there) + at for at in range(0, total, each)]
+        assert engine.batch_transfer_sync_write(peer, here, to, [each] * blocks) == 0
+        print(f"wrote {blocks} of {block_bytes} and {blocks} of {each}", flush=True)
         put(folder / "done", b"")
     get(folder / "end")
 

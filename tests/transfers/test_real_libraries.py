@@ -135,35 +135,70 @@ def owned(agent: AgentProcess, host: Host, owner: str) -> dict[str, float]:
     }
 
 
-@with_mooncake
-def test_what_mooncake_wrote_is_counted_and_its_own_on_the_rail(hosts: tuple[Host, Host], tmp_path: Path) -> None:
-    blocks, size = 40, 1 << 20
+@contextmanager
+def mooncake(hosts: tuple[Host, Host], folder: Path, blocks: int, size: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """Who gives, and who takes; both are ready."""
     with ExitStack() as stack:
         ends = [
             stack.enter_context(
                 running(
-                    host, sys.executable, "-m", "tests.transfers.mooncake_ends", who, str(tmp_path), host.addresses[0],
+                    host, sys.executable, "-m", "tests.transfers.mooncake_ends", who, str(folder), host.addresses[0],
                     str(blocks), str(size), PYTHONPATH=f"{WHEELS}:{REPOSITORY}",
                 )
             )
             for who, host in zip(("give", "take"), hosts, strict=True)
         ]  # fmt: skip
-        eventually((tmp_path / "ready").exists)
+        eventually((folder / "ready").exists)
+        yield ends
+
+
+@with_mooncake
+def test_what_mooncake_wrote_is_counted_and_its_own_on_the_rail(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    """Also of a batch of more requests than a process makes at once elsewhere."""
+    blocks, size = 100, 1 << 20
+    each = size // blocks
+    total = blocks * (size + each)
+    with mooncake(hosts, tmp_path, blocks, size) as ends:
         pids = [word for one in ends for word in ("--pid", str(one.pid))]
-        agent = stack.enter_context(AgentProcess(*pids))
-        agent.until(lambda: attached(agent) == {"mooncake"} and bool(owned_rails(agent)))
-        (tmp_path / "go").touch()
-        eventually((tmp_path / "done").exists)
-        agent.until(lambda: owned(agent, hosts[0], "mooncake").get("transmit", 0) >= blocks * size)
-        operations, payload = totals(agent, "operations_total"), totals(agent, "payload_bytes_total")
-        completed = totals(agent, "seconds_count")
-        moved = owned(agent, hosts[0], "mooncake")
+        with AgentProcess(*pids) as agent:
+            agent.until(lambda: attached(agent) == {"mooncake"} and bool(owned_rails(agent)))
+            (tmp_path / "go").touch()
+            (tmp_path / "batch").touch()
+            eventually((tmp_path / "done").exists)
+            agent.until(lambda: owned(agent, hosts[0], "mooncake").get("transmit", 0) >= total)
+            operations, payload = totals(agent, "operations_total"), totals(agent, "payload_bytes_total")
+            completed, unsized = totals(agent, "seconds_count"), totals(agent, "unsized_total")
+            moved = owned(agent, hosts[0], "mooncake")
         (tmp_path / "end").touch()
         said = [one.communicate(timeout=60)[0].splitlines()[-1] for one in ends]
-    assert said == [f"wrote {blocks} of {size}", "right"]
-    assert operations["mooncake", "Write"] == completed["mooncake", "Write"] == blocks
-    assert payload["mooncake", "Write"] == blocks * size
-    assert moved["transmit"] < 1.05 * blocks * size
+    assert said == [f"wrote {blocks} of {size} and {blocks} of {each}", "right"]
+    assert operations["mooncake", "Write"] == completed["mooncake", "Write"] == blocks + 1
+    assert payload["mooncake", "Write"] == total
+    assert unsized.get(("mooncake", "Write"), 0) == 0
+    assert moved["transmit"] < 1.05 * total
+
+
+@with_mooncake
+def test_a_batch_of_mooncake_whose_taker_stops_is_a_stall(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    blocks, size = 100, 64 << 20
+    with mooncake(hosts, tmp_path, blocks, size) as ends:
+        give, take = (one.pid for one in ends)
+        with AgentProcess("--pid", str(give), "--pid", str(take), "--stall.after", "3s", "--budget", "100%") as agent:
+            agent.until(lambda: attached(agent) == {"mooncake"})
+            (tmp_path / "go").touch()
+            eventually((tmp_path / "singles").exists)
+            assert agent.stalls() == []
+            os.kill(take, signal.SIGSTOP)
+            (tmp_path / "batch").touch()
+            agent.until(lambda: len(agent.stalls()) > 0)
+            (stall,) = agent.stalls()
+            os.kill(take, signal.SIGCONT)
+            agent.until(lambda: agent.stalls() == [])
+        (tmp_path / "end").touch()
+    assert (stall["library"], stall["op"], stall["pid"]) == ("mooncake", "mooncake Write", give)
+    # Nobody has taken the batch's connections yet, so that no process is known to hold their other ends.
+    assert (stall["cause"], stall["payload_bytes"]) == ("transfer_stuck", size // blocks * blocks)
+    assert stall["peer"].startswith(hosts[1].addresses[0])
 
 
 def owned_rails(agent: AgentProcess) -> list[tuple[dict[str, str], float]]:

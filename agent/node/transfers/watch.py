@@ -28,7 +28,7 @@ from railscope.agent.node.inspection.inspection import Inspection
 from railscope.agent.node.inspection.pages import load_pages
 from railscope.agent.node.inspection.questions import NotYet, Refused
 from railscope.agent.node.inspection.tenants import Tenant
-from railscope.agent.node.transfers.files import AreComplete, OpenTransferLibrary, TransferFile
+from railscope.agent.node.transfers.files import AreComplete, AreUnfinished, OpenTransferLibrary, TransferFile
 from railscope.agent.node.transfers.pairs import MOST_PEERS, Pairs, pairs_of
 from railscope.agent.node.transfers.totals import Sums
 from railscope.agent.node.transfers.waits import waited_for
@@ -59,6 +59,12 @@ _IDLE_NS: Final = 60_000_000_000
 _SWEEP_NS: Final = 10_000_000_000
 MOST_LOOKED_AT: Final = 256
 """Requests of one process that were let go and are looked at in its memory."""
+MOST_BATCHES: Final = 16
+"""Of one process that are looked at in its memory: the oldest."""
+BATCH_PATIENCE_NS: Final = 1_000_000_000
+"""Before that nobody looks whether a batch is complete."""
+_PERIOD_NS: Final = 3_000_000_000
+"""Of looking at batches."""
 MOST_ENDED: Final = 512
 """Pairs of processes that have ended: the latest ones are told of until others take their place, of whoever has most of
 them first."""
@@ -121,7 +127,8 @@ class UnderWay:
     let_go: int = 0
     """Its program will not ask for it again: from the request back to where its status is; 0: it will."""
     waited_ns: int | None = None
-    """Since when it has been waited for; None: its program does something else meanwhile, as far as is known."""
+    """Since when it has been waited for; None: its program does something else meanwhile, as far as is known, or it may
+    be complete."""
 
 
 @dataclass(slots=True)
@@ -173,6 +180,8 @@ class TransferWatch:
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="detach transfers")
         self._detaching: Future[None] | None = None
         self._swept_ns = 0
+        self._unfinished: Mapping[tuple[int, int], int] = {}
+        """Batches of Mooncake that were not complete when last looked at, by pid and number: since when under way."""
         self._names: dict[tuple[int, int], str] = {}
         """Of peers, by pid and the number that stands for each."""
         self.left_out: Counter[int | None] = Counter()
@@ -302,8 +311,9 @@ class TransferWatch:
         if self._programs is None or not self._sees_ends:
             return ()
         tables = self._programs.read()
-        waited = waited_for(tables, self._programs.waited_for, self._clock.monotonic_ns())
+        now_ns = self._clock.monotonic_ns()
         found = self._not_over(self._programs, _under_way(tables))
+        waited = waited_for(tables, self._programs.waited_for, now_ns) | self._unfinished_batches(found, now_ns)
         return tuple(
             replace(one, waited_ns=waited.get((one.pid, one.number))) if one.waited_ns is None else one for one in found
         )
@@ -407,6 +417,35 @@ class TransferWatch:
             functions = [one.function for one in over if (one.pid, one.number, one.since_ns) in taken]
             self._ended.give_up(np.array(functions, np.uint32))
         return tuple(one for one in several if one not in over)
+
+    def _unfinished_batches(self, several: Iterable[UnderWay], now_ns: int) -> dict[tuple[int, int], int]:
+        """Batches of Mooncake that are not complete, by process and number: since when they are under way.
+
+        A program may free one long after it is complete; the process's memory tells.
+        """
+        asked: defaultdict[int, list[UnderWay]] = defaultdict(list)
+        for one in several:
+            old = one.function in _MOONCAKE and now_ns - one.since_ns >= BATCH_PATIENCE_NS
+            if old and len(asked.get(one.pid, ())) < MOST_BATCHES:
+                asked[one.pid].append(one)
+        tenants = {identity.pid: mapper.tenant for identity, mapper in self._mappers.items()} if asked else {}
+        found: dict[tuple[int, int], int] = {}
+        for pid, batches in asked.items():
+            known = {(pid, one.number): one.since_ns for one in batches}
+            if pid not in tenants:
+                continue
+            # An answer that comes late is taken by who asks again within the period; until then the last one holds.
+            question = AreUnfinished(str(self._procfs), pid, tuple(one.number for one in batches), now_ns // _PERIOD_NS)
+            try:
+                unfinished = self._inspection.ask(tenants[pid], question).answer
+            except NotYet:
+                found |= {key: since for key, since in known.items() if self._unfinished.get(key) == since}
+                continue
+            except Refused:
+                continue
+            found |= {key: known[key] for key, so in zip(known, unfinished, strict=True) if so}
+        self._unfinished = found
+        return found
 
     def _complete(self, tenant: Tenant | None, pid: int, requests: Sequence[UnderWay]) -> Iterable[UnderWay]:
         if tenant is None:
@@ -553,7 +592,14 @@ class TransferWatch:
 
 _WITH_RANKS: Final = frozenset({"Send", "Recv", "SendRecv", "Put", "Get"})
 """Operations of MPI and NVSHMEM that name a peer."""
-_MPI: Final = frozenset(number for number, one in enumerate(OPERATIONS) if one.library is CommunicationLibrary.MPI)
+
+
+def _numbers_of(library: CommunicationLibrary) -> frozenset[int]:
+    return frozenset(number for number, one in enumerate(OPERATIONS) if one.library is library)
+
+
+_MPI: Final = _numbers_of(CommunicationLibrary.MPI)
+_MOONCAKE: Final = _numbers_of(CommunicationLibrary.MOONCAKE)
 
 
 def _under_way(tables: TransferTables) -> tuple[UnderWay, ...]:
@@ -562,7 +608,7 @@ def _under_way(tables: TransferTables) -> tuple[UnderWay, ...]:
         UnderWay(
             int(key["tgid"]), int(key["request"]), int(one["function"]), int(one["start_ns"]), int(one["bytes"]),
             int(one["peer"]), int(one["tid"]), int(one["uid"]), int(one["let_go"]),
-            None if one["function"] in _MPI else int(one["start_ns"]),
+            None if one["function"] in _MPI | _MOONCAKE else int(one["start_ns"]),
         )
         for key, one in zip(tables.request_keys[begun], tables.requests[begun], strict=True)
     ]  # fmt: skip
