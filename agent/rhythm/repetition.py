@@ -192,9 +192,11 @@ def is_regular(lengths_ns: Integers) -> bool:
     return bool(lengths_ns[near].sum() >= _LEAST_REGULAR_TIME * lengths_ns.sum() > 0)
 
 
-def find_most_frequent(series: CallSeries, starts: Integers, symbol: Codes) -> tuple[float, int]:
+def find_most_frequent(
+    series: CallSeries, starts: Integers, symbol: Codes, among: Flags | None = None
+) -> tuple[float, int]:
     """Part of iterations whose calls are those of the most frequent one, in the same order on every communicator; and
-    the calls of that one."""
+    the calls of that one.  `among`: which iterations are looked at; None: all."""
     first, end = int(starts[0]), int(starts[-1])
     lengths = np.diff(starts)
     iteration = np.repeat(np.arange(len(lengths)), lengths)
@@ -207,8 +209,10 @@ def find_most_frequent(series: CallSeries, starts: Integers, symbol: Codes) -> t
     placed = np.empty(len(order), np.uint64)
     # Communicator and symbol go together: what is hashed is (symbol, how many calls came before on its communicator).
     placed[order] = mixed(symbol[first:end][order].astype(np.uint64) << np.uint64(32) | place.astype(np.uint64))
-    found, counts = np.unique(np.add.reduceat(placed, starts[:-1] - first), return_counts=True)
     hashes = np.add.reduceat(placed, starts[:-1] - first)
+    if among is not None:
+        hashes, lengths = hashes[among], lengths[among]
+    found, counts = np.unique(hashes, return_counts=True)
     # Of two that are as frequent, the one that came first.
     most = found[counts == counts.max()]
     winner = hashes[np.flatnonzero(np.isin(hashes, most))[0]]

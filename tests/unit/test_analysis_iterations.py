@@ -10,13 +10,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from railscope.agent.analysis.compare.compare import values_of
+from railscope.agent.analysis.compare.figures import side_of
 from railscope.agent.analysis.facts.report import Iteration, Regularity, Unknown
+from railscope.agent.analysis.report.html import html_text
+from railscope.agent.analysis.report.report import report_of
+from railscope.agent.analysis.report.report_json import as_json
+from railscope.agent.analysis.report.text import as_text
+from railscope.agent.analysis.report.words import summarise
 from railscope.agent.analysis.tables.gpus import find_gpus
 from railscope.agent.analysis.timing.iterations import find_iterations
 from railscope.agent.model.mapping import default_mapping
 from railscope.agent.model.shape import Shape
 from tests.unit.datasets import BEGAN_NS, JobDataset, gpt_job
-from tests.unit.timed_jobs import MS, ddp, inference, moe, pipeline
+from tests.unit.timed_jobs import BUCKETS, MS, ddp, evaluated, inference, moe, pipeline
 
 Found = tuple[Regularity | None, tuple[Iteration, ...], tuple[Unknown, ...]]
 
@@ -76,6 +83,91 @@ def test_calls_that_come_now_and_then_are_no_part_of_the_pattern(tmp_path: Path)
     assert regularity.period_seconds == pytest.approx(0.5, rel=0.03)
     assert regularity.calls_per_iteration == 6
     assert regularity.recurrence == pytest.approx(35 / 39)
+
+
+def test_evaluations_between_are_told_apart_and_are_in_no_figure_of_iterations(tmp_path: Path) -> None:
+    job = evaluated(tmp_path)
+    report = report_of(job.open())
+    regularity = report.regularity
+    assert regularity is not None
+    assert regularity.iterations == 199
+    assert len(report.iterations) == 195
+    assert regularity.period_seconds == pytest.approx(0.5)
+    assert {round(one.period_seconds, 6) for one in report.iterations} == {0.5}
+    assert (regularity.recurrence, regularity.calls_per_iteration) == (1.0, 6)
+    # Six of 15 ms, and the gaps of 5 ms between them; the evaluation is busy nearly all the time.
+    assert regularity.duty_cycle == pytest.approx(115 / 500)
+    assert {round(one.comm_ratio or 0.0, 6) for one in report.iterations} == {90 / 500}
+    between = regularity.between
+    assert between is not None
+    assert (between.stretches, between.calls) == (4, 80)
+    assert between.seconds == pytest.approx(20.0)
+    assert between.mean_seconds == pytest.approx(5.0)
+    assert between.share == pytest.approx(20 / (195 * 0.5 + 4 * 5.5))
+    assert regularity.before_seconds == 0.0
+    assert regularity.behind_seconds == pytest.approx(5.0, abs=0.5)
+
+
+def test_what_is_said_of_evaluations_between(tmp_path: Path) -> None:
+    report = report_of(evaluated(tmp_path).open())
+    told = (
+        "Between iterations lie 4 stretches of other calls (evaluation, checkpoint): 20 s, 16.7 % of the time, 5 s "
+        "each on average; they are in no figure of iterations."
+    )
+    assert told in summarise(report)
+    text = " ".join(as_text(report).split())
+    assert "Iterations (199, of 6 calls each)" in text
+    assert told in text
+    page = html_text(report)
+    assert told in page
+    assert "4 stretches, mean 5 s, 80 calls of GPU 0" in page
+    between = as_json(report)["regularity"]["between"]
+    assert between["stretches"] == 4
+    assert between["share"] == pytest.approx(20 / 119.5)
+
+
+@pytest.mark.parametrize("batches", [20, 2000])
+def test_an_evaluation_before_the_first_step_is_said_to_be_there(tmp_path: Path, batches: int) -> None:
+    report = report_of(evaluated(tmp_path, phases=1, steps=30, batches=batches, before=True).open())
+    regularity = report.regularity
+    assert regularity is not None
+    assert regularity.iterations == len(report.iterations) == 29
+    assert regularity.between is None
+    assert regularity.before_seconds == pytest.approx(5.2, abs=0.1)
+    assert any("before the first iteration" in sentence for sentence in summarise(report))
+
+
+def test_what_lies_between_counts_in_no_figure_of_an_iteration(tmp_path: Path) -> None:
+    side = side_of(evaluated(tmp_path).open(), "A")
+    assert side.iterations == 195
+    assert [(use.op, use.calls, use.payload_bytes) for use in side.ops] == [
+        ("AllReduce", 2 * 195 * 6, 2 * 195 * sum(BUCKETS))
+    ]
+    values = {value.name: value.value for value in values_of(side, set(), by_iteration=True)}
+    assert values["AllReduce calls an iteration"] == 12
+    assert values["other calls between iterations"] == pytest.approx(20 / 119.5)
+    assert values["mean stretch of other calls"] == pytest.approx(5.0)
+
+
+def test_micro_batches_that_may_be_steps_are_said_to_be_there(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, (1,))
+    job.communicator("tp", (0,))
+    job.communicator("dp", (0,))
+    at = BEGAN_NS
+    for _ in range(6):
+        for _ in range(16):
+            at += 50 * MS
+            job.call("tp", 0, "Broadcast", 5 << 20, time_ns=at)
+            for _ in range(8):
+                for op, size in (("AllReduce", 20 << 20), ("AllGather", 10 << 20)):
+                    job.call("tp", 0, op, size, time_ns=at)
+                    at += 2 * MS
+        job.call("dp", 0, "AllReduce", 700 << 20, time_ns=at)
+        at += 100 * MS
+    regularity = regularity_of(job)
+    assert regularity.iterations == 5
+    assert regularity.calls_per_iteration == 16 * 17 + 1
+    assert "Each iteration holds 16 equal stretches of them" in regularity.basis
 
 
 def test_an_iteration_of_a_pipeline_is_found(tmp_path: Path) -> None:

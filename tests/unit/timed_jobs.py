@@ -57,6 +57,41 @@ def ddp(
     return job
 
 
+def evaluated(
+    folder: Path, phases: int = 5, steps: int = 40, *, batches: int = 20, before: bool = False, **columns: Any
+) -> JobDataset:
+    """Data parallelism of half a second a step, whose operations take 15 ms each; after each phase, or before, an
+    evaluation of 5 s that gathers on a communicator of its own, as long as it goes on."""
+    job = JobDataset(folder, (2,), **columns)
+    job.communicator("dp", range(2))
+    job.communicator("eval", range(2))
+    at = 0
+    for _ in range(phases):
+        if before:
+            at = _evaluation(job, at, batches)
+        for _ in range(steps):
+            for number, size in enumerate(BUCKETS):
+                _operation(job, "dp", "AllReduce", size, at + 200 * MS + number * 20 * MS, 15 * MS)
+            at += 500 * MS
+        if not before:
+            at = _evaluation(job, at, batches)
+    return job
+
+
+def _evaluation(job: JobDataset, at: int, batches: int) -> int:
+    length = 5 * SECOND // batches
+    for _ in range(batches):
+        _operation(job, "eval", "AllGather", 4 << 20, at + 10 * MS, length - 20 * MS)
+        at += length
+    return at
+
+
+def _operation(job: JobDataset, comm: str, op: str, size: int, at: int, took: int) -> None:
+    for rank in range(2):
+        job.call(comm, rank, op, size, time_ns=BEGAN_NS + at)
+        job.operation(comm, rank, op, size, at, took, source="cuda")
+
+
 def pipeline(
     folder: Path,
     stages: int = 4,

@@ -268,7 +268,9 @@ def _job(dataset: Dataset, gpus: Gpus, name: str) -> _JobRhythm | Declined:
     period_ns = regularity.period_seconds * 1e9
     sending = communication_intervals(dataset, gpus, regularity.gpu, period_ns)
     begins_ns = np.array([round(one.start * 1e9) for one in iterations], np.int64)
-    window = (series.time_ns >= iterations[0].from_ns) & (series.time_ns < iterations[-1].to_ns)
+    from_ns, to_ns = (np.array([getattr(one, edge) for one in iterations]) for edge in ("from_ns", "to_ns"))
+    place = np.searchsorted(from_ns, series.time_ns, side="right") - 1
+    window = (place >= 0) & (series.time_ns < to_ns[place])
     time_ns, payload = series.time_ns[window], series.payload_bytes[window]
     bursts = np.concatenate(([0], np.flatnonzero(np.diff(time_ns) >= period_ns / BURST_GAP) + 1))
     calendar = Calendar(

@@ -192,6 +192,11 @@ def _iterations(side: Side) -> Iterator[Value]:
     yield iteration_value(9, "period", Unit.SECONDS, iterations, lambda one: one.period_seconds)
     yield Value(9, "duty cycle", Unit.SHARE, None if regularity is None else regularity.duty_cycle)
     yield Value(9, "recurrence", Unit.SHARE, None if regularity is None else regularity.recurrence)
+    between = None if regularity is None else regularity.between
+    if regularity is not None:
+        yield Value(9, "other calls between iterations", Unit.SHARE, 0.0 if between is None else between.share)
+    if between is not None:
+        yield Value(9, "mean stretch of other calls", Unit.SECONDS, between.mean_seconds)
     yield iteration_value(
         10,
         "all-to-all (max − min) / mean",

@@ -235,7 +235,10 @@ class NonUniformity:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One iteration of the job (regularity, all-to-all non-uniformity, communication ratio, non-overlapped ratio)."""
+    """One iteration of the job (regularity, all-to-all non-uniformity, communication ratio, non-overlapped ratio).
+
+    One that was interrupted by other calls (`OtherCalls`) is not among them.
+    """
 
     start: float
     """Seconds since 1970."""
@@ -279,8 +282,25 @@ class RoleTime:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherCalls:
+    """What lies between iterations, and is none: an evaluation or a checkpoint, as a rule.
+
+    The iteration that a stretch of it follows was interrupted: it is taken to have lasted as long as the median one.
+    """
+
+    stretches: int
+    calls: int
+    """Of the GPU whose calls were compared, in all stretches."""
+    seconds: float
+    """Of all stretches."""
+    mean_seconds: float
+    share: float
+    """Of the time from the first iteration's begin to the last one's end: 0 to 1."""
+
+
+@dataclass(frozen=True, slots=True)
 class Regularity:
-    """How regular the job is."""
+    """How regular the job is: all figures are of iterations alone, without what lies between them."""
 
     period_seconds: float
     """Median over iterations."""
@@ -290,6 +310,8 @@ class Regularity:
     recurrence: float
     """Part of iterations whose calls are those of the most frequent iteration, in the same order: 0 to 1."""
     iterations: int
+    """All of them, those included that were interrupted by other calls: how long these took is not known, and they are
+    in no other figure."""
     calls_per_iteration: int
     """Of the GPU, in the most frequent iteration."""
     gpu: int = 0
@@ -302,6 +324,12 @@ class Regularity:
     """What the iterations were recognised by, in one sentence."""
     cut_by: str = "calls"
     """`kernels` of a trace, `calls`, or completed `operations`: whose begins the iterations' begins are."""
+    between: OtherCalls | None = None
+    """None: other calls interrupt no iteration."""
+    before_seconds: float = 0.0
+    """How long other calls were made before the first iteration; 0: not for longer than it takes."""
+    behind_seconds: float = 0.0
+    """The same, behind the last one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,14 @@ from railscope.agent.analysis.facts.quantities import (
     format_size_class,
     format_time,
 )
-from railscope.agent.analysis.facts.report import Iteration, Report
+from railscope.agent.analysis.facts.report import Iteration, Regularity, Report
 from railscope.agent.analysis.pictures.pictures import ROLE_NAMES
 from railscope.agent.analysis.report.communicator_words import describe_calls, select_communicators
 from railscope.agent.analysis.report.html_page import Element, table, tag
 from railscope.agent.analysis.report.words import (
     describe_even_iterations,
     describe_failed_pairs,
+    describe_other_calls,
     describe_slow_pairs,
     format_link_utilisation,
     median_of,
@@ -204,8 +205,24 @@ def iterations(report: Report) -> list[Element]:
             "the same, sizes not looked at",
         ),
         *_ratios(all_of_them),
+        *_others(regularity),
     ]
-    return table(regularity.basis, ("figure", "value", "meaning"), rows, "<><", len(rows))
+    found = table(regularity.basis, ("figure", "value", "meaning"), rows, "<><", len(rows))
+    return [*found, *(tag("p", sentence) for sentence in describe_other_calls(report))]
+
+
+def _others(regularity: Regularity) -> list[tuple[str, str, str]]:
+    between = regularity.between
+    if between is None:
+        return []
+    return [
+        (
+            "other calls between iterations",
+            format_share(between.share),
+            f"of the time: {format_count(between.stretches, 'stretch', 'es')}, mean "
+            f"{format_seconds(between.mean_seconds)}, {format_count(between.calls, 'call')} of GPU {regularity.gpu}",
+        )
+    ]
 
 
 def role_times(report: Report) -> list[Element]:

@@ -65,7 +65,10 @@ MEASUREMENTS: Final = (
     ),
     Measurement(8, "predicted matrix", "pairs and bytes that the model expects of (p, t, d) and a mapping", (PAPER_B,)),
     Measurement(
-        9, "regularity", "period and duty cycle of iterations, and how many of them make the same calls", (PAPER_B,)
+        9,
+        "regularity",
+        "period and duty cycle of iterations, how many of them make the same calls, and what lies between them",
+        (PAPER_B,),
     ),
     Measurement(
         10,

@@ -30,6 +30,7 @@ from railscope.agent.analysis.report.report import has_times
 from railscope.agent.analysis.report.words import (
     describe_even_iterations,
     describe_failed_pairs,
+    describe_other_calls,
     describe_slow_pairs,
     describe_steps,
     format_link_utilisation,
@@ -360,7 +361,8 @@ def _iterations(report: Report) -> list[str]:
         f"Iterations ({format_integer(regularity.iterations)}, of "
         f"{format_count(regularity.calls_per_iteration, 'call')} each)"
     )
-    return [title, *format_table(rows, "<><")]
+    told = [line for sentence in describe_other_calls(report) for line in _wrapped(sentence)]
+    return [title, *format_table(rows, "<><"), *told]
 
 
 def _role_times(report: Report) -> list[str]:

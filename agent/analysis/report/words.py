@@ -343,6 +343,7 @@ def _time(report: Report) -> Iterator[str]:
         f"{format_count(regularity.calls_per_iteration, 'call')} "
         "in the same order."
     )
+    yield from describe_other_calls(report)
     ratio = median_of(one.comm_ratio for one in report.iterations)
     alone = median_of(one.non_overlapped_ratio for one in report.iterations)
     if ratio is not None:
@@ -352,6 +353,32 @@ def _time(report: Report) -> Iterator[str]:
             if alone is not None
             else f"{words}."
         )
+
+
+def describe_other_calls(report: Report) -> Iterator[str]:
+    """A sentence on what lies between iterations, and one on what lies before and behind them."""
+    regularity = report.regularity
+    if regularity is None:
+        return
+    between = regularity.between
+    if between is not None:
+        one = between.stretches == 1
+        each = "" if one else f", {format_seconds(between.mean_seconds)} each on average"
+        yield (
+            f"Between iterations {'lies' if one else 'lie'} {format_count(between.stretches, 'stretch', 'es')} of "
+            f"other calls (evaluation, checkpoint): {format_seconds(between.seconds)}, {format_share(between.share)} "
+            f"of the time{each}; {'it is' if one else 'they are'} in no figure of iterations."
+        )
+    edges = [
+        f"for {format_seconds(seconds)} {where}"
+        for seconds, where in (
+            (regularity.before_seconds, "before the first iteration"),
+            (regularity.behind_seconds, "behind the last one"),
+        )
+        if seconds
+    ]
+    if edges:
+        yield f"Other calls were made {' and '.join(edges)}."
 
 
 def _slow(report: Report) -> Iterator[str]:

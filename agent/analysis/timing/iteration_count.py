@@ -2,8 +2,8 @@
 
 The iterations that a report lists end where the next one begins, so the last is not among them, and what came before
 the first is in none.  Where the calls of the GPU whose iterations were found are a whole multiple of an iteration's,
-all calls count, as so many iterations.  Where they are not, as in a recording that began in the middle of one, only
-the calls of complete iterations count.
+all calls count, as so many iterations.  Where they are not, as in a recording that began in the middle of one, or
+where other calls lie between iterations, as those of an evaluation, only the calls of complete iterations count.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from railscope.agent.analysis.facts.report import Iteration, Regularity
 from railscope.agent.analysis.tables.calls import CountedCalls, count_calls
 from railscope.agent.analysis.tables.gpus import Gpus
-from railscope.agent.analysis.timing.iterations import called_ns
+from railscope.agent.analysis.timing.iterations import called_ns, rows_in_iterations
 from railscope.agent.dataset.reader import Dataset
 from railscope.agent.facts.counted import format_count
 
@@ -49,18 +49,22 @@ def count_iterations(
     of_gpu = np.array([gpus.gpu_of.get(end) == regularity.gpu for end in counted.ends])
     kinds = counted.kinds
     number, rest = divmod(int(kinds.calls[of_gpu[kinds.end]].sum()), regularity.calls_per_iteration)
-    if number and not rest:
+    others = regularity.between is not None or regularity.before_seconds > 0 or regularity.behind_seconds > 0
+    if number and not rest and not others:
         return CountedIterations(number, counted)
     calls = dataset["calls"]
     moment = called_ns(calls)
-    inside = calls.filter((moment >= iterations[0].from_ns) & (moment < iterations[-1].to_ns))
+    if regularity.between is None:
+        inside = calls.filter((moment >= iterations[0].from_ns) & (moment < iterations[-1].to_ns))
+    else:
+        inside = rows_in_iterations(calls, moment, iterations).select(*calls.columns)
     complete = count_calls(replace(dataset, tables={**dataset.tables, "calls": inside}))
     left_out = counted.total_calls - complete.total_calls
     return CountedIterations(
         len(iterations),
         complete,
         f"{left_out:,} of {format_count(counted.total_calls, 'call')} "
-        f"{'lies' if left_out == 1 else 'lie'} before or after the "
+        f"{'lies' if left_out == 1 else 'lie'} before{'' if regularity.between is None else ', between'} or after the "
         f"{format_count(len(iterations), 'complete iteration')} "
         f"that {'was' if len(iterations) == 1 else 'were'} found, and {'is' if left_out == 1 else 'are'} not in "
         "figures "

@@ -8,6 +8,9 @@ enqueues several iterations at once and waits then, so that its clock says nothi
 kernels alone do not repeat, as equal ones of unknown size do not, they are looked at among the GPU's other kernels.  A
 call is in the iteration in which its kernel began, where the trace tells which one that is.
 
+An iteration that other calls interrupt (an evaluation, a checkpoint) is counted, and in no figure below: what it took
+itself is not known.  What it took beyond the median is told apart, as what lies between iterations.
+
 - period: median of the times from an iteration's first call to the next one's.
 - duty cycle: part of the time in which the GPU communicates: the union of its recorded operations, gaps shorter than a
   twentieth of the period included.  None where no operation has times: calls tell when something was enqueued, and
@@ -28,7 +31,7 @@ import ibis
 import numpy as np
 import pyarrow as pa
 
-from railscope.agent.analysis.facts.report import Iteration, Regularity, Unknown
+from railscope.agent.analysis.facts.report import Iteration, OtherCalls, Regularity, Unknown
 from railscope.agent.analysis.tables.gpu_rows import (
     CALLS,
     KERNELS,
@@ -42,8 +45,15 @@ from railscope.agent.analysis.tables.gpus import Gpus
 from railscope.agent.analysis.timing.computation import add_computation, find_suspects
 from railscope.agent.dataset.reader import Dataset
 from railscope.agent.facts.counted import format_count
+from railscope.agent.rhythm.cuts import Flags
 from railscope.agent.rhythm.intervals import BURST_GAP, Intervals, union
-from railscope.agent.rhythm.repetition import Repetition, find_most_frequent, find_repetition, relative_spread
+from railscope.agent.rhythm.repetition import (
+    INTERRUPTED,
+    Repetition,
+    find_most_frequent,
+    find_repetition,
+    relative_spread,
+)
 from railscope.agent.rhythm.series import CallSeries, Integers
 
 ROW: Final = 9
@@ -69,9 +79,10 @@ def find_iterations(
     if repetition is None:
         return None, (), (Unknown(ROW, _declined(series, gpus.gpus[gpu].number, table)),)
     series = series if among is None else among
-    time_ns, starts = series.time_ns, repetition.starts
-    iterations = _iterations(series, starts)
-    period_ns = float(np.median(np.diff(time_ns[starts])))
+    time_ns, starts, whole = series.time_ns, repetition.starts, ~repetition.interrupted
+    iterations = _iterations(series, starts, whole)
+    lengths_ns = np.diff(time_ns[starts])
+    period_ns = float(np.median(lengths_ns[whole]))
     covered = communication_intervals(dataset, gpus, gpu, period_ns)
     if covered is not None and find_suspects(dataset, gpus, gpu, int(time_ns[starts[0]]), int(time_ns[starts[-1]])):
         covered = None
@@ -79,20 +90,24 @@ def find_iterations(
     if (np.diff(own_starts) <= 0).any():
         # Some iterations have no operation: their other kernels tell whether they are alike.
         operations, own_starts = series, starts
-    recurrence, calls = find_most_frequent(operations, own_starts, operations.symbol)
+    recurrence, calls = find_most_frequent(operations, own_starts, operations.symbol, whole)
+    between = _between(lengths_ns, np.diff(own_starts) - calls, whole, period_ns)
     if table == KERNELS:
         calls = _usual_calls(dataset, gpus, gpu, iterations) or calls
     regularity = Regularity(
         period_seconds=period_ns / 1e9,
-        duty_cycle=None if covered is None else _covered_part(covered, time_ns[starts]),
+        duty_cycle=None if covered is None else _covered_part(covered, time_ns[starts], whole),
         recurrence=recurrence,
         iterations=len(starts) - 1,
         calls_per_iteration=calls,
         gpu=gpu,
-        recurrence_without_sizes=find_most_frequent(operations, own_starts, operations.kind)[0],
-        spread=relative_spread(np.diff(time_ns[starts])),
+        recurrence_without_sizes=find_most_frequent(operations, own_starts, operations.kind, whole)[0],
+        spread=relative_spread(lengths_ns[whole]),
         basis=_basis(repetition, table, computing=among is not None),
         cut_by=table,
+        between=between,
+        before_seconds=_other_seconds(int(time_ns[starts[0]] - time_ns[0]), 0.0, period_ns),
+        behind_seconds=_other_seconds(int(time_ns[-1] - time_ns[starts[-1]]), period_ns, period_ns),
     )
     return regularity, iterations, ()
 
@@ -115,8 +130,9 @@ def _usual_calls(dataset: Dataset, gpus: Gpus, number: int, iterations: Sequence
     """The most frequent number of calls of a GPU in an iteration; 0: there are no calls."""
     calls = rows_of_gpu(dataset[CALLS], gpus, number)
     times = dataset.rows(calls.select(moment=called_ns(calls)).filter(lambda row: row.moment.notnull()))
-    edges = [*(one.from_ns for one in iterations), iterations[-1].to_ns]
-    counts = np.histogram(times["moment"].to_numpy(), edges)[0] if len(times) else np.zeros(1, np.int64)
+    moments = np.sort(times["moment"].to_numpy()) if len(times) else np.zeros(0, np.int64)
+    from_ns, to_ns = (np.array([getattr(one, edge) for one in iterations]) for edge in ("from_ns", "to_ns"))
+    counts = np.searchsorted(moments, to_ns) - np.searchsorted(moments, from_ns)
     found, often = np.unique(counts, return_counts=True)
     return int(found[np.argmax(often)])
 
@@ -168,12 +184,34 @@ def _slots(places: Integers, first: Integers, last: Integers, from_ns: Integers,
     return pa.table({"slot": slot, "iteration": place, "iteration_from": from_ns[place], "iteration_to": to_ns[place]})
 
 
-def _covered_part(covered: Intervals, starts_ns: Integers) -> float:
-    """From the first iteration's start to the last one's."""
-    return int(covered.length_in(starts_ns[:1], starts_ns[-1:])[0]) / int(starts_ns[-1] - starts_ns[0])
+def _covered_part(covered: Intervals, starts_ns: Integers, whole: Flags) -> float:
+    """Of the iterations that were not interrupted."""
+    from_ns, to_ns = starts_ns[:-1][whole], starts_ns[1:][whole]
+    return int(covered.length_in(from_ns, to_ns).sum()) / int((to_ns - from_ns).sum())
 
 
-def _iterations(series: CallSeries, starts: Integers) -> tuple[Iteration, ...]:
+def _between(lengths_ns: Integers, more_calls: Integers, whole: Flags, period_ns: float) -> OtherCalls | None:
+    """What interrupts iterations; `more_calls` are those of each beyond the usual ones."""
+    if whole.all():
+        return None
+    seconds = float((lengths_ns[~whole] - period_ns).sum()) / 1e9
+    stretches = int((~whole).sum())
+    return OtherCalls(
+        stretches=stretches,
+        calls=int(np.maximum(more_calls[~whole], 0).sum()),
+        seconds=seconds,
+        mean_seconds=seconds / stretches,
+        share=seconds * 1e9 / int(lengths_ns.sum()),
+    )
+
+
+def _other_seconds(time_ns: int, own_ns: float, period_ns: float) -> float:
+    """How much of a time at the edge of a recording, in which calls were made, no iteration can have taken."""
+    return (time_ns - own_ns) / 1e9 if time_ns > INTERRUPTED * period_ns else 0.0
+
+
+def _iterations(series: CallSeries, starts: Integers, whole: Flags) -> tuple[Iteration, ...]:
+    """Those that were not interrupted."""
     first = series.time_ns[starts]
     silence = series.silence_ns[starts]
     if starts[0] == 0:
@@ -193,7 +231,7 @@ def _iterations(series: CallSeries, starts: Integers) -> tuple[Iteration, ...]:
             to_ns=high,
         )
         for start, following, low, high in zip(
-            first[:-1].tolist(), first[1:].tolist(), edges[:-1].tolist(), edges[1:].tolist(), strict=True
+            *(column[whole].tolist() for column in (first[:-1], first[1:], edges[:-1], edges[1:])), strict=True
         )
     )
 
@@ -201,11 +239,17 @@ def _iterations(series: CallSeries, starts: Integers) -> tuple[Iteration, ...]:
 def _basis(repetition: Repetition, table: str, *, computing: bool) -> str:
     what = "Kernels that communicate" if table == KERNELS else "Calls"
     what = "Kernels, also those that compute," if computing else what
+    doubt = (
+        f" Each iteration holds {repetition.parts:,} equal stretches of them, each after a silence: micro-batches, or "
+        "steps, if what lies between is no gradients."
+        if repetition.parts
+        else ""
+    )
     if repetition.by_gaps:
         return f"Equal {what[:1].lower()}{what[1:]} come in bursts of the same number, with silence between them."
     if repetition.sizes_vary:
-        return f"{what} repeat in their order, but for the sizes of some."
-    return f"{what} repeat in their order."
+        return f"{what} repeat in their order, but for the sizes of some.{doubt}"
+    return f"{what} repeat in their order.{doubt}"
 
 
 def _declined(series: CallSeries, gpu: int, table: str) -> str:
@@ -217,5 +261,5 @@ def _declined(series: CallSeries, gpu: int, table: str) -> str:
         f"The {many if many != 1 else 'only'} {what}{'s' * (many != 1)} of GPU {gpu} "
         f"({format_count(kinds, 'kind')} of {kind}{with_sizes}) {'repeat' if many != 1 else 'repeats'} "
         "neither in order nor regularly in time, as with requests at random times: there is no period. For a job with "
-        "iterations, record at least three of them."
+        "iterations, record at least three of them, and at least ten between two evaluations or checkpoints."
     )
