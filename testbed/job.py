@@ -20,11 +20,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 from railscope.testbed.hosts import Host, TestbedError
 from railscope.testbed.nccl.build import ENVIRONMENT, Double
+from railscope.testbed.processes import Started
 
 _SOURCES: Final = Path(__file__).resolve().parent / "workload"
 _BUILT: Final = Path(__file__).resolve().parent / "bin"
@@ -332,7 +332,7 @@ def moment_arguments(
     return [word for name, number in numbers.items() for word in (name, str(number))]
 
 
-class Job:
+class Job(Started):
     """One job, started on entry of the `with` block; whatever still runs is killed on exit."""
 
     def __init__(self, hosts: Sequence[Host], options: JobOptions, nccl: Double | None = None) -> None:
@@ -358,24 +358,9 @@ class Job:
             build_workload(BIN_DIRECTORY)
         self.hosts: Final = tuple(hosts)
         self.options: Final = options
+        super().__init__("job")
         self._nccl = nccl
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._processes: list[subprocess.Popen[bytes]] = []
-
-    def __enter__(self) -> Self:
-        self._temporary = tempfile.TemporaryDirectory(prefix="railscope-job-", ignore_cleanup_errors=True)
-        try:
-            for rank in range(len(self.hosts) * self.options.ranks_per_host):
-                self._start(rank)
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -384,7 +369,7 @@ class Job:
 
     def release(self) -> None:
         """Let the ranks begin, if `hold` was asked for."""
-        (self._directory / "start").touch()
+        (self._folder / "start").touch()
 
     def running(self) -> bool:
         """Whether any rank still runs."""
@@ -425,21 +410,16 @@ class Job:
         """How each rank stands now, in rank order."""
         return tuple(self._result(rank, process) for rank, process in enumerate(self._processes))
 
-    def close(self) -> None:
-        """Kill what still runs and remove the job's temporary directory; harmless when called again."""
-        self._kill()
-        if self._temporary is not None:
-            self._temporary.cleanup()
+    @property
+    def _every(self) -> Sequence[subprocess.Popen[bytes]]:
+        return self._processes
 
-    def _kill(self) -> None:
-        for process in self._processes:
-            if process.poll() is None:
-                process.kill()
-        for process in self._processes:
-            process.wait()
+    def _start_all(self) -> None:
+        for rank in range(len(self.hosts) * self.options.ranks_per_host):
+            self._start(rank)
 
     def _start(self, rank: int) -> None:
-        options, directory = self.options, self._directory
+        options, directory = self.options, self._folder
         host_index, local_rank = divmod(rank, options.ranks_per_host)
         host = self.hosts[host_index]
         driver = DRIVER if self._nccl is None else self._nccl.workload
@@ -505,17 +485,11 @@ class Job:
                 )
             )
 
-    @property
-    def _directory(self) -> Path:
-        if self._temporary is None:
-            raise TestbedError("the job has not been started: enter its `with` block first")
-        return Path(self._temporary.name)
-
     def _report_path(self, rank: int) -> Path:
-        return self._directory / f"report-{rank}.json"
+        return self._folder / f"report-{rank}.json"
 
     def _complaints_path(self, rank: int) -> Path:
-        return self._directory / f"stderr-{rank}"
+        return self._folder / f"stderr-{rank}"
 
     def _result(self, rank: int, process: subprocess.Popen[bytes]) -> RankResult:
         report = None

@@ -11,15 +11,14 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from railscope.testbed.hosts import Host, TestbedError
+from railscope.testbed.processes import Started
 from railscope.testbed.transfers.library import find_nixl
 
 _PROGRAM: Final = Path(__file__).with_name("kv_cache.py")
@@ -46,7 +45,7 @@ class InferenceReport:
     """Every decode process holds what was written to it."""
 
 
-class Inference:
+class Inference(Started):
     """Started on entry of the `with` block; whatever still runs is killed on exit."""
 
     def __init__(
@@ -72,6 +71,7 @@ class Inference:
         """
         if len(hosts) < 2:
             raise TestbedError("a disaggregated inference needs two hosts: one for prefill, one for decode")
+        super().__init__("inference")
         self._wheels = find_nixl() if wheels is None else find_nixl(wheels)
         self._places: dict[str, Host] = {
             f"{'decode' if host.index % 2 else 'prefill'}-{host.index // 2}": host for host in hosts
@@ -80,23 +80,7 @@ class Inference:
         self._requests = requests
         self._pause_s = pause_s
         self._environment = environment or {}
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-
-    def __enter__(self) -> Self:
-        self._temporary = tempfile.TemporaryDirectory(prefix="railscope-inference-", ignore_cleanup_errors=True)
-        try:
-            for name, host in self._places.items():
-                self._start(name, host)
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def processes(self) -> Mapping[str, int]:
@@ -167,25 +151,17 @@ class Inference:
         written_to = {write.decode for write in writes if write.operations}
         return InferenceReport(writes, all(reports[name]["right"] for name in written_to))
 
-    def close(self) -> None:
-        """Kill what still runs; harmless when called again."""
-        for process in self._processes.values():
-            if process.poll() is None:
-                process.kill()
-        for process in self._processes.values():
-            process.wait()
-        if self._temporary is not None:
-            self._temporary.cleanup()
+    @property
+    def _every(self) -> Collection[subprocess.Popen[bytes]]:
+        return self._processes.values()
+
+    def _start_all(self) -> None:
+        for name, host in self._places.items():
+            self._start(name, host)
 
     @property
     def _prefills(self) -> list[str]:
         return [name for name in self._places if name not in self._decodes]
-
-    @property
-    def _folder(self) -> Path:
-        if self._temporary is None:
-            raise TestbedError("the inference has not been started: enter its `with` block first")
-        return Path(self._temporary.name)
 
     def _start(self, name: str, host: Host) -> None:
         role = name.partition("-")[0]
