@@ -82,6 +82,16 @@ class EventCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluations:
+    """AllGathers between iterations, on a communicator that is split off for them."""
+
+    every: int
+    """After so many iterations."""
+    calls: int
+    """Of one evaluation, each after half the pause between iterations."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankReport:
     """What one rank did."""
 
@@ -157,6 +167,7 @@ class Job:
         checkpoint_by: Writer = Writer.SELF,
         slow: SlowSteps | None = None,
         skip: SkippedCall | None = None,
+        evaluations: Evaluations | None = None,
         destroy: bool = True,
         hold: bool = False,
         events: str | None = None,
@@ -198,6 +209,7 @@ class Job:
             checkpoint_by: who writes it, and where to.
             slow: a rank computes for longer than the others.
             skip: a rank leaves out a collective of a single operation, and makes no further call.
+            evaluations: of the single operations, everything and mixed.
             destroy: without it ranks leave without finalizing and destroying their communicators.
             events: None, or how the ranks learn that an operation is over, through a libcudart.so.12 that they
                 map: query (ask an event until it has happened), synchronize (wait for the event), stream (wait
@@ -233,6 +245,11 @@ class Job:
                 skip=skip,
             ),
             *("--blocking", str(int(blocking))),
+            *(
+                ("--evaluate-every", str(evaluations.every), "--evaluate-calls", str(evaluations.calls))
+                if evaluations
+                else ()
+            ),
             *(("--events", events) if events else ()),
             *(shape.arguments if shape else ()),
         ]

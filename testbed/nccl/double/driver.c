@@ -247,6 +247,8 @@ static const struct {
     {"--events", &options.events, NULL},
     {"--shape", &options.shape, NULL},
     {"--event-poll-us", NULL, &options.event_poll_us},
+    {"--evaluate-every", NULL, &options.evaluate_every},
+    {"--evaluate-calls", NULL, &options.evaluate_calls},
     {"--pattern", &options.pattern, NULL},
     {"--type", &options.type, NULL},
     {"--op", &options.op, NULL},

@@ -69,6 +69,7 @@ enum { COMMS_MAX = 8 };
 
 extern struct options {
     int rank, ranks, iterations, communicators, event_poll_us, blocking, destroy;
+    int evaluate_every, evaluate_calls; /* so many calls once in so many iterations; 0: none */
     struct moments moments;
     size_t bytes;
     const char *id, *report, *init, *ready, *start, *progress, *hold, *pattern, *type, *op, *events, *shape;
@@ -136,6 +137,8 @@ extern struct result {
     const char *function;
     ncclResult_t result;
 } results[RESULTS_MAX];
+/* A child that is made without blocking has no address before it is ready. */
+void await_child(struct job *job);
 void split(int type);
 void split_late(int type);
 void families(int type);

@@ -18,8 +18,7 @@ static void use(struct job *job, int type) {
     }
 }
 
-/* A child that is made without blocking has no address before it is ready. */
-static void await_child(struct job *job) {
+void await_child(struct job *job) {
     while (!options.blocking && __atomic_load_n(&job->comm, __ATOMIC_ACQUIRE) == NULL)
         pause_ns(AWAIT_NS);
     check(NCCL_OK, "a new communicator");

@@ -44,8 +44,32 @@ static void once(struct job *copies, const struct request *request, bool checked
         verified &= verify(&copies[i], request);
 }
 
+/* Gathers, each after half the pause between iterations, on a communicator of its own. */
+static void evaluate(void) {
+    static struct job *apart;
+    struct request request = request_of(ALLGATHER, NCCL_F32, NCCL_SUM);
+    if (apart == NULL) {
+        apart = open_job();
+        check(ncclCommSplit(jobs[0].comm, 0, options.rank, &apart->comm, NULL), "ncclCommSplit");
+        await_child(apart);
+        give_buffers(apart, &request);
+    }
+    for (int number = 0; number < options.evaluate_calls; number++) {
+        bool checked = number == 0 || number == options.evaluate_calls - 1;
+        pause_ns(options.moments.pace_us * 500);
+        if (checked)
+            fill(apart, &request);
+        call(apart, &request);
+        finish(apart);
+        if (checked)
+            verified &= verify(apart, &request);
+    }
+}
+
 static void after(int iteration) {
     moments_after(&options.moments, options.rank, options.ranks, (uint64_t)iteration);
+    if (options.evaluate_every > 0 && (iteration + 1) % options.evaluate_every == 0)
+        evaluate();
 }
 
 /* The same operation over and over. */
