@@ -13,6 +13,8 @@ from dataclasses import replace
 from typing import Final
 
 from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.hardware import GpuFacts, NodeGpus, NvlinkFacts
+from railscope.agent.facts.histogram import Histogram
 from railscope.agent.facts.rail_ledger import DirectionLedger, Origin, RailLedger
 from railscope.agent.facts.rank_identity import RankIdentity
 from railscope.agent.facts.snapshot import (
@@ -22,17 +24,13 @@ from railscope.agent.facts.snapshot import (
     CollectorResult,
     CommunicatorFacts,
     CompletedTotal,
-    GpuFacts,
-    Histogram,
     LaunchTotal,
     LoopFacts,
     NodeCollectives,
     NodeCompletion,
-    NodeGpus,
     NodeIdentity,
     NodeStalls,
     NodeTimes,
-    NvlinkFacts,
     OpHistogram,
     OwnProcessFacts,
     ProbeHealth,

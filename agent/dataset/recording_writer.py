@@ -31,8 +31,8 @@ from railscope.agent.dataset.conversion import (
 from railscope.agent.dataset.files import HOUR_NS
 from railscope.agent.dataset.schema import SCHEMA_VERSION
 from railscope.agent.dataset.writer import DatasetWriter
+from railscope.agent.facts.hardware import NeighbourFacts
 from railscope.agent.facts.label_numbers import UNKNOWN, parse_number
-from railscope.agent.facts.snapshot import NeighbourFacts
 from railscope.agent.facts.transfers import PeerTransfers
 from railscope.agent.recording.recording import RecordedCommunicator, RecordedRail, RecordedStall, Recording
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from railscope.agent.doctor.findings import Finding, Status
 from railscope.agent.facts.counted import format_count
-from railscope.agent.facts.snapshot import GpuFacts
+from railscope.agent.facts.hardware import GpuFacts
 from railscope.agent.node.nvlink.gpu import Gpu, GpuHistories
 from railscope.probes.clock import Clock
 from railscope.probes.nvlink.nvml import LIBRARY, NvmlError, NvmlMissing, NvmlSession

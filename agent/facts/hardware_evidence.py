@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from railscope.agent.facts.snapshot import GpuFacts, NodeCondition, RailFacts
+from railscope.agent.facts.hardware import GpuFacts, NodeCondition
+from railscope.agent.facts.snapshot import RailFacts
 from railscope.agent.facts.stall import Stall
 
 BEFORE_SECONDS: Final = 120.0

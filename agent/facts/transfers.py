@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from railscope.agent.facts.snapshot import Histogram
+from railscope.agent.facts.histogram import Histogram
 
 
 @dataclass(frozen=True, slots=True)

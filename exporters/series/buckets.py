@@ -28,7 +28,7 @@ from typing import Final
 
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.catalogue import Metric
-from railscope.agent.facts.snapshot import Exemplar, Histogram
+from railscope.agent.facts.histogram import Exemplar, Histogram
 
 _NANOSECONDS: Final = 1e9
 _MEGABIT_BYTES: Final = 125_000.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from railscope.agent.facts import catalogue
-from railscope.agent.facts.snapshot import NodeCondition, PcieFacts
+from railscope.agent.facts.hardware import NodeCondition, PcieFacts
 from railscope.exporters.series.family import Sample
 from railscope.exporters.series.family_draft import RECEIVE, TRANSMIT, Draft, make_draft
 

@@ -22,9 +22,10 @@ from typing import Final, TypeVar
 
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.catalogue import Metric
+from railscope.agent.facts.histogram import Histogram
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.rank_identity import RankKey
-from railscope.agent.facts.snapshot import Histogram, Snapshot
+from railscope.agent.facts.snapshot import Snapshot
 from railscope.exporters.series.buckets import full_histogram
 from railscope.exporters.series.family import Family, LabelValues, Sample
 

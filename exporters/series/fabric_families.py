@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from railscope.agent.facts import catalogue
-from railscope.agent.facts.snapshot import NodeFabric
+from railscope.agent.facts.hardware import NodeFabric
 from railscope.exporters.series.family_draft import Draft
 
 

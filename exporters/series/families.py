@@ -16,12 +16,12 @@ from typing import Final
 
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.catalogue import Metric
+from railscope.agent.facts.histogram import Histogram
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.rank_identity import Labels, RankIdentity, RankKey
 from railscope.agent.facts.snapshot import (
     AgentHealth,
     CommunicatorFacts,
-    Histogram,
     JobSteps,
     NodeCollectives,
     NodeStalls,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from railscope.agent.facts.catalogue import Metric
-from railscope.agent.facts.snapshot import Histogram
+from railscope.agent.facts.histogram import Histogram
 
 LabelValues = tuple[str | None, ...]
 """Values of the family's labels, in its order; None where this series does not have the label."""

@@ -8,8 +8,8 @@ from statistics import fmean
 from typing import Final
 
 from railscope.agent.facts import catalogue
+from railscope.agent.facts.hardware import ALL_LINKS, GpuFacts, NodeGpus, NvlinkFacts
 from railscope.agent.facts.label_numbers import UNKNOWN
-from railscope.agent.facts.snapshot import ALL_LINKS, GpuFacts, NodeGpus, NvlinkFacts
 from railscope.exporters.series.family import Sample
 from railscope.exporters.series.family_draft import RECEIVE, TRANSMIT, Draft, make_draft
 from railscope.exporters.series.selection import Selection

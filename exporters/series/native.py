@@ -22,7 +22,7 @@ from functools import lru_cache
 from typing import Final
 
 from railscope.agent.facts import catalogue
-from railscope.agent.facts.snapshot import Histogram
+from railscope.agent.facts.histogram import Histogram
 
 METRICS: Final = frozenset({catalogue.COLLECTIVE_SIZE_BYTES, catalogue.COLLECTIVE_BUS_BANDWIDTH})
 """Those that come as native histograms where these are asked for."""

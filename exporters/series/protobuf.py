@@ -21,7 +21,7 @@ from itertools import accumulate
 from typing import Final
 
 from railscope.agent.facts.catalogue import Metric
-from railscope.agent.facts.snapshot import Exemplar, Histogram
+from railscope.agent.facts.histogram import Exemplar, Histogram
 from railscope.exporters.series.buckets import full_histogram
 from railscope.exporters.series.family import Family, LabelValues
 from railscope.exporters.series.native import NativeHistogram, to_native

@@ -25,7 +25,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from railscope.agent.facts.snapshot import Histogram, RailFacts, RailTcp
+from railscope.agent.facts.histogram import Histogram
+from railscope.agent.facts.snapshot import RailFacts, RailTcp
 from railscope.exporters.series.family import LabelValues
 
 DETAILS: Final = ("counters", "nvlinks", "devices", "buckets")

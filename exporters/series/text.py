@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from railscope.agent.facts.catalogue import Metric
-from railscope.agent.facts.snapshot import Exemplar
+from railscope.agent.facts.histogram import Exemplar
 from railscope.exporters.series.family import Family, LabelValues
 from railscope.exporters.series.prefix_cache import PrefixCache
 

@@ -17,8 +17,9 @@ from typing import Final
 
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.catalogue import Metric
+from railscope.agent.facts.histogram import Histogram
 from railscope.agent.facts.label_numbers import UNKNOWN
-from railscope.agent.facts.snapshot import CommunicatorFacts, Histogram, PeerTotal, RailFacts
+from railscope.agent.facts.snapshot import CommunicatorFacts, PeerTotal, RailFacts
 from railscope.exporters.series.family import Family, LabelValues
 from railscope.exporters.series.rail_families import COUNTERS, RATES
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from railscope.agent.facts import catalogue
+from railscope.agent.facts.hardware import ALL_LINKS
 from railscope.agent.facts.rank_identity import RankIdentity, RankKey, rank_identity_from_labels
-from railscope.agent.facts.snapshot import ALL_LINKS
 from railscope.exporters.top.exposition import ScrapedSample, parse_samples
 from railscope.exporters.top.transfers import ScrapedTransfer, TransferKey, parse_transfers
 

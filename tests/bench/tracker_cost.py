@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from railscope.agent.config.options import Config
-from railscope.agent.facts.snapshot import Histogram
+from railscope.agent.facts.histogram import Histogram
 from railscope.agent.model.expected import ExpectedBytes, WireTotals
 from railscope.agent.node.attribution.evidence import Connections, PortAndConnections, RailLedgers, evidence_of
 from railscope.agent.node.attribution.explained import Correlator, PortTotals

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from railscope.agent.doctor.nvlink import check_nvlink
-from railscope.agent.facts.snapshot import CollectorResult, NodeGpus, NvlinkFacts
+from railscope.agent.facts.hardware import NodeGpus, NvlinkFacts
+from railscope.agent.facts.snapshot import CollectorResult
 from railscope.agent.node.nvlink import gpu as nvlink_gpu
 from railscope.agent.node.nvlink import watch as nvlink
 from railscope.agent.node.nvlink.watch import NvlinkWatch

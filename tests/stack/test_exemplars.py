@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from railscope.agent.facts.snapshot import Exemplar, Histogram, OpHistogram, Snapshot
+from railscope.agent.facts.histogram import Exemplar, Histogram
+from railscope.agent.facts.snapshot import OpHistogram, Snapshot
 from railscope.agent.node.completion.completion import DURATION_BOUNDS
 from railscope.exporters.web.http import MetricsServer, ServerSettings
 from tests.stack.prometheus import prometheus, until

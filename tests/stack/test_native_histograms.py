@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from railscope.agent.cluster.fleet.prometheus import PrometheusStore
-from railscope.agent.facts.snapshot import Histogram, OpHistogram, Snapshot
+from railscope.agent.facts.histogram import Histogram
+from railscope.agent.facts.snapshot import OpHistogram, Snapshot
 from railscope.agent.node.collectives.node_totals import SIZE_BOUNDS
 from railscope.agent.node.completion.completion import BANDWIDTH_BOUNDS
 from railscope.dashboards import build, documents, expressions, recorded, rules_files

@@ -8,13 +8,28 @@ from __future__ import annotations
 from dataclasses import replace
 
 from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.hardware import (
+    BoundCounterFacts,
+    GpuFacts,
+    HardwareEvent,
+    ModuleFacts,
+    NeighbourFacts,
+    NodeCondition,
+    NodeFabric,
+    NodeGpus,
+    NodeQueuePairs,
+    NvlinkFacts,
+    PcieFacts,
+    QueuePairCount,
+    QueuePairFacts,
+)
+from railscope.agent.facts.histogram import Histogram
 from railscope.agent.facts.rail_ledger import DirectionLedger, Origin, RailLedger
 from railscope.agent.facts.rank_identity import RankIdentity
 from railscope.agent.facts.slowness import Slowness
 from railscope.agent.facts.snapshot import (
     AgentHealth,
     AttachedProbe,
-    BoundCounterFacts,
     CollectiveTotal,
     CollectorResult,
     CommunicatorFacts,
@@ -23,33 +38,20 @@ from railscope.agent.facts.snapshot import (
     DriverCallsOfProcess,
     EstimatedCalls,
     FailedOver,
-    GpuFacts,
-    HardwareEvent,
-    Histogram,
     JobSteps,
     LaunchTotal,
     LoopFacts,
-    ModuleFacts,
-    NeighbourFacts,
     NodeCollectives,
     NodeCompletion,
-    NodeCondition,
-    NodeFabric,
-    NodeGpus,
     NodeIdentity,
-    NodeQueuePairs,
     NodeStalls,
     NodeTimes,
-    NvlinkFacts,
     OpHistogram,
     OpTotal,
     OwnProcessFacts,
-    PcieFacts,
     PeerTotal,
     ProbeHealth,
     ProbeLevel,
-    QueuePairCount,
-    QueuePairFacts,
     RailFacts,
     RailQueue,
     RailTcp,

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from railscope.agent.facts.hardware import NvlinkFacts
 from railscope.agent.facts.rank_process import RankProcess
-from railscope.agent.facts.snapshot import NodeCollectives, NvlinkFacts, RailFacts, Snapshot
+from railscope.agent.facts.snapshot import NodeCollectives, RailFacts, Snapshot
 from railscope.exporters.series.families import make_families
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.series.text import Format, Renderer

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from railscope.agent.facts.snapshot import NvlinkFacts
+from railscope.agent.facts.hardware import NvlinkFacts
 from railscope.agent.facts.stall import Disagreement, LastCollectives, Stall
 from railscope.agent.node.collectives.communicators import Communicator
 from railscope.agent.node.inspection.inspection import InProcess

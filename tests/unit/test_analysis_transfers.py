@@ -19,7 +19,7 @@ from railscope.agent.analysis.report.text import as_text
 from railscope.agent.analysis.report.words import describe_slow_pairs
 from railscope.agent.analysis.tables.gpus import find_gpus
 from railscope.agent.analysis.traffic.transfers import _compared, find_transfers
-from railscope.agent.facts.snapshot import Histogram
+from railscope.agent.facts.histogram import Histogram
 from tests.unit.datasets import JobDataset
 
 MIB = 1 << 20

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.catalogue import Metric
-from railscope.agent.facts.snapshot import Exemplar, Histogram
+from railscope.agent.facts.histogram import Exemplar, Histogram
 from railscope.agent.node.collectives.kernel_readings import ENQUEUE_BOUNDS
 from railscope.agent.node.collectives.node_totals import SIZE_BOUNDS
 from railscope.agent.node.completion.completion import BANDWIDTH_BOUNDS, DURATION_BOUNDS

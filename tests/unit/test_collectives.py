@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from railscope.agent.facts.snapshot import CommunicatorFacts, GpuFacts, NodeCollectives, NodeTimes
+from railscope.agent.facts.hardware import GpuFacts
+from railscope.agent.facts.snapshot import CommunicatorFacts, NodeCollectives, NodeTimes
 from railscope.agent.node.collectives.collectives import Collectives
 from railscope.agent.node.collectives.sequences import Sequences
 from railscope.agent.node.completion.completion import Completion

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
 from railscope.agent.facts import catalogue
+from railscope.agent.facts.histogram import Exemplar, Histogram
 from railscope.agent.facts.label_numbers import UNKNOWN
-from railscope.agent.facts.snapshot import Exemplar, Histogram, OpHistogram
+from railscope.agent.facts.snapshot import OpHistogram
 from railscope.agent.node.completion.completion import DURATION_BOUNDS
 from railscope.agent.node.completion.exemplars import Exemplars
 from railscope.exporters.series.family import Family

@@ -9,16 +9,15 @@ from hypothesis import strategies as st
 
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.hardware import NodeGpus, NvlinkFacts
+from railscope.agent.facts.histogram import Histogram
 from railscope.agent.facts.rank_identity import RankIdentity
 from railscope.agent.facts.snapshot import (
     AgentHealth,
     CommunicatorFacts,
     CommunicatorStall,
-    Histogram,
-    NodeGpus,
     NodeIdentity,
     NodeStalls,
-    NvlinkFacts,
     OpHistogram,
     PeerTotal,
     Snapshot,

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from railscope.agent.facts import catalogue
-from railscope.agent.facts.snapshot import Histogram
+from railscope.agent.facts.histogram import Histogram
 from railscope.agent.node.collectives.kernel_readings import ENQUEUE_BOUNDS
 from railscope.agent.node.collectives.node_totals import SIZE_BOUNDS
 from railscope.agent.node.completion.completion import BANDWIDTH_BOUNDS, DURATION_BOUNDS

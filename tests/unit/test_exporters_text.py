@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_pro
 from prometheus_client.registry import Collector
 
 from railscope.agent.facts.catalogue import Kind, Metric
-from railscope.agent.facts.snapshot import Histogram
+from railscope.agent.facts.histogram import Histogram
 from railscope.exporters.series.collector import to_client_metrics
 from railscope.exporters.series.families import make_families
 from railscope.exporters.series.family import Family, LabelValues

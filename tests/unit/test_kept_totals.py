@@ -13,12 +13,12 @@ import pytest
 
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.catalogue import METRICS
+from railscope.agent.facts.histogram import Histogram
 from railscope.agent.facts.rank_identity import rank_identity_from_labels
 from railscope.agent.facts.snapshot import (
     AgentHealth,
     CollectiveTotal,
     CommunicatorFacts,
-    Histogram,
     NodeCollectives,
     OpHistogram,
     Snapshot,

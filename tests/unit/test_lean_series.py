@@ -12,7 +12,8 @@ import pytest
 from railscope.agent import cluster
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.catalogue import Metric
-from railscope.agent.facts.snapshot import NvlinkFacts, Snapshot
+from railscope.agent.facts.hardware import NvlinkFacts
+from railscope.agent.facts.snapshot import Snapshot
 from railscope.dashboards import rules_files
 from railscope.dashboards.typical_node import typical_node
 from railscope.exporters.series import lean

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.agent.facts.snapshot import NeighbourFacts
+from railscope.agent.facts.hardware import NeighbourFacts
 from railscope.agent.node.fabric.neighbours import Neighbours
 from railscope.probes.netdev.lldp import MalformedLldp, Neighbour, parse_lldp
 from tests.unit.netdev_messages import SteppedClock

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from railscope.agent.facts.snapshot import GpuFacts, NodeGpus, NvlinkFacts, Snapshot
+from railscope.agent.facts.hardware import GpuFacts, NodeGpus, NvlinkFacts
+from railscope.agent.facts.snapshot import Snapshot
 from railscope.exporters.series.selection import Selection
 from railscope.exporters.top.node_view import NodeView, make_node_view
 from railscope.exporters.top.nvlink_view import GpuView

@@ -11,8 +11,9 @@ from typing import Final
 
 import pytest
 
+from railscope.agent.facts.hardware import BoundCounterFacts, NodeQueuePairs, QueuePairFacts
 from railscope.agent.facts.rail_ledger import Origin, RailLedger
-from railscope.agent.facts.snapshot import BoundCounterFacts, NodeQueuePairs, QueuePairFacts, RailFacts
+from railscope.agent.facts.snapshot import RailFacts
 from railscope.agent.facts.traffic_owners import TrafficOwner
 from railscope.agent.node.attribution.evidence import (
     INFINIBAND_HEADERS,

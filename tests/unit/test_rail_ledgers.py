@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from railscope.agent.facts.histogram import Histogram
 from railscope.agent.facts.rail_ledger import Origin, RailLedger
-from railscope.agent.facts.snapshot import Histogram, RailFacts
+from railscope.agent.facts.snapshot import RailFacts
 from railscope.agent.facts.traffic_owners import TrafficOwner
 from railscope.agent.node.attribution.evidence import (
     Connections,

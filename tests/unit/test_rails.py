@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from railscope.agent.config.rail_patterns import parse_rail_pattern
+from railscope.agent.facts.histogram import Histogram
 from railscope.agent.facts.rail_decision import RailDecision
-from railscope.agent.facts.snapshot import Histogram
 from railscope.agent.node.rails.ethernet_facts import RailEthernet, ethernet_counters
 from railscope.agent.node.rails.ethernet_rules import StatisticRules
 from railscope.agent.node.rails.netdev_facts import members_of_bond, netns_labels, rail_facts

@@ -6,8 +6,8 @@ from typing import Final
 
 import pytest
 
+from railscope.agent.facts.hardware import GpuFacts, format_pci_bus_id
 from railscope.agent.facts.rank_identity import NO_GPU, RankGpu
-from railscope.agent.facts.snapshot import GpuFacts, format_pci_bus_id
 from railscope.agent.node.collectives.rank_gpus import RankGpus, format_nccl_bus_id
 from railscope.agent.node.targets.jobs import is_confined
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from railscope.agent.facts.snapshot import NodeFabric, QueuePairCount
+from railscope.agent.facts.hardware import NodeFabric, QueuePairCount
 from railscope.agent.node.fabric.queue_pairs import MOST_QUEUE_PAIRS, OTHERS, PERIOD_NS, Kernel, QueuePairs
 from railscope.agent.node.inspection.tenants import Tenant
 from railscope.exporters.web.pages import render_queue_pairs

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from railscope.agent.config.options import OPTIONS
-from railscope.agent.facts.snapshot import Histogram, NodeGpus, NvlinkFacts, RailFacts, RailTcp, Snapshot
+from railscope.agent.facts.hardware import NodeGpus, NvlinkFacts
+from railscope.agent.facts.histogram import Histogram
+from railscope.agent.facts.snapshot import RailFacts, RailTcp, Snapshot
 from railscope.agent.node.rails.counter_rules import rule_of
 from railscope.agent.node.rails.ethernet_rules import statistic_rule
 from railscope.dashboards.typical_node import DRIVER_COUNTERS, RDMA_COUNTERS

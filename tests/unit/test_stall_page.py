@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from railscope.agent.facts.hardware import HardwareEvent, ModuleFacts, NodeCondition, NodeGpus, PcieFacts
 from railscope.agent.facts.rank_process import RankProcess
-from railscope.agent.facts.snapshot import HardwareEvent, ModuleFacts, NodeCondition, NodeGpus, NodeStalls, PcieFacts
+from railscope.agent.facts.snapshot import NodeStalls
 from railscope.exporters.web.pages import render_communicators
 from railscope.probes.processes.owner import ProcessOwner, ProcessUsage
 from railscope.probes.processes.processes import ProcessIdentity

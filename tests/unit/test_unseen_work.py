@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.hardware import NvlinkFacts
 from railscope.agent.facts.rank_identity import RankGpu
-from railscope.agent.facts.snapshot import NvlinkFacts
 from railscope.agent.facts.stall import Stall
 from railscope.agent.node.collectives.communicators import Communicator
 from railscope.agent.node.inspection.tenants import Tenant

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from railscope.agent.facts.causes import Cause
+from railscope.agent.facts.hardware import HardwareEvent, ModuleFacts, NodeCondition
 from railscope.agent.facts.hardware_evidence import NodeHardware
-from railscope.agent.facts.snapshot import HardwareEvent, ModuleFacts, NodeCondition
 from railscope.agent.facts.stall import Diagnosis, Stall
 from railscope.agent.node.daemon.verdict_socket import (
     MOST_CLIENTS,

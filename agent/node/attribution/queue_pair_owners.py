@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from railscope.agent.facts.snapshot import BoundCounterFacts, NodeQueuePairs, QueuePairFacts
+from railscope.agent.facts.hardware import BoundCounterFacts, NodeQueuePairs, QueuePairFacts
 from railscope.agent.facts.traffic_owners import TrafficOwner
 from railscope.agent.node.attribution.ledger import HeaderSizes, Sockets
 from railscope.agent.node.attribution.parties import STORAGE_PORTS, MappedBy, Unlooked, libraries_above

@@ -11,9 +11,10 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from typing import Final
 
+from railscope.agent.facts.hardware import GpuFacts
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.rank_identity import RankKey
-from railscope.agent.facts.snapshot import GpuFacts, NodeCollectives, NodeCompletion, NodeTimes
+from railscope.agent.facts.snapshot import NodeCollectives, NodeCompletion, NodeTimes
 from railscope.agent.facts.stall import Disagreement, LastCollectives
 from railscope.agent.model.expected import ExpectedBytes
 from railscope.agent.node.collectives.agreement import Agreement

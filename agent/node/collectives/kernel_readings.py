@@ -10,7 +10,8 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, Protocol, TypeVar
 
-from railscope.agent.facts.snapshot import Histogram, OpHistogram
+from railscope.agent.facts.histogram import Histogram
+from railscope.agent.facts.snapshot import OpHistogram
 from railscope.agent.node.collectives.agreement import Shapes
 from railscope.agent.node.collectives.call_counts import Accounting, CallCounts, Table
 from railscope.agent.node.collectives.communicators import Communicators

@@ -13,8 +13,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from railscope.agent.facts.histogram import Histogram
 from railscope.agent.facts.label_numbers import UNKNOWN
-from railscope.agent.facts.snapshot import CollectiveTotal, Histogram, OpHistogram
+from railscope.agent.facts.snapshot import CollectiveTotal, OpHistogram
 from railscope.agent.node.collectives.call_counts import CallCount, CallCounts, CallKind, sum_groups
 from railscope.agent.node.collectives.communicators import Communicators
 from railscope.probes.loading.maps import Records

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from railscope.agent.facts.hardware import GpuFacts, format_pci_bus_id
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.rank_identity import NO_GPU, RankGpu
-from railscope.agent.facts.snapshot import GpuFacts, format_pci_bus_id
 
 _FUNCTION_BITS: Final = 4
 """Bits of a hexadecimal digit: NCCL leaves out the colons and the dot."""

@@ -11,8 +11,9 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Final, NamedTuple, Protocol
 
+from railscope.agent.facts.histogram import Histogram
 from railscope.agent.facts.label_numbers import UNKNOWN
-from railscope.agent.facts.snapshot import CommunicatorFacts, Histogram, LaunchTotal, NodeCompletion, OpHistogram
+from railscope.agent.facts.snapshot import CommunicatorFacts, LaunchTotal, NodeCompletion, OpHistogram
 from railscope.agent.node.completion.cuda import CudaCompletion, CudaLibrary
 from railscope.agent.node.completion.exemplars import Exemplars
 from railscope.agent.node.completion.handed_over import RailBytes

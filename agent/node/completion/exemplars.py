@@ -13,8 +13,9 @@ from typing import Final
 
 import numpy as np
 
+from railscope.agent.facts.histogram import Exemplar, Histogram
 from railscope.agent.facts.label_numbers import UNKNOWN
-from railscope.agent.facts.snapshot import CommunicatorFacts, Exemplar, Histogram, OpHistogram
+from railscope.agent.facts.snapshot import CommunicatorFacts, OpHistogram
 from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.abi import Op, op_name
 from railscope.probes.nccl.records.internals import BUCKETS

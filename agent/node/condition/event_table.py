@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from railscope.agent.config.counter_severity import Severity
-from railscope.agent.facts.snapshot import HardwareEvent
+from railscope.agent.facts.hardware import HardwareEvent
 from railscope.probes.clock import Clock
 
 _log = logging.getLogger("railscope.condition")

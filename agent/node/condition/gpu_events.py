@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from railscope.agent.config.counter_severity import Severity
-from railscope.agent.facts.snapshot import HardwareEvent
+from railscope.agent.facts.hardware import HardwareEvent
 from railscope.agent.node.condition.event_table import EventTable, severity_of_xid
 from railscope.probes.clock import Clock
 from railscope.probes.nvlink.gpu_events import GpuEvent

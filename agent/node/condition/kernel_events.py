@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from railscope.agent.config.counter_severity import Severity
-from railscope.agent.facts.snapshot import CollectorResult, HardwareEvent
+from railscope.agent.facts.hardware import HardwareEvent
+from railscope.agent.facts.snapshot import CollectorResult
 from railscope.agent.node.condition.event_table import EventTable, severity_of_xid
 from railscope.probes.clock import Clock
 from railscope.probes.kernel_log import KernelEvent, KernelLog

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from railscope.agent.facts.snapshot import CollectorResult, ModuleFacts
+from railscope.agent.facts.hardware import ModuleFacts
+from railscope.agent.facts.snapshot import CollectorResult
 from railscope.probes.clock import Clock
 from railscope.probes.netdev.ethtool_netlink import EthtoolNetlink, FecStatistics
 from railscope.probes.netdev.module_memory import ModuleReading, read_module

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from railscope.agent.facts.snapshot import CollectorResult, NodeCondition, PcieFacts
+from railscope.agent.facts.hardware import NodeCondition, PcieFacts
+from railscope.agent.facts.snapshot import CollectorResult
 from railscope.agent.node.condition.gpu_events import GpuEventCounts
 from railscope.agent.node.condition.kernel_events import KernelEvents
 from railscope.agent.node.condition.modules import Modules

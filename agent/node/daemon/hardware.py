@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from railscope.agent.config.options import Config
+from railscope.agent.facts.hardware import NodeCondition, NodeFabric, NodeGpus
 from railscope.agent.facts.rail_ledger import RailKey, RailLedger
-from railscope.agent.facts.snapshot import CollectorResult, NodeCondition, NodeFabric, NodeGpus, RailFacts
+from railscope.agent.facts.snapshot import CollectorResult, RailFacts
 from railscope.agent.model.expected import ExpectedBytes
 from railscope.agent.node.attribution.evidence import HandedBytes
 from railscope.agent.node.attribution.parties import MappedBy, not_looked_at

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from railscope.agent.facts.catalogue import METRICS
-from railscope.agent.facts.snapshot import Histogram
+from railscope.agent.facts.histogram import Histogram
 from railscope.exporters.series.earlier import Totals, is_continued
 from railscope.exporters.series.family import LabelValues
 

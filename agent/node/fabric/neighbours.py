@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from railscope.agent.facts.hardware import NeighbourFacts
 from railscope.agent.facts.remarks import Remark
-from railscope.agent.facts.snapshot import CollectorResult, NeighbourFacts
+from railscope.agent.facts.snapshot import CollectorResult
 from railscope.probes.clock import Clock
 from railscope.probes.netdev.lldp import LldpSocket, Neighbour
 

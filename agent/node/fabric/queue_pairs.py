@@ -14,15 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from railscope.agent.facts.hardware import BoundCounterFacts, NodeQueuePairs, QueuePairCount, QueuePairFacts
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.remarks import Remark
-from railscope.agent.facts.snapshot import (
-    BoundCounterFacts,
-    CollectorResult,
-    NodeQueuePairs,
-    QueuePairCount,
-    QueuePairFacts,
-)
+from railscope.agent.facts.snapshot import CollectorResult
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant, tenant_of
 from railscope.probes.clock import Clock
 from railscope.probes.netdev.netlink import MalformedNetlink

@@ -10,7 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from railscope.agent.facts.snapshot import CollectorResult, NodeFabric, NodeQueuePairs
+from railscope.agent.facts.hardware import NodeFabric, NodeQueuePairs
+from railscope.agent.facts.snapshot import CollectorResult
 from railscope.agent.node.fabric.neighbours import Neighbours
 from railscope.agent.node.fabric.queue_pairs import QueuePairs
 

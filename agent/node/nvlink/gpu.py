@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from railscope.agent.facts.hardware import ALL_LINKS, GpuFacts, NvlinkFacts
 from railscope.agent.facts.label_numbers import UNKNOWN
-from railscope.agent.facts.snapshot import ALL_LINKS, GpuFacts, NvlinkFacts
 from railscope.agent.node.sampling.utilization import Utilization
 from railscope.probes.clock import Clock
 from railscope.probes.nvlink.gpu_health import FEC_CORRECTIONS, GpuHealth, GpuHealthReader

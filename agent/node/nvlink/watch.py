@@ -19,8 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from railscope.agent.facts.hardware import GpuFacts, NodeGpus, NvlinkFacts
 from railscope.agent.facts.remarks import Remark
-from railscope.agent.facts.snapshot import CollectorResult, GpuFacts, NodeGpus, NvlinkFacts
+from railscope.agent.facts.snapshot import CollectorResult
 from railscope.agent.node.nvlink.gpu import WINDOW_NS, Gpu, GpuHistories, without_states
 from railscope.probes.clock import Clock
 from railscope.probes.nvlink.gpu_events import GpuEvent, GpuEvents

@@ -6,10 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from railscope.agent.facts.histogram import Histogram
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.facts.rail_ledger import RailLedger
-from railscope.agent.facts.snapshot import Histogram, RailFacts
+from railscope.agent.facts.snapshot import RailFacts
 from railscope.agent.node.rails.counter_rules import TABLES_ONLY, OwnSeverities, Severity
 from railscope.agent.node.rails.ethernet_facts import RailEthernet, pci_stalled
 from railscope.agent.node.rails.siblings import NO_STATE, LinkState

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from railscope.agent.facts.histogram import Histogram
 from railscope.agent.facts.remarks import Remark
-from railscope.agent.facts.snapshot import CollectorResult, Histogram
+from railscope.agent.facts.snapshot import CollectorResult
 from railscope.agent.node.rails.counter_rules import TABLES_ONLY, OwnSeverities, Severity, rule_of
 from railscope.agent.node.rails.rdma_machine import PATIENCE_SECONDS, RdmaMachine, RdmaMachineReader
 from railscope.agent.node.sampling.sampler import Sampler

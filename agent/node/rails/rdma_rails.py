@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from railscope.agent.config.rail_patterns import RailPattern
+from railscope.agent.facts.histogram import Histogram
 from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.rail_ledger import RailKey, RailLedger
-from railscope.agent.facts.snapshot import CollectorResult, Histogram, RailFacts
+from railscope.agent.facts.snapshot import CollectorResult, RailFacts
 from railscope.agent.model.expected import ExpectedBytes, WireTotals
 from railscope.agent.node.attribution.evidence import (
     NOT_OBSERVED,

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from railscope.agent.config.options import Config
+from railscope.agent.facts.hardware import NeighbourFacts
 from railscope.agent.facts.rail_decision import RailDecision
 from railscope.agent.facts.rail_ledger import RailKey, RailLedger
-from railscope.agent.facts.snapshot import NeighbourFacts, Snapshot
+from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.facts.transfers import NodeTransfers, PeerTransfers
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder, Piece
 from railscope.agent.node.recorder.triggers import make_recorded_stall

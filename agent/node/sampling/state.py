@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from railscope.agent.facts.snapshot import CollectorResult, Histogram
+from railscope.agent.facts.histogram import Histogram
+from railscope.agent.facts.snapshot import CollectorResult
 from railscope.agent.node.sampling.totals import RATE_BOUNDS, Counts, Floats
 from railscope.probes.netdev.counters import DeviceFailure, Flags, Values
 

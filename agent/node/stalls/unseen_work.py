@@ -31,9 +31,10 @@ import numpy as np
 
 from railscope.agent.facts.causes import Cause
 from railscope.agent.facts.counted import format_count
+from railscope.agent.facts.hardware import ALL_LINKS, NvlinkFacts
 from railscope.agent.facts.host_calls import DRIVER_CALL_NAMES
 from railscope.agent.facts.label_numbers import UNKNOWN
-from railscope.agent.facts.snapshot import ALL_LINKS, DriverCallsOfProcess, NvlinkFacts
+from railscope.agent.facts.snapshot import DriverCallsOfProcess
 from railscope.agent.facts.stall import Diagnosis, Stall
 from railscope.agent.node.completion.driver_calls import DriverReading
 from railscope.agent.node.stalls.detector import Changes, StallLimits

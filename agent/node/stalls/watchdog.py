@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Final
 
 from railscope.agent.facts.clocks import read_clocks
+from railscope.agent.facts.hardware import NvlinkFacts
 from railscope.agent.facts.label_numbers import UNKNOWN, parse_number
 from railscope.agent.facts.rank_identity import RankKey
-from railscope.agent.facts.snapshot import CollectorResult, NodeStalls, NodeTimes, NvlinkFacts
+from railscope.agent.facts.snapshot import CollectorResult, NodeStalls, NodeTimes
 from railscope.agent.facts.stall import Diagnosis, Disagreement, InFlight, ProcessStack, Stall
 from railscope.agent.node.collectives.call_counts import Table
 from railscope.agent.node.collectives.slow_ranks import RankWait, SlowRanks

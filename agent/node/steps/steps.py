@@ -25,8 +25,9 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from railscope.agent.facts.histogram import Histogram
 from railscope.agent.facts.rank_identity import RankKey
-from railscope.agent.facts.snapshot import Histogram, JobSteps
+from railscope.agent.facts.snapshot import JobSteps
 from railscope.agent.node.collectives.communicators import Communicator, format_label
 from railscope.agent.node.collectives.slow_ranks import RankWait
 from railscope.agent.node.collectives.stragglers import NOT_BY_ALL

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from railscope.agent.facts.snapshot import Histogram
+from railscope.agent.facts.histogram import Histogram
 from railscope.agent.facts.transfers import TransferTotal
 from railscope.probes.loading.maps import Records
 from railscope.probes.transfers.functions import OPERATIONS
