@@ -57,7 +57,6 @@ from railscope.agent.cli.demo_fault import (
 )
 from railscope.agent.cli.demo_transfers import DISAGGREGATED, JOB_PATTERN, InferenceBeside, write_table
 from railscope.agent.config.options import Config, ListenAddress
-from railscope.agent.config.rail_patterns import parse_rail_pattern
 from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.snapshot import RailFacts, Snapshot
 from railscope.agent.facts.stall import Stall
@@ -237,8 +236,6 @@ def _config(hosts: Sequence[Host], settings: DemoSettings, *, watchful: bool) ->
         listen=ListenAddress("127.0.0.1", _PORT),
         namespaces=frozenset((NAMESPACES_DIRECTORY / host.namespace).stat().st_ino for host in hosts),
         collectors=frozenset({"collective", *rails}),
-        # This machine's own devices are none of the fabric's.
-        rails=tuple(map(parse_rail_pattern, sorted({rail for host in hosts for rail in host.rails}))),
         correlation_window_ns=_WINDOW_NS,
         level="all",
         sample_interval_ns=Config().sample_interval_ns if settings.record is None else _BURSTS_NS,

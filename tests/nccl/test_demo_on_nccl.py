@@ -117,11 +117,20 @@ def test_ctrl_c_ends_a_demo_with_an_inference_beside_it_though_all_processes_get
             lines = (line.split() for line in demo.stdout)
             page = next(words[2] for words in lines if words[:1] == ["curl"] and "/stalls" in words[2])
             eventually(lambda: makes_calls(page.replace("/stalls", "/metrics")))
+            rails = of_rails(page.replace("/stalls", "/metrics"))
             os.killpg(demo.pid, signal.SIGINT)
             rest, _ = demo.communicate(timeout=60)
         finally:
             demo.kill()
     assert demo.returncode == 0, rest
+    assert len(rails) == 4, "two of each host, and no device of this machine"
+    assert all("railscope-" in one for one in rails)
+
+
+def of_rails(url: str) -> list[str]:
+    """The series that tell which rails there are."""
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return re.findall(r"^railscope_rail_info\{(.*)\} 1$", answer.read().decode(), re.MULTILINE)
 
 
 def makes_calls(url: str) -> bool:

@@ -156,7 +156,8 @@ class Hardware:
         events = None
         if str(self._config.sysfs) != "/sys":
             self.rails.watch_recorded()
-        elif self.own_namespace is not None:
+        elif self.own_namespace is not None and self.own_namespace in (self._config.namespaces or [self.own_namespace]):
+            # Where only some namespaces are observed, this one's devices are none of theirs.
             own = network_namespace(self._config.procfs, "self")
             events = self.rails.watch_own(own)
             if self._ethernet is not None:
