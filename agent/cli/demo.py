@@ -439,6 +439,15 @@ class _Demo:
     def _rails_of(self, snapshot: Snapshot) -> Mapping[tuple[str, str], RailFacts]:
         return {(rail.netns, rail.device): rail for rail in snapshot.rails if rail.netns in self._namespaces}
 
+    def _carried(self, before: Mapping[tuple[str, str], RailFacts], seconds: float) -> dict[tuple[str, str], float]:
+        """Bytes per second that each rail has sent since."""
+        now = self._rails_of(self._daemon.observer.snapshot())
+        return {
+            key: ((rail.transmit_bytes or 0) - (before[key].transmit_bytes or 0)) / max(seconds, 1e-3)
+            for key, rail in now.items()
+            if key in before
+        }
+
     def _show(self, snapshot: Snapshot, pids: Sequence[int], before: LiveTotals) -> LiveTotals:
         """A few lines on what each communicator did and what each rail carried."""
         mine = [facts for facts in snapshot.collectives.communicators if facts.identity.pid in pids]
@@ -485,13 +494,14 @@ class _Demo:
             self._beside.running(pattern == DISAGGREGATED),
             Job(self._fabric.hosts, options, self._library.nccl) as job,
         ):
-            self._begin(pattern, job)
+            idle, began = self._begin(pattern, job), time.monotonic()
             if settings.keep:
                 self._tell_address(job)
             self._watch(job, settings.seconds / 2)
+            carried = self._carried(idle, time.monotonic() - began)
             rank = random.randrange(len(job.pids)) if settings.keep else len(job.pids) - 1
             stopped = self._beside.plan_stopped_decode() if kind is FaultKind.STALL else None
-            planned = stopped or plan_fault(kind, self._fabric, job, rank)
+            planned = stopped or plan_fault(kind, self._fabric, job, rank, carried)
             with planned.fault:
                 broken = time.monotonic()
                 if settings.keep:

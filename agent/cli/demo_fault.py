@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -26,6 +26,7 @@ from railscope.testbed.job import Job
 _log = logging.getLogger("railscope.demo")
 
 _SLOW_MBIT: Final = 50
+_SLOW_RATIO: Final = 0.1
 
 
 @contextmanager
@@ -110,8 +111,22 @@ class PlannedFault:
         return (found.device, found.netns) == (self.device, self.netns)
 
 
-def plan_fault(kind: FaultKind, fabric: Fabric, job: Job, rank: int) -> PlannedFault:
-    """The fault at a rank, or at the second rail of its host."""
+def slow_mbit(before_mbit: float) -> int:
+    """To what a rail is shaped, in Mbit/s, that carried so much before.
+
+    To a part of it: a job that sends less than what a shaper lets through, as with small messages or on a busy machine,
+    would not notice.
+    """
+    return max(1, min(_SLOW_MBIT, round(before_mbit * _SLOW_RATIO)))
+
+
+def plan_fault(
+    kind: FaultKind, fabric: Fabric, job: Job, rank: int, carried: Mapping[tuple[str, str], float]
+) -> PlannedFault:
+    """The fault at a rank, or at the second rail of its host.
+
+    `carried`: bytes per second of each rail so far, by namespace and device.
+    """
     host = fabric.hosts[rank // job.options.ranks_per_host]
     index, rail = host.index, len(host.rails) - 1
     device, where = host.rails[rail], f"{host.rails[rail]} of host{host.index}"
@@ -123,8 +138,13 @@ def plan_fault(kind: FaultKind, fabric: Fabric, job: Job, rank: int) -> PlannedF
         words = f"{where} loses its link: ip -n {host.namespace} link set {device} down"
         fault: Fault = LinkDown(fabric, index, rail)
     else:
-        words = f"{where} sends no more than {_SLOW_MBIT} Mbit/s from now on: a queueing discipline (tc-tbf)"
-        fault = SlowRail(fabric, index, rail, rate_mbit=_SLOW_MBIT)
+        before_mbit = carried.get((host.namespace, device), 0.0) * 8 / 1e6
+        rate_mbit = slow_mbit(before_mbit)
+        words = (
+            f"{where} sends no more than {rate_mbit} Mbit/s from now on, and sent {before_mbit:,.0f} before: a "
+            "queueing discipline (tc-tbf)"
+        )
+        fault = SlowRail(fabric, index, rail, rate_mbit=rate_mbit)
     return PlannedFault(kind, fault, words, _CAUSES[kind], device=device, netns=host.namespace)
 
 

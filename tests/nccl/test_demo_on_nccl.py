@@ -91,6 +91,14 @@ def test_a_disaggregated_inference_beside_the_job_is_counted_write_by_write_and_
     assert told["server"] in {gpu["server"] for gpu in report["gpus"]}
 
 
+def test_a_rail_is_slow_for_a_job_that_sends_little_too(double: Double) -> None:
+    assert double.workload.is_file()
+    arguments = ("--pattern", "inference", "--seconds", "6", "--fault", "slow-rail")
+    ran = subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=170)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "cause rail_slow, blames rail 1 (rail1 in " in ran.stdout
+
+
 @with_nixl
 def test_a_stopped_decode_process_is_the_verdict_that_the_demo_ends_with(double: Double) -> None:
     assert double.workload.is_file()

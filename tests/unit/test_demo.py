@@ -19,7 +19,7 @@ from railscope.agent.cli.demo_counts import (
     rail_line,
     rail_table,
 )
-from railscope.agent.cli.demo_fault import OwnStalls, next_step_lines, verdict_lines
+from railscope.agent.cli.demo_fault import OwnStalls, next_step_lines, slow_mbit, verdict_lines
 from railscope.agent.facts.snapshot import CommunicatorFacts, RankTimes
 from railscope.testbed.hosts import TestbedError
 from railscope.testbed.nccl.build import BuildError, build
@@ -103,6 +103,11 @@ def test_a_verdict_has_the_words_of_stalls_and_the_steps_of_its_cause() -> None:
     steps = list(next_step_lines(one))
     assert steps[0].startswith("  ip -s link show rail1   # ")
     assert not any("{" in step for step in steps)
+
+
+@pytest.mark.parametrize(("before", "shaped"), [(0.0, 1), (4.6, 1), (27.0, 3), (500.0, 50), (2_400.0, 50)])
+def test_a_rail_is_made_slow_for_what_it_carried(before: float, shaped: int) -> None:
+    assert slow_mbit(before) == shaped
 
 
 def test_without_nccl_the_demo_says_so_and_goes_on_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
