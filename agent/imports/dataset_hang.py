@@ -18,7 +18,7 @@ from railscope.agent.facts.causes import Cause, is_well_founded
 from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.rank_identity import rank_identity_from_labels
 from railscope.agent.imports.facts import Problems, printable
-from railscope.agent.imports.recording_hang import make_stuck_transfer, ranks_without_recording
+from railscope.agent.imports.recording_hang import make_stuck_transfer, nameless_rank, ranks_without_recording
 
 _OWN: Final = "railscope"
 _ON_SECONDS: Final = 5.0
@@ -48,6 +48,8 @@ def read_hang_dataset(folder: Path, problems: Problems) -> Dumps:
         )
     own = {number: row for number, row in recordings.items() if row["source"] == _OWN}
     stalls: dict[tuple[int, str, int | None], _Row] = {}
+    nameless: dict[tuple[int, int | None], _Row] = {}
+    """Of no communicator that is known, by recording and process."""
     transfers: list[StuckTransfer] = []
     notes: list[str] = []
     for row in _rows(folder, "stalls"):
@@ -63,7 +65,10 @@ def read_hang_dataset(folder: Path, problems: Problems) -> Dumps:
         elif (stuck := _stuck_transfer(row)) is not None:
             transfers.append(stuck)
         else:
-            stalls[row["recording"], row["comm"], row["rank"]] = row
+            if row["comm"] is None:
+                nameless[row["recording"], row["pid"]] = row
+            else:
+                stalls[row["recording"], row["comm"], row["rank"]] = row
             notes += [f"{row['node']}: {line}" for line in (row["evidence"] or "").splitlines()]
     founded = {row["comm"] for row in stalls.values() if is_well_founded(row["cause"] or Cause.UNKNOWN)}
     for which, row in stalls.items():
@@ -75,13 +80,16 @@ def read_hang_dataset(folder: Path, problems: Problems) -> Dumps:
         for row in _rows(folder, "communicators")
         if row["recording"] in own and row["comm"]
     ]
+    ranks += [
+        nameless_rank(row["node"], row["pid"] or 0, _stall(row), row["seconds"] or 0.0) for row in nameless.values()
+    ]
     return Dumps(
         at=max((row["ended_ns"] or 0 for row in own.values()), default=0) / 1e9,
         ranks=tuple(ranks),
         told=(f"{format_count(len(own), 'recording')} of {folder}",),
         lacking=tuple(ranks_without_recording(ranks)),
         open=()
-        if stalls or transfers
+        if stalls or nameless or transfers
         else ("a recording that was made of no stall may be shorter than a stall takes to be called so",),
         tells_completion=False,
         notes=tuple(printable(note) for note in dict.fromkeys(notes))[:_MOST_NOTES],
@@ -121,20 +129,20 @@ def _rank(row: _Row, stall: _Row | None) -> Rank:
     said = {name: str(row[name]) for name in ("nranks", "gpu", "nccl_version", "pid") if row[name] is not None}
     job = tuple((name, str(row[name])) for name in ("job", "world_rank") if row[name] is not None)
     number = "unknown" if row["rank"] is None else str(row["rank"])
-    told = None
-    if stall is not None:
-        blamed = "" if stall["blamed_rank"] is None else str(stall["blamed_rank"])
-        told = Stall(
-            stall["op"] or "",
-            stall["cause"] or "unknown",
-            stall["strength"] or "unknown",
-            blamed,
-            stall["rail"] or "",
-            stall["device"] or "",
-        )
     return Rank(
         rank_identity_from_labels(row["comm"], number, said, job),
         host=row["node"],
-        stall=told,
+        stall=None if stall is None else _stall(stall),
         stalled_seconds=None if stall is None else stall["seconds"],
+    )
+
+
+def _stall(row: _Row) -> Stall:
+    return Stall(
+        row["op"] or "",
+        row["cause"] or "unknown",
+        row["strength"] or "unknown",
+        "" if row["blamed_rank"] is None else str(row["blamed_rank"]),
+        row["rail"] or "",
+        row["device"] or "",
     )

@@ -12,6 +12,7 @@ from railscope.agent.cluster.fleet.sequences import Position
 from railscope.agent.cluster.verdict.quantities import format_duration, format_rank_numbers
 from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.label_numbers import UNKNOWN, parse_number
+from railscope.agent.facts.rank_identity import rank_identity_from_labels
 from railscope.agent.imports.facts import MOST_RANKS, Problems, printable
 from railscope.agent.imports.sources import Source
 from railscope.agent.recording.file import RecordingError, read_recording
@@ -42,8 +43,10 @@ def read_hang_recordings(sources: Sequence[Source], problems: Problems) -> Dumps
         for stall in recording.stalls:
             if (stuck := _stuck_transfer(recording.host, stall)) is not None:
                 transfers.append(stuck)
-            else:
-                notes += [f"{recording.host}: {line}" for line in stall.evidence]
+                continue
+            notes += [f"{recording.host}: {line}" for line in stall.evidence]
+            if stall.comm in ("", UNKNOWN):
+                ranks.append(nameless_rank(recording.host, stall.pid, _stall(stall), stall.seconds))
     blind = sorted({recording.host for recording in recordings if not recording.completion_seen()})
     return Dumps(
         at=max((recording.realtime_ns(recording.ended_ns) for recording in recordings), default=0) / 1e9,
@@ -125,6 +128,18 @@ def _stuck_transfer(host: str, stall: RecordedStall) -> StuckTransfer | None:
         blamed_pid=stall.blamed_pid,
         seconds=stall.seconds,
         evidence=stall.evidence,
+    )
+
+
+def nameless_rank(host: str, pid: int, stall: Stall, seconds: float) -> Rank:
+    """A process that stalls in a call, or in work, of no communicator that its host knows; `pid` 0: not known."""
+    known = {"pid": str(pid)} if pid else {}
+    return Rank(
+        rank_identity_from_labels(UNKNOWN, UNKNOWN, known, ()),
+        host=host,
+        inflight_seconds=seconds,
+        stall=stall,
+        stalled_seconds=seconds,
     )
 
 

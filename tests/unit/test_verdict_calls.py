@@ -274,7 +274,7 @@ CASES: Final[dict[str, list[Case]]] = {
         Case(
             "of a communicator without a name",
             inside("ncclCommInitAll", 0, made=False).each(comm="unknown", rank="unknown", nranks="unknown"),
-            says=(("headline", "ncclCommInitAll on unknown"),),
+            says=(("headline", "ncclCommInitAll: it does not return for a process (pid 100, host0)"),),
             found={"ranks": (), "basis": "host"},
         ),
         Case(

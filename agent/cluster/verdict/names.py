@@ -40,7 +40,10 @@ def _rank_text(rank: Rank) -> str:
     if process and user:
         process += f" of {user}"
     known = ", ".join(word for word in (of_job, process, rank.host) if word)
-    return f"rank {rank.rank} ({known})" if known else f"rank {rank.rank}"
+    name = f"rank {rank.rank}"
+    if rank.rank == UNKNOWN:
+        name = "a process" if rank.comm == UNKNOWN else "a rank whose number is not known"
+    return f"{name} ({known})" if known else name
 
 
 def format_ranks_and_hosts(ranks: Sequence[Rank]) -> str:

@@ -65,6 +65,7 @@ from railscope.agent.cluster.verdict.verdict import (
 from railscope.agent.facts.causes import OF_A_PROCESS, Cause, Tier, facts_of, tier_of
 from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.host_calls import CONNECT
+from railscope.agent.facts.label_numbers import UNKNOWN
 
 _CLOCK_SECONDS: Final = 5.0
 """Clocks that differ by more, beyond what scrape intervals explain, are worth a word."""
@@ -289,7 +290,10 @@ def what_of(cause: RootCause) -> str:
     # That a process or a link is as it is, is seen itself; weak is only how the stall was.
     seen = culprit.cause == Cause.RANK_MISSING or (culprit.tier is Tier.PLAIN and culprit.basis == "host")
     doubt = _WEAK if culprit.strength == "weak" and not seen and culprit.alike == 1 else ""
-    return f"{op}{stalled.comm}: {said}{doubt}"
+    where = f"{op}{stalled.comm}"
+    if stalled.comm == UNKNOWN:
+        where = stalled.op or name_communicator(stalled.comm)
+    return f"{where}: {said}{doubt}"
 
 
 def _blame(culprit: Culprit) -> str:
