@@ -262,10 +262,11 @@ struct nixl_list {
 	__u32 padding;
 	__u64 begin;
 	__u64 end;
+	__u64 room;
 };
 
 #define NIXL_INITIATOR 16 /* its list in nixlXferReqH, or a pointer to it before NIXL 1.1 */
-#define NIXL_LIST_BYTES 40
+#define NIXL_LIST_BYTES sizeof(struct nixl_list)
 #define NIXL_TYPES 16
 #define NIXL_DESCRIPTOR_BYTES 32 /* nixlMetaDesc: address, length, device, metadata */
 #define NIXL_LENGTH 8
@@ -324,24 +325,23 @@ VERIFIED_ONCE int sum_descriptors(struct transfer *transfer, __u64 begin, __u64 
 	return transfer->sized;
 }
 
-/* The name of a peer, and the number that stands for it: FNV-1a's. */
-VERIFIED_ONCE __u64 note_peer(__u32 tgid, __u64 text)
+/* The name of a peer, and the number that stands for it: FNV-1a's.  `last`: one that is noted. */
+VERIFIED_ONCE __u64 note_peer(__u32 tgid, __u64 text, __u64 length, __u64 last)
 {
 	struct transfer_peer_key key = {.tgid = tgid};
 	struct transfer_peer peer = {};
-	__u64 string[2] = {}, place; /* std::string of libstdc++: its text and its length */
-	__u64 hash = 0xcbf29ce484222325ULL;
+	__u64 hash = 0xcbf29ce484222325ULL, place;
 
-	if (bpf_probe_read_user(string, sizeof(string), (const void *)text) || !string[1])
+	if (!length)
 		return 0;
-	if (string[1] > PEER_NAME_BYTES - 1)
-		string[1] = PEER_NAME_BYTES - 1;
-	if (bpf_probe_read_user(peer.name, string[1] & (PEER_NAME_BYTES - 1), (const void *)string[0]))
+	if (length > PEER_NAME_BYTES - 1)
+		length = PEER_NAME_BYTES - 1;
+	if (bpf_probe_read_user(peer.name, length & (PEER_NAME_BYTES - 1), (const void *)text))
 		return 0;
 	for (__u32 i = 0; i < PEER_NAME_BYTES / 8; i++)
 		hash = (hash ^ ((__u64 *)peer.name)[i]) * 0x100000001b3ULL;
 	key.peer = hash;
-	if (bpf_map_lookup_elem(&transfer_peers, &key))
+	if (hash == last || bpf_map_lookup_elem(&transfer_peers, &key))
 		return hash;
 	place = take_place(answerable(), tgid, SHARED_TRANSFER_PEERS, transfer_entries);
 	if (!place)
@@ -352,45 +352,62 @@ VERIFIED_ONCE __u64 note_peer(__u32 tgid, __u64 text)
 	return hash;
 }
 
-#define NIXL_TOTAL 36 /* nixlXferReqH: from its kind of operation to its total of bytes; eight more after NIXL 1.5 */
+/* nixlXferReqH, from its list on: the other agent's list, and its name, a std::string of libstdc++. */
+struct nixl_request {
+	struct nixl_list initiator;
+	__u64 target[NIXL_LIST_BYTES / 8];
+	__u64 name[2]; /* its text and its length */
+};
 
-/*
- * What a request says of itself, where the number of descriptors that stands behind it is right; else the sum of what
- * its list describes.
- */
-VERIFIED_ONCE int read_nixl(struct transfer *transfer, __u32 tgid, __u64 cookie)
+/* From its kind of operation on: its total of bytes and of descriptors; each eight bytes further after NIXL 1.5. */
+struct nixl_kind {
+	__u32 kind;
+	__u32 between[8];
+	__u64 told[3];
+} __attribute__((packed));
+
+/* What a request says of itself: its bytes, where the number of descriptors that stands behind them is right. */
+VERIFIED_ONCE int read_nixl_kind(struct transfer *transfer, __u32 kind_at, __u64 count)
 {
-	__u32 kind = 2, kind_at = COOKIE_KIND_AT(cookie);
-	__u64 at, name, request, count, told[3] = {};
-	int failed = 0;
-	struct nixl_list list = {};
+	struct nixl_kind kind = {};
 
 	if (!transfer)
 		return 0;
-	request = transfer->request;
-	at = request + NIXL_INITIATOR;
-	name = at + 2 * NIXL_LIST_BYTES;
-	if (kind_at) {
-		bpf_probe_read_user(&kind, sizeof(kind), (const void *)(request + kind_at));
-		if (kind < 2) /* NIXL_READ, NIXL_WRITE */
-			transfer->function += 1 + kind;
-	}
-	if (bpf_probe_read_user(&list, sizeof(list), (const void *)at))
+	if (bpf_probe_read_user(&kind, sizeof(kind), (const void *)(transfer->request + kind_at)))
+		return 1;
+	if (kind.kind < 2) /* NIXL_READ, NIXL_WRITE */
+		transfer->function += 1 + kind.kind;
+	if (kind.told[1] == count || kind.told[2] == count)
+		size_transfer(transfer, kind.told[1] == count ? kind.told[0] : kind.told[1], 1);
+	return 0;
+}
+
+VERIFIED_ONCE int read_nixl(struct transfer *transfer, __u32 tgid, __u64 cookie, __u64 last)
+{
+	struct nixl_request request = {};
+	__u64 count;
+	int failed = 0;
+
+	if (!transfer)
+		return 0;
+	if (bpf_probe_read_user(&request, sizeof(request), (const void *)(transfer->request + NIXL_INITIATOR)))
 		return 1;
 	/* A pointer's lower half is no memory type. */
-	if (list.type >= NIXL_TYPES) {
-		name = at + 2 * sizeof(__u64);
-		if (bpf_probe_read_user(&list, sizeof(list), (const void *)list.functions) || list.type >= NIXL_TYPES)
+	if (request.initiator.type >= NIXL_TYPES) {
+		__u64 behind = transfer->request + NIXL_INITIATOR + 2 * sizeof(__u64);
+
+		if (bpf_probe_read_user(request.name, sizeof(request.name), (const void *)behind) ||
+		    bpf_probe_read_user(&request.initiator, sizeof(request.initiator),
+					(const void *)request.initiator.functions) ||
+		    request.initiator.type >= NIXL_TYPES)
 			return 1;
 	}
-	transfer->peer = note_peer(tgid, name);
-	count = (list.end - list.begin) / NIXL_DESCRIPTOR_BYTES;
-	if (kind_at)
-		failed = bpf_probe_read_user(told, sizeof(told), (const void *)(request + kind_at + NIXL_TOTAL)) != 0;
-	if (kind_at && !failed && (told[1] == count || told[2] == count))
-		size_transfer(transfer, told[1] == count ? told[0] : told[1], 1);
-	else if (list.end >= list.begin)
-		sum_descriptors(transfer, list.begin, count);
+	transfer->peer = note_peer(tgid, request.name[0], request.name[1], last);
+	count = (request.initiator.end - request.initiator.begin) / NIXL_DESCRIPTOR_BYTES;
+	if (COOKIE_KIND_AT(cookie))
+		failed = read_nixl_kind(transfer, COOKIE_KIND_AT(cookie), count);
+	if (!transfer->sized && request.initiator.end >= request.initiator.begin)
+		sum_descriptors(transfer, request.initiator.begin, count);
 	return failed;
 }
 
@@ -571,7 +588,7 @@ static __always_inline int is_nested(const struct transfer_thread *known, __u64 
 }
 
 static __always_inline void read_transfer(const struct registers *ctx, __u64 cookie, __u32 tgid,
-					  struct transfer *transfer)
+					  const struct transfer_thread *known, struct transfer *transfer)
 {
 	struct arguments arguments = {};
 	struct given given = {};
@@ -591,7 +608,7 @@ static __always_inline void read_transfer(const struct registers *ctx, __u64 coo
 	else if (size == SIZE_UCX)
 		failed |= read_ucx(&given, cookie, transfer);
 	else if (size == SIZE_NIXL)
-		failed |= read_nixl(transfer, tgid, cookie);
+		failed |= read_nixl(transfer, tgid, cookie, known && known->tgid == tgid ? known->peer : 0);
 	else if (size == SIZE_MOONCAKE)
 		failed |= read_mooncake(given.buffer, 8 * COOKIE_SHIFT(cookie), transfer);
 	else if (size != SIZE_NONE)
@@ -636,7 +653,12 @@ VERIFIED_ONCE int add_request(__u64 request, struct transfer_thread *call, __u32
 		bpf_map_update_elem(&transfer_requests, &key, &fresh, BPF_EXIST);
 		return start ? add_ended(peer, OF(key.tgid, function), 0, GIVEN_UP) : 0;
 	}
-	place = take_place(answerable(), key.tgid, SHARED_TRANSFER_REQUESTS, transfer_entries);
+	if (call->spare) {
+		call->spare--;
+		place = PLACE_TAKEN | call->spare_uid;
+	} else {
+		place = take_place(answerable(), key.tgid, SHARED_TRANSFER_REQUESTS, transfer_entries);
+	}
 	if (place) {
 		fresh.uid = (__u32)place;
 		if (!bpf_map_update_elem(&transfer_requests, &key, &fresh, BPF_NOEXIST))
@@ -687,6 +709,14 @@ VERIFIED_ONCE int leave_request(struct transfer_thread *call, __u64 cookie, __u3
 	return add_ended(call->peer, OF(call->tgid, call->function), elapsed_ns, SUCCEEDED);
 }
 
+static __noinline __u64 request_argument(const struct registers *ctx, __u64 cookie)
+{
+	struct arguments arguments = {};
+
+	take_arguments(&arguments, ctx, 0);
+	return argument(&arguments, COOKIE_PLACE(cookie, PLACE_REQUEST));
+}
+
 /* Entry of a call; returns whether its return matters. */
 static __always_inline int enter_transfer(struct registers *ctx, __u64 cookie)
 {
@@ -714,19 +744,21 @@ static __always_inline int enter_transfer(struct registers *ctx, __u64 cookie)
 		struct transfer_request_key key = {.tgid = thread.tgid};
 
 		count_transfer(TRANSFER_STAT_ENDS);
-		read_transfer(ctx, cookie, thread.tgid, &transfer);
+		transfer.request = request_argument(ctx, cookie);
+		transfer.function = NO_OPERATION;
+		transfer.peer = known ? known->peer : 0; /* its name is noted: see note_peer() */
 		key.request = transfer.request;
 		/* Of one that is complete there is nothing to learn. */
 		if (!known || !bpf_map_lookup_elem(&transfer_requests, &key))
 			return 0;
 	} else if (completion == COMPLETION_MPI_PREPARES) {
 		count_transfer(TRANSFER_STAT_ENDS);
-		read_transfer(ctx, cookie, thread.tgid, &transfer);
+		read_transfer(ctx, cookie, thread.tgid, known, &transfer);
 		if (!known)
 			return 0;
 	} else {
 		count_transfer(TRANSFER_STAT_ENTRIES);
-		read_transfer(ctx, cookie, thread.tgid, &transfer);
+		read_transfer(ctx, cookie, thread.tgid, known, &transfer);
 		add_started(&transfer, thread.tgid, now, completion == COMPLETION_UNSEEN || !known);
 		if (completion == COMPLETION_UNSEEN || !known)
 			return 0;
@@ -752,8 +784,8 @@ static __always_inline int enter_transfer(struct registers *ctx, __u64 cookie)
 	return 1;
 }
 
-/* A request has come to its end. */
-VERIFIED_ONCE int end_request(__u64 request, __u32 tgid, __u64 now, int outcome)
+/* A request has come to its end.  `call`: of the thread that sees it; it keeps the place for its next one. */
+VERIFIED_ONCE int end_request(__u64 request, __u32 tgid, __u64 now, int outcome, struct transfer_thread *call)
 {
 	struct transfer_request_key key = {.request = request, .tgid = tgid};
 	struct transfer_request *found = bpf_map_lookup_elem(&transfer_requests, &key);
@@ -772,7 +804,12 @@ VERIFIED_ONCE int end_request(__u64 request, __u32 tgid, __u64 now, int outcome)
 	ended = *found;
 	if (bpf_map_delete_elem(&transfer_requests, &key))
 		return 0; /* another thread was faster */
-	return_place(ended.uid, tgid, SHARED_TRANSFER_REQUESTS);
+	if (call && call->spare < MOST_SPARE && (!call->spare || call->spare_uid == ended.uid)) {
+		call->spare_uid = ended.uid;
+		call->spare++;
+	} else {
+		return_place(ended.uid, tgid, SHARED_TRANSFER_REQUESTS);
+	}
 	if (!ended.start_ns)
 		return 0;
 	return add_ended(ended.peer, OF(tgid, ended.function), now - ended.start_ns, outcome);
@@ -801,7 +838,7 @@ static __always_inline int leave_transfer(struct registers *ctx, __u64 cookie)
 	known->last_ns = now;
 	if (completion == COMPLETION_ENDS_STATUS) {
 		known->start_ns = 0;
-		return status == 1 ? 0 : end_request(known->request, thread.tgid, now, status < 0 ? FAILED : SUCCEEDED);
+		return status == 1 ? 0 : end_request(known->request, thread.tgid, now, status < 0 ? FAILED : SUCCEEDED, known);
 	}
 	if (completion == COMPLETION_UCX) {
 		failed = (__s64)value < 0 && (__s64)value >= UCX_FIRST_ERROR;
@@ -864,6 +901,7 @@ int transfer_end(struct registers *ctx)
 	__u64 back = COOKIE_BACK(cookie);
 	struct transfer_request_key key = {};
 	struct transfer_request *found;
+	struct transfer_thread *known;
 	__u32 completion = COOKIE_COMPLETION(cookie);
 	int outcome = completion == COMPLETION_ENDS_UCX ? SUCCEEDED : GIVEN_UP;
 
@@ -889,7 +927,10 @@ int transfer_end(struct registers *ctx)
 		}
 		outcome = (__s8)words[0] < 0 ? FAILED : SUCCEEDED;
 	}
-	return end_request(key.request, thread.tgid, bpf_ktime_get_ns(), outcome);
+	known = bpf_map_lookup_elem(&transfer_threads, &thread.tid);
+	if (known && known->tgid != thread.tgid)
+		known = 0;
+	return end_request(key.request, thread.tgid, bpf_ktime_get_ns(), outcome, known);
 }
 
 /*
@@ -924,7 +965,7 @@ static long end_waited(TURN, struct requests *requests)
 	if (number >= requests->count)
 		return 1;
 	end_request(waited_request(requests->waited, number, requests->bytes), requests->call->tgid, requests->now,
-		    requests->outcome);
+		    requests->outcome, requests->call);
 	return 0;
 }
 
@@ -937,7 +978,7 @@ static long end_listed(TURN, struct requests *requests)
 	    bpf_probe_read_user(&which, sizeof(which), (const void *)(requests->at + number * sizeof(which))))
 		return 1;
 	end_request(waited_request(requests->waited, which, requests->bytes), requests->call->tgid, requests->now,
-		    requests->outcome);
+		    requests->outcome, requests->call);
 	return 0;
 }
 
@@ -967,7 +1008,7 @@ static long end_chained(TURN, struct requests *requests)
 	if (!found)
 		return 1;
 	requests->call->request = found->next;
-	end_request(key.request, key.tgid, requests->now, requests->outcome);
+	end_request(key.request, key.tgid, requests->now, requests->outcome, requests->call);
 	return 0;
 }
 
@@ -1078,7 +1119,7 @@ static __noinline int end_requests(struct transfer_thread *call, __u64 cookie, _
 	struct requests requests = {.call = call, .at = call->list, .now = now, .bytes = bytes, .outcome = outcome};
 
 	if (completion == COMPLETION_MPI_ONE)
-		return end_request(call->request, call->tgid, now, outcome);
+		return end_request(call->request, call->tgid, now, outcome, call);
 	if (!call->waited) {
 		if (completion == COMPLETION_MPI_ALL)
 			bpf_for_each_map_elem(&turns, end_chained, &requests, 0);
@@ -1095,7 +1136,7 @@ static __noinline int end_requests(struct transfer_thread *call, __u64 cookie, _
 	if (bpf_probe_read_user(&which, sizeof(which), (const void *)call->which))
 		return 0;
 	if (completion == COMPLETION_MPI_ANY)
-		return end_request(waited_request(requests.waited, which, bytes), call->tgid, now, outcome);
+		return end_request(waited_request(requests.waited, which, bytes), call->tgid, now, outcome, call);
 	requests.count = (__s32)which > 0 ? which : 0;
 	bpf_for_each_map_elem(&turns, end_listed, &requests, 0);
 	return 0;

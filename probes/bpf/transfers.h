@@ -129,7 +129,12 @@ struct transfer_thread {
 	__u16 waited; /* requests in its `transfer_waited`; 0: they begin with `request` */
 	__u16 unsized;
 	__u32 request_bytes; /* of each */
+	/* Places of requests that ended on this thread, for its next ones: in whose share they are, and how many. */
+	__u32 spare_uid;
+	__u32 spare;
 };
+
+#define MOST_SPARE 4
 
 #define TRANSFER_WAITED 120
 
@@ -166,7 +171,7 @@ ASSERT_SIZE(transfer_key, 16);
 ASSERT_SIZE(transfer_total, 296);
 ASSERT_SIZE(transfer_request_key, 16);
 ASSERT_SIZE(transfer_request, 72);
-ASSERT_SIZE(transfer_thread, 104);
+ASSERT_SIZE(transfer_thread, 112);
 ASSERT_SIZE(transfer_waited, 960);
 ASSERT_SIZE(transfer_peer_key, 16);
 ASSERT_SIZE(transfer_peer, 72);

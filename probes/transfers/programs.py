@@ -24,6 +24,7 @@ from railscope.probes.nccl.programs.shared import SharedMap
 from railscope.probes.nccl.records.calls import SLOT, STAT
 from railscope.probes.transfers.functions import TransferPoints
 from railscope.probes.transfers.records import (
+    MOST_SPARE,
     PEER,
     PEER_KEY,
     REQUEST,
@@ -252,9 +253,8 @@ class TransferPrograms:
         for tid, function, calls in zip(
             tids[mine], threads["function"][mine].tolist(), inside[mine].tolist(), strict=True
         ):
-            if self._threads.delete(tid.tobytes()) and calls:
+            if self._forget_thread(tid.tobytes()) and calls:
                 unfinished.append(function)
-            self._waited.delete(tid.tobytes())
         return np.array(unfinished, np.uint32)
 
     def drop(self, threads: Iterable[tuple[int, int]]) -> None:
@@ -269,9 +269,18 @@ class TransferPrograms:
             key = tid.to_bytes(4, "little")
             found = self._threads.lookup(key)
             if found is not None and found["last_ns"][0] == last_ns:
-                self._threads.delete(key)
-                self._waited.delete(key)
+                self._forget_thread(key)
         self._shares.flush()
+
+    def _forget_thread(self, key: bytes) -> bool:
+        """Take out a thread with what goes with it; returns whether it was there."""
+        found = self._threads.lookup(key)
+        if found is None or not self._threads.delete(key):
+            return False
+        if spare := min(int(found["spare"][0]), MOST_SPARE):
+            self._shares.free("transfer_requests", int(found["spare_uid"][0]), int(found["tgid"][0]), spare)
+        self._waited.delete(key)
+        return True
 
     def stats(self) -> Mapping[TransferStat, int]:
         """What the programs counted about themselves, since load.

@@ -13,6 +13,8 @@ FIRST_BUCKET_NS: Final = 1 << 10
 PEER_NAME_BYTES: Final = 64
 MOST_WAITED: Final = 120
 """Words of requests that a call waits for, as it was given them."""
+MOST_SPARE: Final = 4
+"""Places of requests that a thread keeps."""
 MOST_FUNCTIONS: Final = 256
 """Numbers of functions that the programs tell apart."""
 
@@ -46,7 +48,7 @@ THREAD: Final[Dtype] = np.dtype(
         *((name, "<u2") for name in ("probed", "followed")),
         *((name, "<u8") for name in ("flag", "which", "list")),
         *((name, "<u2") for name in ("waited", "unsized")),
-        ("request_bytes", "<u4"),
+        *((name, "<u4") for name in ("request_bytes", "spare_uid", "spare")),
     ]
 )
 WAITED: Final[Dtype] = np.dtype([("requests", "<u8", (MOST_WAITED,))])
@@ -58,7 +60,7 @@ SIZES: Final = {
     "transfer_total": (TRANSFER_TOTAL, 296),
     "transfer_request_key": (REQUEST_KEY, 16),
     "transfer_request": (REQUEST, 72),
-    "transfer_thread": (THREAD, 104),
+    "transfer_thread": (THREAD, 112),
     "transfer_waited": (WAITED, 960),
     "transfer_peer_key": (PEER_KEY, 16),
     "transfer_peer": (PEER, 72),

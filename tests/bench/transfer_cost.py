@@ -38,6 +38,7 @@ KINDS: Final = {
     "ucx-request": "a put with a request, and its release",
     "nixl": "a write of 8 blocks, and its status",
     "mpi": "a blocking send",
+    "mpi-request": "a send that does not block, and the wait for it",
     "nvshmem": "a put on a stream",
 }
 _TRANSFERS: Final = 5_000
@@ -175,7 +176,7 @@ def _empty_programs(built: Built, loop: Loop) -> Iterator[None]:
     points = loop.points()
     with ExitStack() as stack:
         for kind, some, session in (
-            (BPF_TRACE_UPROBE_SESSION, (*points.calls, *points.entries), True),
+            (BPF_TRACE_UPROBE_SESSION, (*points.calls, *points.waits, *points.entries), True),
             (BPF_TRACE_UPROBE_MULTI, points.ends, False),
         ):
             loaded = libbpf.load(built.empty_object, attach_types={_PROGRAM: kind}, map_entries={})

@@ -45,6 +45,12 @@ EXPORTED int status(void *agent, void *request)
 	return 0;
 }
 
+/* Marks NIXL 1.5, whose requests tell their kind of operation and the sum of their blocks. */
+EXPORTED void request_of_nixl(void) __asm__("_ZN12nixlXferReqHC1ERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE14nixl_xfer_op_t10nixl_mem_tS9_mRKSt8weak_ptrI17nixlRemoteSectionE");
+EXPORTED void request_of_nixl(void)
+{
+}
+
 EXPORTED int MPI_Allreduce(const void *send, void *receive, int count, uint64_t type, uint64_t op, uint64_t comm)
 {
 	BEGIN("r"(send), "r"(receive), "r"(count), "r"(type), "r"(op), "r"(comm));
@@ -54,6 +60,19 @@ EXPORTED int MPI_Allreduce(const void *send, void *receive, int count, uint64_t 
 EXPORTED int MPI_Send(const void *buffer, int count, uint64_t type, int to, int tag, uint64_t comm)
 {
 	BEGIN("r"(buffer), "r"(count), "r"(type), "r"(to), "r"(tag), "r"(comm));
+	return 0;
+}
+
+EXPORTED int MPI_Isend(const void *buffer, int count, uint64_t type, int to, int tag, uint64_t comm, int *request)
+{
+	BEGIN("r"(buffer), "r"(count), "r"(type), "r"(to), "r"(tag), "r"(comm));
+	*request = (int)0xac000000;
+	return 0;
+}
+
+EXPORTED int MPI_Wait(int *request, void *status)
+{
+	BEGIN("r"(request), "r"(status));
 	return 0;
 }
 
@@ -82,6 +101,7 @@ static void *(*put)(void *, const void *, size_t, uint64_t, void *, const void *
 static void (*release)(void *);
 static int (*post)(void *, void *, void *), (*status)(void *, void *);
 static int (*send)(const void *, int, uint64_t, int, int, uint64_t);
+static int (*isend)(const void *, int, uint64_t, int, int, uint64_t, int *), (*wait_for)(int *, void *);
 static void (*put_on_stream)(void *, const void *, size_t, int, void *);
 
 static uint64_t parameters[8], request[128], descriptors[8 * 4];
@@ -108,6 +128,14 @@ static void send_message(void)
 	send(parameters, 1024, MPI_DOUBLE, 3, 0, 5);
 }
 
+static void send_and_wait(void)
+{
+	int sent;
+
+	isend(parameters, 1024, MPI_DOUBLE, 3, 0, 5, &sent);
+	wait_for(&sent, NULL);
+}
+
 static void put_by_gpu(void)
 {
 	put_on_stream(request, parameters, 1 << 20, 3, NULL);
@@ -116,7 +144,7 @@ static void put_by_gpu(void)
 static const struct {
 	const char *name;
 	void (*transfer)(void);
-} kinds[] = {{"ucx", put_at_once}, {"ucx-request", put_with_request}, {"nixl", write_blocks}, {"mpi", send_message}, {"nvshmem", put_by_gpu}};
+} kinds[] = {{"ucx", put_at_once}, {"ucx-request", put_with_request}, {"nixl", write_blocks}, {"mpi", send_message}, {"mpi-request", send_and_wait}, {"nvshmem", put_by_gpu}};
 
 static uint64_t read_clock(clockid_t clock)
 {
@@ -137,6 +165,9 @@ static void make_request(void)
 	request[5] = request[6] = (uint64_t)(descriptors + 8 * 4);
 	request[12] = (uint64_t)peer_name;
 	request[13] = strlen(peer_name);
+	((uint32_t *)request)[180 / 4] = 1; /* it writes */
+	request[216 / 8] = 8 * (128 << 10);
+	request[224 / 8] = 8;
 }
 
 int main(int argument_count, char **arguments)
@@ -160,6 +191,8 @@ int main(int argument_count, char **arguments)
 	post = dlsym(library, "_ZNK9nixlAgent11postXferReqEP12nixlXferReqHPK21nixlAgentOptionalArgs");
 	status = dlsym(library, "_ZNK9nixlAgent13getXferStatusEP12nixlXferReqH");
 	send = dlsym(library, "MPI_Send");
+	isend = dlsym(library, "MPI_Isend");
+	wait_for = dlsym(library, "MPI_Wait");
 	put_on_stream = dlsym(library, "nvshmemx_putmem_on_stream");
 	make_request();
 	printf("ready\n");

@@ -22,10 +22,11 @@ from railscope.probes.clock import SystemClock
 from railscope.probes.libraries.elf import Elf
 from railscope.probes.loading.links import AttachKind
 from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms, ProgramSettings
+from railscope.probes.nccl.records.calls import NOBODY, SHARED_TABLES
 from railscope.probes.processes.processes import PROCFS, executable_mappings, identity_of
 from railscope.probes.transfers.functions import OPERATIONS, transfer_points, ucx_status_distance
 from railscope.probes.transfers.programs import TransferPrograms
-from railscope.probes.transfers.records import TRANSFER_TOTAL, TransferStat
+from railscope.probes.transfers.records import MOST_SPARE, TRANSFER_TOTAL, TransferStat
 from tests.root.caller import Caller
 from tests.root.cuda_job import MODES, SESSION
 from tests.root.probe_targets import GARBAGE, assemble, on_x86_64
@@ -438,6 +439,35 @@ def test_a_user_with_many_requests_leaves_room_for_another(library: Path) -> Non
         assert int(totals["operations"].sum()) == 40
         assert (keys["tgid"] == one.pid).all()
         assert seen.under_way() == 0
+
+
+def test_places_that_a_thread_keeps_for_its_next_requests_are_given_back_with_it(library: Path) -> None:
+    with Caller(library, user=MODEST) as caller, followed(library, caller) as seen:
+        plain = parameters(caller)
+        several = [request(caller) for _ in range(10)]
+        for _ in range(3):
+            for one in several:
+                caller.call("ucp_put_nbx", 1, 77, 0, 1000, one, 0, plain)
+            for one in several:
+                caller.call("ucp_request_free", 1, one)
+        assert seen.programs.read().threads["spare"].tolist() == [MOST_SPARE]
+        assert held(seen.nccl, "transfer_requests") == {(MODEST, 0): MOST_SPARE, (NOBODY, 0): MOST_SPARE}
+        caller.end()
+        seen.programs.take_ended({caller.pid})
+        assert held(seen.nccl, "transfer_requests") == {(MODEST, 0): 0, (NOBODY, 0): 0}
+
+
+def held(programs: NcclPrograms, table: str) -> dict[tuple[int, int], int]:
+    """Places of a table that a user, and all of them, have."""
+    number = SHARED_TABLES.index(table)
+    (keys, taken), (freed_keys, freed) = programs.shares._taken.read(), programs.shares._freed.read()
+    found = {
+        (int(key["uid"]), 0): int(one["taken"][number]) for key, one in zip(keys, taken, strict=True) if not key["tgid"]
+    }
+    for key, one in zip(freed_keys, freed, strict=True):
+        if not key["tgid"]:
+            found[int(key["uid"]), 0] -= int(one["freed"][number])
+    return found
 
 
 def test_what_is_under_way_when_the_probes_come_off_is_given_up(library: Path) -> None:

@@ -40,6 +40,7 @@ def test_limits_are_the_same_on_both_sides() -> None:
     assert found["TRANSFER_BUCKETS"] == records.BUCKETS
     assert found["PEER_NAME_BYTES"] == records.PEER_NAME_BYTES
     assert found["TRANSFER_WAITED"] == records.MOST_WAITED
+    assert found["MOST_SPARE"] == records.MOST_SPARE
 
 
 def test_its_constants_are_those_of_the_programs_that_count_and_one_more() -> None:
