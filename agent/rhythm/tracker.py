@@ -14,6 +14,7 @@ All steps are numpy over columns; the calls that wait for the end of their segme
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, Final
 
 import numpy as np
@@ -39,6 +40,11 @@ _MOST_PAUSES: Final = 1 / 16
 """Of iterations: where more are that long, nothing about them is usual."""
 _REMEMBERED: Final = 4096
 """Lengths that were told, of a pattern that is not telling: the report judges all of a recording."""
+_LATELY_NS: Final = 10_000_000_000
+_LATELY: Final = 16
+"""What came in so much time, and so many times the usual length, is of late."""
+_MOST_LATELY: Final = 1024
+"""Times at which calls were added, of them."""
 _RECENT: Final = 64
 _LEAST_LIKE_IT: Final = 0.25
 """Of recent segments, that are as usual, or the pattern is no longer the job's."""
@@ -70,6 +76,8 @@ class Tracker:
         self._first_ns: int | None = None
         self._strangers = Strangers(pattern)
         self._moved_bytes = 0
+        self._lately: deque[tuple[int, int, int]] = deque()
+        """When calls were added, the payload of all of them, and that of usual segments which ended there."""
         self.segment_ns = 0
         """When the last segment that is whole ended; 0: none has."""
         self.failed = False
@@ -79,6 +87,14 @@ class Tracker:
     def waiting(self) -> Calls:
         """The calls of the segment that is not whole."""
         return self._waiting
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether less than half of the payload of late was that of usual iterations, as in an evaluation, or where
+        the pattern is an evaluation's and the job goes on to train."""
+        if not self._lately or self._lately[-1][0] - self._lately[0][0] < self._lately_ns / 2:
+            return False
+        return sum(usual for _, _, usual in self._lately) < sum(moved for _, moved, _ in self._lately) / 2
 
     def record_loss(self, time_ns: int) -> None:
         """Calls up to this moment were lost since the last ones that were added."""
@@ -90,6 +106,7 @@ class Tracker:
             return np.zeros(0, ITERATION)
         if self._first_ns is None:
             self._first_ns = int(calls.time_ns[0])
+        self._count(int(calls.time_ns[-1]), int(calls.payload_bytes.sum()), 0)
         waiting = self._waiting = self._waiting.followed_by(calls)
         pattern = self.pattern
         name, index, evidence = self._names(waiting)
@@ -117,12 +134,23 @@ class Tracker:
         named = np.bincount(segment[~strange], minlength=len(lengths))
         self._learn(waiting, places[low:high][strange], segment[strange], usual, waiting.time_ns[edges], named)
         self._moved_bytes += int(waiting.payload_bytes[places[low:high]].sum())
+        self._count(int(calls.time_ns[-1]), 0, int(waiting.payload_bytes[places[low:high]][usual[segment]].sum()))
         self.segment_ns = int(waiting.time_ns[places[high]])
         cut = int(places[high])
         self._before_ns = int(waiting.time_ns[cut - 1]) if cut else self._before_ns
         self._waiting = waiting.part(cut)
         self._begun = True
         return self._told(found)
+
+    def _count(self, now_ns: int, moved_bytes: int, usual_bytes: int) -> None:
+        """Remember what was moved, as far as that was of late."""
+        self._lately.append((now_ns, moved_bytes, usual_bytes))
+        while now_ns - self._lately[0][0] > self._lately_ns or len(self._lately) > _MOST_LATELY:
+            self._lately.popleft()
+
+    @property
+    def _lately_ns(self) -> int:
+        return max(_LATELY_NS, _LATELY * self.pattern.median_ns)
 
     def drop_waiting(self, kept: int) -> None:
         """Keep only the latest of the calls that wait: the iteration under way is not told."""

@@ -124,6 +124,31 @@ def test_an_evaluation_at_the_beginning_of_a_recording_is_not_its_iteration(
     assert calls.time_ns[found.starts[0]] >= stream.begins[0] * 1e9 - 0.1e9
 
 
+@pytest.mark.parametrize("evaluation", ["most calls", "on its own communicator"])
+@pytest.mark.parametrize("job", JOBS)
+def test_an_evaluation_that_was_told_as_steps_gives_way_to_training(job: str, evaluation: str) -> None:
+    """Nothing tells a long evaluation before the first step from a job that repeats its calls."""
+    stream = Stream(random.Random(3))
+    EVALUATIONS[evaluation](job)(stream)
+    for _ in range(4):
+        JOBS[job][0](stream, 200 if job != "moe" else 500)
+        EVALUATIONS["forwards"](job)(stream)
+    calls = calls_of(stream.calls)
+    follower = CallStream(Inline(), 1 << 16)
+    live = read_each_second(follower, calls)
+    assert follower.kept <= 1 << 16
+    begun = stream.begins[0]
+    assert len(live[live["end_ns"] < begun * 1e9]) > 100
+    # Half a minute later the training steps are told, and nothing else.
+    late = live[live["start_ns"] > (begun + 35.0) * 1e9]
+    expected = sum(moment > begun + 35.0 for moment in stream.begins)
+    assert expected > 200
+    assert len(late) == pytest.approx(expected, rel=0.01, abs=2)
+    assert np.median(late["end_ns"] - late["start_ns"]) / 1e9 == pytest.approx(usual_of(stream), rel=0.01)
+    # No moment is told twice.
+    assert (live["start_ns"][1:] >= live["end_ns"][:-1]).all()
+
+
 def test_an_evaluation_that_ends_with_next_to_no_bytes_interrupts_a_step_too() -> None:
     stream = Stream(random.Random(1))
     for _ in range(PHASES):

@@ -3,7 +3,9 @@
 A pattern counts once two readings agree on it, the second of more calls and of ten seconds at least: a first forward
 pass repeats too, layer by layer.  What came before it was found is told then as well, as far as the calls are kept.  A
 pattern that no longer fits is given up, and another is looked for in the calls that came since the last iteration.  One
-of much less payload does not take its place while the communicators of the job live: that is an evaluation.
+of much less payload does not take its place while the communicators of the job live: that is an evaluation.  Where most
+of the payload is in no usual iteration any more, a heavier pattern is looked for in what comes from then on, and takes
+its place: what was learnt then was an evaluation, and the job trains now.
 
 Patterns are looked for on another thread, each time that twice as many calls have come, and at growing intervals once
 there is no place for more.  Calls that were lost while there is no pattern end what was learnt from those before.
@@ -34,6 +36,8 @@ _MISSED: Final = 8
 _LEAST_MISSED_NS: Final = 30_000_000_000
 _AS_HEAVY: Final = 0.5
 """Of the payload of an iteration before: what takes its place moves as much."""
+_HEAVIER: Final = 2.0
+"""The same, of one that takes its place while it is still seen."""
 
 
 class CallStream:
@@ -45,7 +49,7 @@ class CallStream:
         self._least_ns = least_ns
         self.most = most
         self._window = Calls.nothing()
-        """What is known to have no pattern, or not known yet; empty while one is followed."""
+        """What is known to have no pattern, or not known yet; while one is followed, what came since it is doubtful."""
         self._tracker: Tracker | None = None
         self._reading: Future[Pattern | None] | None = None
         self._read = 0
@@ -58,6 +62,8 @@ class CallStream:
         self._next = _FIRST
         self._rest_until_ns = 0
         self._rest_ns = _SHORTEST_REST_NS
+        self._told_ns = 0
+        """When the last iteration ended that was told."""
 
     @property
     def pattern(self) -> Pattern | None:
@@ -68,7 +74,7 @@ class CallStream:
         """Calls up to this moment were lost since the last ones that were added."""
         if self._tracker is not None:
             self._tracker.record_loss(time_ns)
-        else:
+        if self._tracker is None or len(self._window):
             self._window = Calls.nothing()
             self._begin()
 
@@ -83,13 +89,15 @@ class CallStream:
         `all_ended`: no communicator of the pattern lives any more.
         """
         self._added += len(calls)
-        found = []
+        found = np.zeros(0, ITERATION)
         if self._tracker is not None:
-            found.append(self._tracker.add(calls))
+            found = self._not_told(self._tracker.add(calls))
+            self._doubt(calls)
             if self._tracker.failed:
-                self._window, self._tracker = self._tracker.waiting, None
+                self._window = self._searched
+                self._tracker = None
                 self._begin()
-            elif len(self._tracker.waiting) > self.most:
+            elif self.kept > self.most:
                 self._tracker.drop_waiting(self.most // 2)
         else:
             self._window = self._window.followed_by(calls)
@@ -98,29 +106,59 @@ class CallStream:
         if self._is_searching():
             pattern = self._search(all_ended)
             if pattern is not None:
-                window = self._tracker.waiting if self._tracker is not None else self._window
+                window = self._searched
                 self._tracker, self._window = Tracker(pattern), Calls.nothing()
-                found.append(self._tracker.add(window))
+                found = np.concatenate((found, self._not_told(self._tracker.add(window))))
                 self._begin()
         elif self._added > self._next:
             self._begin()  # all is well: a search begins with what comes then
-        return np.concatenate(found) if found else np.zeros(0, ITERATION)
+        return found
+
+    def _not_told(self, found: Iterations) -> Iterations:
+        """Without those that a pattern before told of."""
+        new: Iterations = found[found["start_ns"] >= self._told_ns]
+        if len(new):
+            self._told_ns = int(new["end_ns"][-1])
+        return new
+
+    def _doubt(self, calls: Calls) -> None:
+        """Keep what comes while the pattern is doubtful: the job may have gone on to something heavier."""
+        assert self._tracker is not None
+        if not self._tracker.is_doubtful:
+            if len(self._window):
+                self._window = Calls.nothing()
+                self._begin()
+            return
+        begins = not len(self._window)
+        self._window = self._window.followed_by(calls)
+        if len(self._window) > self.most // 4:
+            self._window = self._window.part(len(self._window) - self.most // 8)
+        if begins:
+            self._begin()
 
     def _begin(self) -> None:
         """Search anew, in the calls that are kept and those that come."""
         self._candidate, self._reading = None, None
-        self._added, self._next = self.kept, _FIRST
+        self._added, self._next = len(self._searched), _FIRST
         self._rest_until_ns, self._rest_ns = 0, _SHORTEST_REST_NS
 
     @property
     def kept(self) -> int:
         """Calls that are kept."""
-        return len(self._tracker.waiting) if self._tracker is not None else len(self._window)
+        return len(self._window) + (len(self._tracker.waiting) if self._tracker is not None else 0)
+
+    @property
+    def _searched(self) -> Calls:
+        """In which a pattern is looked for."""
+        return self._window if self._tracker is None or len(self._window) else self._tracker.waiting
 
     def _is_searching(self) -> bool:
-        """Whether there is no pattern, or none of its iterations has been seen for long."""
-        if self._tracker is None:
-            return True
+        """Whether there is no pattern, it is doubtful, or none of its iterations has been seen for long."""
+        return self._tracker is None or len(self._window) > 0 or self._is_missed()
+
+    def _is_missed(self) -> bool:
+        """Whether no iteration of the pattern has been seen for long."""
+        assert self._tracker is not None
         waiting = self._tracker.waiting
         if not len(waiting):
             return False
@@ -128,7 +166,7 @@ class CallStream:
         return missed_ns > max(_LEAST_MISSED_NS, _MISSED * self._tracker.pattern.median_ns)
 
     def _search(self, all_ended: bool) -> Pattern | None:
-        window = self._tracker.waiting if self._tracker is not None else self._window
+        window = self._searched
         if not len(window):
             return None
         now_ns = int(window.time_ns[-1])
@@ -172,4 +210,5 @@ class CallStream:
     def _replaces(self, found: Pattern, all_ended: bool) -> bool:
         if self._tracker is None or all_ended:
             return True
-        return found.payload_bytes >= _AS_HEAVY * self._tracker.pattern.payload_bytes
+        least = _AS_HEAVY if self._is_missed() else _HEAVIER
+        return found.payload_bytes >= least * self._tracker.pattern.payload_bytes
