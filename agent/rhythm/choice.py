@@ -33,6 +33,7 @@ from railscope.agent.rhythm.cuts import (
     GOOD_ENOUGH,
     LEAST,
     LEAST_COVERAGE,
+    SILENCE,
     VARIED_SIZES,
     Cut,
     Encode,
@@ -41,6 +42,7 @@ from railscope.agent.rhythm.cuts import (
     begins_after_silence,
     find_cuts,
     recurring,
+    silences,
 )
 from railscope.agent.rhythm.series import Integers, mixed
 
@@ -101,13 +103,18 @@ class _Chooser:
         return Choice(self._fullest(whole, good), max(doubtful, key=self._weight, default=None))
 
     def _is_enough(self, cut: Cut) -> bool:
-        # A longer one may be made of steps, which longer anchors find.
+        # One that may be made of steps needs longer anchors, which find these.
         return (
             cut.coverage >= GOOD_ENOUGH
             and cut.distinct > 1
-            and cut.length < STEPS_BETWEEN * CALLS_OF_A_STEP
             and self._is_good(cut)
+            and (cut.length < STEPS_BETWEEN * CALLS_OF_A_STEP or not self._has_silences(cut))
         )
+
+    def _has_silences(self, cut: Cut) -> bool:
+        """Whether a usual segment has as many silences as one has that is made of steps."""
+        silence = np.sort(silences(self._evidence, cut))
+        return bool(silence[-STEPS_BETWEEN] >= SILENCE * max(1.0, float(np.median(silence))))
 
     def _is_good(self, cut: Cut) -> bool:
         return cut.spans and cut.coverage >= LEAST_COVERAGE and not len(self._lacking(cut))
