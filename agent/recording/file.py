@@ -31,8 +31,13 @@ _MOST_HEADER_BYTES: Final = 32 << 20
 _MOST_ARRAY_BYTES: Final = 2 << 30
 _MOST_NPY_HEADER_BYTES: Final = 10_000
 _CHUNK_BYTES: Final = 1 << 18
-_WITHOUT_OWNERS: Final = 3
-"""The version before FORMAT_VERSION: rails have no owners."""
+_OLDEST_VERSION: Final = 3
+"""That is read: its records have the same dtypes as those of FORMAT_VERSION."""
+_ADDED: Final[Mapping[str, Mapping[str, Any]]] = {
+    "rails": {"owners": []},
+    "stalls": {"pid": 0, "peer": "", "blamed_pid": 0},
+}
+"""Fields that versions since then have: what stands for them where they are not told."""
 _COMPRESSION: Final = 1
 """Fast: higher levels take four times as long for a fifth less."""
 _LIMIT: Final = 1 << 60
@@ -169,11 +174,12 @@ def _header(content: bytes) -> dict[str, Any]:
     if not isinstance(header, dict) or header.pop("format", None) != _FORMAT:
         raise RecordingError("this is not a railscope recording")
     version = header.pop("version", None)
-    if version == _WITHOUT_OWNERS:
-        rails = header.get("rails")
-        for rail in rails if isinstance(rails, list) else ():
-            if isinstance(rail, dict):
-                rail.setdefault("owners", [])
+    if type(version) is int and _OLDEST_VERSION <= version < FORMAT_VERSION:
+        for table, unknown in _ADDED.items():
+            rows = header.get(table)
+            for row in rows if isinstance(rows, list) else ():
+                if isinstance(row, dict):
+                    row.update({**unknown, **row})
     elif version != FORMAT_VERSION:
         raise RecordingError(
             f"the recording has format {_one_line(str(version))}, this railscope reads format {FORMAT_VERSION}: "

@@ -196,27 +196,41 @@ def test_a_header_that_means_something_else_is_refused(
 
 
 def as_version_3(header: dict[str, Any]) -> None:
-    """As railscope wrote it before rails had owners."""
+    """As railscope wrote it before rails had owners, and stalls processes."""
     header.update(version=3)
     for rail in header["rails"]:
         del rail["owners"]
+    as_version_4(header, version=3)
 
 
-def test_a_recording_from_before_rails_had_owners_is_read_without_them(tmp_path: Path) -> None:
+def as_version_4(header: dict[str, Any], *, version: int = 4) -> None:
+    """As railscope wrote it before stalls had processes."""
+    header.update(version=version)
+    for one in header["stalls"]:
+        del one["pid"], one["peer"], one["blamed_pid"]
+
+
+@pytest.mark.parametrize(("older", "tells_owners"), [(as_version_3, False), (as_version_4, True)])
+def test_an_older_recording_is_read_and_what_it_does_not_tell_is_unknown(
+    tmp_path: Path, older: Callable[[dict[str, Any]], None], tells_owners: bool
+) -> None:
     path = tmp_path / "older.npz"
-    changed(path, header=as_version_3)
+    changed(path, header=older)
     one = recording()
-    (rail,) = one.rails
+    (rail,), (waits,) = one.rails, one.stalls
     assert rail.owners
-    older = read_recording(path)
-    assert older.rails == (replace(rail, owners=()),)
-    assert (older.host, older.stalls) == (one.host, one.stalls)
+    assert waits.pid
+    read = read_recording(path)
+    assert read.rails == (rail if tells_owners else replace(rail, owners=()),)
+    assert read.stalls == (replace(waits, pid=0, peer="", blamed_pid=0),)
+    assert read.host == one.host
 
 
-@pytest.mark.parametrize("rails", [7, [7], "x", {"a": 1}, [{"owners": 7}]])
-def test_a_damaged_older_recording_is_one_line(tmp_path: Path, rails: object) -> None:
+@pytest.mark.parametrize("table", ["rails", "stalls"])
+@pytest.mark.parametrize("rows", [7, [7], "x", {"a": 1}, [{"owners": 7}], [{"pid": 7}]])
+def test_a_damaged_older_recording_is_one_line(tmp_path: Path, table: str, rows: object) -> None:
     path = tmp_path / "older.npz"
-    changed(path, header=lambda header: header.update(version=3, rails=rails))
+    changed(path, header=lambda header: header.update({"version": 3, table: rows}))
     assert error_of(path).startswith("the recording is damaged: ")
 
 
