@@ -5,8 +5,13 @@ Simulated: the kernel's tables.
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
+from typing import Any
 
+import numpy as np
+import pytest
+
+from railscope.agent.node.transfers import waits
 from railscope.agent.node.transfers.waits import ASKS_NS, waited_for
 from railscope.probes.libraries.communication import CommunicationLibrary
 from railscope.probes.transfers.functions import MPI_WAIT, OPERATIONS
@@ -64,6 +69,34 @@ def test_requests_that_are_chained_are_followed_to_their_end_even_in_a_ring() ->
     assert waited(tables(ring, request=ONE)) == {ONE: NOW - 30, OTHER: NOW - 30}
     chain = {ONE: {"function": SEND, "next": THIRD}, THIRD: {"function": RECEIVE}}
     assert waited(tables(chain, request=ONE)) == {}
+
+
+def test_threads_that_wait_for_the_same_long_chain_cost_no_more_than_a_table_of_requests() -> None:
+    """Who makes others wait: 200 threads, each behind the same 4,000 requests, would be 800,000 steps a second."""
+    many, length = 200, 4000
+    chained = tables({at: {"function": SEND, "next": at - 1} for at in range(1, length + 1)})
+    threads = np.zeros(many + 1, THREAD)
+    threads["start_ns"], threads["tgid"], threads["function"], threads["request"] = NOW - 30, PID, WAIT, length
+    threads["uid"] = 1000
+    threads[-1]["uid"], threads[-1]["start_ns"], threads[-1]["request"] = 1001, NOW - 20, 1
+    lookups = 0
+
+    class Counted(dict[Any, Any]):
+        def __getitem__(self, key: Any) -> Any:
+            nonlocal lookups
+            lookups += 1
+            return super().__getitem__(key)
+
+    crowd = replace(chained, tids=np.arange(many + 1, dtype=np.uint32), threads=threads)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(waits, "dict", Counted, raising=False)
+        found = waited_for(crowd, lambda *_: (), NOW)
+    assert found == {(PID, at): NOW - 30 for at in range(1, length + 1)}
+    assert lookups < 8 * length
+    # A thread of somebody else's is looked at all the same.
+    threads["request"][:-1] = length
+    chained.requests["function"][1:] = RECEIVE
+    assert waited_for(crowd, lambda *_: (), NOW) == {(PID, 1): NOW - 20}
 
 
 def test_one_that_is_asked_for_again_and_again_is_waited_for_since_the_first_time() -> None:

@@ -598,27 +598,31 @@ def _numbers_of(library: CommunicationLibrary) -> frozenset[int]:
     return frozenset(number for number, one in enumerate(OPERATIONS) if one.library is library)
 
 
-_MPI: Final = _numbers_of(CommunicationLibrary.MPI)
 _MOONCAKE: Final = _numbers_of(CommunicationLibrary.MOONCAKE)
+_AWAITED_LATER: Final = _MOONCAKE | _numbers_of(CommunicationLibrary.MPI)
+"""Of their requests it is found out whether, and since when, somebody waits."""
 
 
 def _under_way(tables: TransferTables) -> tuple[UnderWay, ...]:
     begun = tables.requests["start_ns"] != 0
+    keys = (tables.request_keys[name][begun].tolist() for name in ("tgid", "request"))
+    names = ("function", "start_ns", "bytes", "peer", "tid", "uid", "let_go")
+    columns = (tables.requests[name][begun].tolist() for name in names)
     found = [
         UnderWay(
-            int(key["tgid"]), int(key["request"]), int(one["function"]), int(one["start_ns"]), int(one["bytes"]),
-            int(one["peer"]), int(one["tid"]), int(one["uid"]), int(one["let_go"]),
-            None if one["function"] in _MPI | _MOONCAKE else int(one["start_ns"]),
+            *(pid, request, function, since_ns, payload_bytes, peer, tid, uid, let_go),
+            waited_ns=None if function in _AWAITED_LATER else since_ns,
         )
-        for key, one in zip(tables.request_keys[begun], tables.requests[begun], strict=True)
-    ]  # fmt: skip
+        for pid, request, function, since_ns, payload_bytes, peer, tid, uid, let_go in zip(*keys, *columns, strict=True)
+    ]
     inside = tables.threads["start_ns"] != 0
+    tids = tables.tids[inside].tolist()
+    columns = (
+        tables.threads[name][inside].tolist() for name in ("tgid", "function", "start_ns", "bytes", "peer", "uid")
+    )
     found += [
-        UnderWay(
-            int(one["tgid"]), tid, int(one["function"]), int(one["start_ns"]), int(one["bytes"]), int(one["peer"]),
-            tid, int(one["uid"]), waited_ns=int(one["start_ns"]),
-        )
-        for tid, one in zip(tables.tids[inside].tolist(), tables.threads[inside], strict=True)
-    ]  # fmt: skip
+        UnderWay(tgid, tid, function, start_ns, payload_bytes, peer, tid, uid, waited_ns=start_ns)
+        for tid, tgid, function, start_ns, payload_bytes, peer, uid in zip(tids, *columns, strict=True)
+    ]
     known = (one for one in found if one.function < len(OPERATIONS))
     return tuple(sorted(known, key=lambda one: one.since_ns))
