@@ -27,7 +27,7 @@ from railscope.agent.model.expected import ExpectedBytes, WireTotals
 from railscope.agent.node.attribution.evidence import Connections, PortAndConnections, RailLedgers, evidence_of
 from railscope.agent.node.attribution.explained import Correlator, PortTotals
 from railscope.agent.node.attribution.ledger import Sockets
-from railscope.agent.node.daemon.nccl_observer import NcclSources
+from railscope.agent.node.daemon.nccl_sources import NcclSources
 from railscope.agent.node.daemon.observer import Observer
 from railscope.agent.node.inspection.inspection import InProcess
 from railscope.agent.node.sampling.state import DeviceTotals

@@ -13,7 +13,7 @@ import pytest
 from railscope.agent.config.options import Config
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.node.completion.completion import Completion
-from railscope.agent.node.daemon.nccl_observer import NcclSources
+from railscope.agent.node.daemon.nccl_sources import NcclSources
 from railscope.agent.node.daemon.observer import Observer
 from railscope.agent.node.inspection.inspection import InProcess
 from railscope.agent.node.inspection.tenants import Tenant

@@ -15,7 +15,7 @@ import pytest
 from railscope.agent.config.options import Config
 from railscope.agent.facts.snapshot import CommunicatorFacts
 from railscope.agent.node.completion.cuda import CudaCompletion, CudaLibrary
-from railscope.agent.node.daemon.nccl_observer import NcclSources
+from railscope.agent.node.daemon.nccl_sources import NcclSources
 from railscope.agent.node.daemon.observer import Observer
 from railscope.agent.node.inspection.inspection import InProcess, Inspection
 from railscope.agent.node.inspection.questions import Found, NotYet, Question

@@ -29,12 +29,10 @@ from railscope.agent.config.probe_settings import program_settings
 from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.snapshot import Snapshot
 from railscope.agent.facts.stall import Stall
-from railscope.agent.node.completion.completion import Completion
-from railscope.agent.node.completion.cuda import CudaCompletion
-from railscope.agent.node.completion.driver_calls import DriverCallWatch
 from railscope.agent.node.daemon.kept_totals import KeptTotals
 from railscope.agent.node.daemon.loop_lateness import LoopLateness
-from railscope.agent.node.daemon.nccl_observer import MOST_ENDED, NcclSources
+from railscope.agent.node.daemon.nccl_observer import MOST_ENDED
+from railscope.agent.node.daemon.nccl_sources import NcclSources, load_internals, load_sources
 from railscope.agent.node.daemon.observer import Observer
 from railscope.agent.node.daemon.own_process import OwnProcess
 from railscope.agent.node.daemon.reload import Reloader
@@ -44,12 +42,10 @@ from railscope.agent.node.daemon.service_manager import ServiceManager
 from railscope.agent.node.daemon.totals_file import StateError
 from railscope.agent.node.daemon.verdict_socket import VerdictSocket
 from railscope.agent.node.inspection.inspection import InProcess, Inspection, InspectionProcesses
-from railscope.agent.node.overhead.control import LevelControl
 from railscope.agent.node.overhead.governor import LEVELS
 from railscope.agent.node.recorder.feed import RecorderFeed, Stream, make_recorder
 from railscope.agent.node.recorder.store import RecordingStore
 from railscope.agent.node.recorder.triggers import Recordings, settling_ns
-from railscope.agent.node.transfers.watch import TransferWatch
 from railscope.agent.recording.recording import RecordedStall, Recording
 from railscope.exporters.otlp.push import OtlpPush, read_boot_seconds
 from railscope.exporters.otlp.wire import SenderSettings
@@ -59,18 +55,13 @@ from railscope.exporters.web.http import MetricsServer, ServerSettings
 from railscope.probes.clock import Clock
 from railscope.probes.installation import built_from
 from railscope.probes.libraries.mmap_events import MmapEvents, MmapEventsError
-from railscope.probes.loading.calibration import calibrate
-from railscope.probes.loading.libbpf import LoadError
 from railscope.probes.loading.links import AttachKind
 from railscope.probes.nccl.programs.calls import EnqueueTime, NcclPrograms
-from railscope.probes.nccl.programs.driver_calls import DriverCalls
 from railscope.probes.nccl.programs.internals import Internals
-from railscope.probes.nccl.programs.stops import Stops
 from railscope.probes.netdev.events import LinkEvents
 from railscope.probes.processes.exit_status import read_exit_status
 from railscope.probes.processes.processes import ProcessIdentity, open_pidfd
 from railscope.probes.rings.wakeups import RingWakeups, WakingRing
-from railscope.probes.transfers.programs import TransferPrograms
 
 _log = logging.getLogger("railscope.daemon")
 
@@ -184,10 +175,26 @@ class Daemon:
             self._release()
             raise
         most_ended = sys.maxsize if keep_ended else MOST_ENDED
-        self._internals = self._load_internals()
+        self._internals: Internals | None = None
+        sources: NcclSources | None = None
+        if self._programs is not None:
+            self._internals = load_internals(self._programs, write_events=self._recorder is not None)
+            sources = load_sources(
+                config,
+                clock,
+                self._inspection,
+                self._programs,
+                self._internals,
+                new_process=self._watch_process,
+                stall_began=self._stall_began,
+                lost_elsewhere={
+                    "series": self._budget.dropped_by_user,
+                    "recordings": self.recordings.refused_by_user,
+                },
+            )
         self.observer = Observer(
             config,
-            self._nccl_sources(self._programs, self._internals) if self._programs is not None else None,
+            sources,
             clock,
             version,
             revision=built_from(),
@@ -207,86 +214,6 @@ class Daemon:
         self.recordings.request_for_stall(stall)
         if self._also_told is not None:
             self._also_told(stall)
-
-    def _load_internals(self) -> Internals | None:
-        """The programs below the entry points, where the kernel takes them; errors are seen at every level."""
-        if self._programs is None:
-            return None
-        try:
-            return Internals.load(self._programs, write_events=self._recorder is not None)
-        except LoadError as error:
-            _log.warning("calls are counted, completions are not observed: %s", error)
-            return None
-
-    def _load_stops(self) -> Stops | None:
-        """The program that sees processes being stopped, where the kernel takes it."""
-        try:
-            return Stops.load()
-        except LoadError as error:
-            _log.info("processes that are stopped are found by looking at them: %s", error)
-            return None
-
-    def _load_driver_calls(self, programs: NcclPrograms) -> DriverCallWatch | None:
-        """The programs on CUDA's driver, for who asks for them."""
-        if "cuda" not in self._config.collectors:
-            return None
-        try:
-            loaded = DriverCalls.load(programs)
-        except LoadError as error:
-            _log.warning("launches of CUDA graphs and waits for the GPU are not observed: %s", error)
-            return None
-        return DriverCallWatch(loaded, self._config.procfs, self._inspection)
-
-    def _nccl_sources(self, programs: NcclPrograms, internals: Internals | None) -> NcclSources:
-        driver_calls = self._load_driver_calls(programs)
-        transfers = TransferWatch(
-            lambda: TransferPrograms.load(programs),
-            self._config.procfs,
-            self._inspection,
-            self._clock,
-            linger_ns=self._config.probes_linger_ns,
-        )
-        return NcclSources(
-            programs,
-            internals,
-            CudaCompletion(internals.cuda, self._config.procfs, self._inspection) if internals is not None else None,
-            inspection=self._inspection,
-            stops=self._load_stops(),
-            driver_calls=driver_calls,
-            transfers=transfers,
-            in_flight=internals,
-            control=lambda completion: self._control(programs, completion, driver_calls, transfers),
-            new_process=self._watch_process,
-            stall_began=self._stall_began,
-            lost_elsewhere={
-                "series": self._budget.dropped_by_user,
-                "recordings": self.recordings.refused_by_user,
-                "transfer_libraries": lambda: transfers.left_out,
-                **({"driver_processes": driver_calls.left_out} if driver_calls is not None else {}),
-            },
-        )
-
-    def _control(
-        self,
-        programs: NcclPrograms,
-        completion: Completion | None,
-        driver_calls: DriverCallWatch | None,
-        transfers: TransferWatch,
-    ) -> LevelControl:
-        calibration = calibrate(programs.attach_kind)
-        _log.info("a probe hit costs %.0f ns on this host (%s)", calibration.trap_ns, calibration.source.value)
-        return LevelControl(
-            programs,
-            completion,
-            calibration,
-            self._clock,
-            budget_ratio=self._config.budget_ratio,
-            level=self._config.level,
-            procfs=self._config.procfs,
-            driver=driver_calls,
-            transfers=transfers,
-            late=True,
-        )
 
     def _bind(self) -> MetricsServer:
         web = None

@@ -22,29 +22,26 @@ from railscope.agent.facts.label_numbers import UNKNOWN
 from railscope.agent.facts.rank_identity import RankKey
 from railscope.agent.facts.remarks import Remark, Troubles
 from railscope.agent.facts.snapshot import AttachedProbe, CollectorResult, NodeCollectives, NodeStalls, ProbeHealth
-from railscope.agent.facts.stall import Stall
 from railscope.agent.facts.transfers import NodeTransfers
 from railscope.agent.node.attribution.evidence import NOT_OBSERVED, HandedBytes
 from railscope.agent.node.attribution.parties import Unlooked
 from railscope.agent.node.collectives.collectives import Collectives
 from railscope.agent.node.collectives.watched import WatchedTable
-from railscope.agent.node.completion.completion import Completion, InternalPrograms
-from railscope.agent.node.completion.cuda import CudaCompletion
-from railscope.agent.node.completion.driver_calls import DriverCallWatch
+from railscope.agent.node.completion.completion import Completion
 from railscope.agent.node.completion.handed_over import RailBytes
 from railscope.agent.node.daemon.hardware import Hardware
 from railscope.agent.node.daemon.limits import LimitsReached, user_of_share
+from railscope.agent.node.daemon.nccl_sources import NcclSources
 from railscope.agent.node.daemon.watching import Watching
-from railscope.agent.node.inspection.inspection import Inspection
 from railscope.agent.node.inspection.questions import NotYet, Refused
 from railscope.agent.node.inspection.tenants import UNKNOWN_TENANT, Tenant, sum_by_user, tenant_of
 from railscope.agent.node.overhead.control import LevelControl
 from railscope.agent.node.overhead.governor import level_name
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
 from railscope.agent.node.stalls.detector import StallLimits
-from railscope.agent.node.stalls.holds import Holds, StopEvents
+from railscope.agent.node.stalls.holds import Holds
 from railscope.agent.node.stalls.stacks import Stacks
-from railscope.agent.node.stalls.watchdog import InFlightTables, Watchdog
+from railscope.agent.node.stalls.watchdog import Watchdog
 from railscope.agent.node.steps.steps import Steps
 from railscope.agent.node.targets.jobs import JobFacts, is_confined
 from railscope.agent.node.targets.libraries import Libraries, Library
@@ -52,7 +49,6 @@ from railscope.agent.node.targets.memory import ProcessMemory
 from railscope.agent.node.targets.processes import NOT_DESCRIBED, NOT_MAPPED, Describe, Description, ObservedProcess
 from railscope.agent.node.targets.rank_processes import RankProcesses, UserNames
 from railscope.agent.node.targets.unjoined import unjoined_processes
-from railscope.agent.node.transfers.watch import TransferWatch
 from railscope.probes.clock import Clock
 from railscope.probes.libraries.communication import NO_LIBRARY, CommunicationLibrary
 from railscope.probes.loading.bpf_syscall import KernelRefusal
@@ -60,7 +56,6 @@ from railscope.probes.loading.maps import Records
 from railscope.probes.nccl.functions.internals import Level
 from railscope.probes.nccl.memory.net_devices import NetDevice
 from railscope.probes.nccl.memory.proxy_work import ProxyWorkLayout
-from railscope.probes.nccl.programs.calls import NcclPrograms
 from railscope.probes.nccl.records.calls import SHARED_TABLES
 from railscope.probes.netdev.events import LinkEvents
 from railscope.probes.processes.namespaces import NamespaceError, name_namespace, named_namespaces, network_namespace
@@ -72,41 +67,6 @@ _log = logging.getLogger("railscope.observer")
 
 MOST_ENDED: Final = 2000
 """Ended communicators that stay readable; older ones only count in the node's totals."""
-
-
-def _ignore(_identity: ProcessIdentity, _events: LinkEvents | None) -> None:
-    """The receiver of new processes while there is no other."""
-
-
-@dataclass(frozen=True, slots=True)
-class NcclSources:
-    """The sources of NCCL's calls on this host."""
-
-    programs: NcclPrograms
-    inspection: Inspection = field(kw_only=True)
-    """Looks into what processes map and say; closed with the observer."""
-    internals: InternalPrograms | None = None
-    """None: calls are counted, and nothing below them is seen."""
-    cuda: CudaCompletion | None = None
-    """None: what a job learns through CUDA events is not looked at."""
-    driver_calls: DriverCallWatch | None = None
-    """Of launches of graphs and waits for the GPU; None: nobody asked for it."""
-    transfers: TransferWatch | None = None
-    """Of transfers of other libraries; None: they are not followed."""
-    level: Level = Level.COUNTS
-    """That below the calls, to begin with."""
-    stops: StopEvents | None = None
-    """None: stopped processes are found by looking."""
-    in_flight: InFlightTables | None = None
-    """None: operations in flight are not seen."""
-    control: Callable[[Completion | None], LevelControl] | None = None
-    """Makes what keeps the probes' budget; None: the level stays."""
-    new_process: Callable[[ProcessIdentity, LinkEvents | None], None] = _ignore
-    """Hears of each new process, and of link events to poll if its namespace is new."""
-    stall_began: Callable[[Stall], object] = lambda _stall: None
-    """Is told of each stall that begins."""
-    lost_elsewhere: Mapping[str, Callable[[], Mapping[int | None, int]]] = field(default_factory=dict)
-    """By limit: what users lost at it so far, by uid, None: not known."""
 
 
 @dataclass(frozen=True, slots=True)

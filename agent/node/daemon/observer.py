@@ -22,7 +22,8 @@ from railscope.agent.node.attribution.parties import Unlooked
 from railscope.agent.node.daemon.hardware import Hardware
 from railscope.agent.node.daemon.kept_totals import KeptTotals
 from railscope.agent.node.daemon.loop_lateness import LoopLateness
-from railscope.agent.node.daemon.nccl_observer import MOST_ENDED, NcclFacts, NcclObserver, NcclSources
+from railscope.agent.node.daemon.nccl_observer import MOST_ENDED, NcclFacts, NcclObserver
+from railscope.agent.node.daemon.nccl_sources import NcclSources
 from railscope.agent.node.daemon.own_process import OwnProcess
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
 from railscope.agent.node.recorder.triggers import Recordings
