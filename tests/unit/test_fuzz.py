@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from railscope.agent.recording.file import read_recording
 from tests.fuzz.__main__ import LARGEST_KEPT_BYTES, MOST_KEPT, can_fuzz, fuzz
 from tests.fuzz.targets import CORPUS, TARGETS, corpus_of
 
@@ -30,6 +31,13 @@ def test_the_corpus_is_small_and_has_something_for_each_target() -> None:
         files = corpus_of(name)
         assert 0 < len(files) <= MOST_KEPT, name
         assert all(file.stat().st_size <= KEPT_BY_HAND_BYTES for file in files), name
+
+
+def test_the_corpus_begins_with_a_recording_of_this_format() -> None:
+    """Of another format everything is refused at once, and nothing behind the version is tried."""
+    assert read_recording(CORPUS / "recording" / "small.npz").stalls, (
+        "write tests.unit.recordings.recording(calls=3) there"
+    )
 
 
 @pytest.fixture
