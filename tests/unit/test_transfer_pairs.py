@@ -25,7 +25,7 @@ from railscope.agent.node.recorder.feed import RecorderFeed, StreamPiece
 from railscope.agent.node.recorder.flight_recorder import FlightRecorder
 from railscope.agent.node.transfers.files import OpenTransferLibrary
 from railscope.agent.node.transfers.pairs import MOST_PAIRS, MOST_PEERS
-from railscope.agent.node.transfers.watch import MOST_ENDED, TransferWatch
+from railscope.agent.node.transfers.watch import MOST_ENDED, MOST_FILES, TransferWatch
 from railscope.probes.clock import SystemClock
 from railscope.probes.libraries.files import FileStamp, LibraryKey
 from railscope.probes.processes.processes import Mapping, ProcessIdentity
@@ -338,3 +338,36 @@ def test_tenants_who_map_libraries_without_end_leave_places_for_another(
     assert maps(1000, 3) == 3
     assert watch.left_out[5000] == 36
     assert watch.left_out[1000] == 0
+
+
+def test_who_starts_processes_without_end_takes_the_probes_off_his_own_lingering_libraries_alone(
+    watch: TransferWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_inspection", Opened())
+    monkeypatch.setattr(watch, "_attached", False)
+    number = iter(range(1000, 10_000))
+
+    def runs(uid: int, count: int) -> list[str]:
+        """Processes that map a library each, and end; returns the files."""
+        paths = []
+        for _ in range(count):
+            pid = next(number)
+            paths.append(f"/{pid}")
+            identity = ProcessIdentity(pid, 1)
+            watch.sighted(identity, Tenant(uid), [Mapping(0, 1, (0, 1), pid, paths[-1], deleted=False)])
+            watch.follow()
+            watch.process_gone(identity)
+            watch.follow()
+        return paths
+
+    def followed(uid: int) -> list[str]:
+        return [one.path for one in watch._files if one.tenant == Tenant(uid)]
+
+    mine = runs(1000, 3)
+    his = runs(5000, 100)
+    assert followed(5000) == his[-64:]
+    for uid in range(5001, 5004):
+        runs(uid, 64)
+    assert [len(followed(uid)) for uid in (1000, 5000, 5001, 5002, 5003)] == [3, 63, 63, 63, 64]
+    assert followed(1000) == mine
+    assert len(watch._files) == MOST_FILES

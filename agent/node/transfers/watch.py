@@ -520,8 +520,8 @@ class TransferWatch:
         free = MOST_FILES - sum(bool(one.mappers) for one in self._files)
         if held < min(_TENANTS_FILES, free):
             crowded = own if len(own) >= _TENANTS_FILES else self._files if len(self._files) >= MOST_FILES else ()
-            for lingering in [one for one in crowded if not one.mappers]:
-                self._drop(lingering, "its place is needed")
+            if crowded:
+                self._drop_lingering(crowded)
         else:
             os.close(descriptor)
             if mapping.file not in self._refused:
@@ -581,6 +581,17 @@ class TransferWatch:
                 file.unmapped_ns = now_ns
             elif now_ns - file.unmapped_ns >= self._linger_ns:
                 self._drop(file, "no process maps it any longer")
+
+    def _drop_lingering(self, files: Iterable[ProbedFile]) -> None:
+        """Take the probes off one that nobody maps: of the tenant with most of these the one unmapped for longest.
+
+        The others stay: what maps them next is to be seen from its first call on, and each takes time to detach.
+        """
+        now_ns = self._clock.monotonic_ns()
+        lingering = [one for one in files if not one.mappers]
+        of_tenant = Counter(one.tenant for one in lingering)
+        longest = min(lingering, key=lambda one: (-of_tenant[one.tenant], one.unmapped_ns or now_ns))
+        self._drop(longest, "its place is needed")
 
     def _drop(self, file: ProbedFile, why: str) -> None:
         if file.links is not None:
