@@ -117,31 +117,39 @@ class FairMemory(Generic[Who, Key, Thing]):
 class Rounds(Generic[Who]):
     """Work on many things of which only so many are done at a time: each user's in a round of their own.
 
-    Who has few things has all of them done each time; who has many waits for his own.  Not thread-safe.
+    Who has few things has all of them done each time; who has many waits for his own.  Where there are more users than
+    may be done, those come first who have waited longest.  Not thread-safe.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._next: dict[Who, int] = {}
         """Where each one's round goes on."""
+        self._waited: dict[Who, int] = {}
+        """Of whom nothing was done the last time, and how often so."""
 
     def choose(self, whose: Sequence[Who]) -> list[int]:
         """Which are done now, by their places, in order; `whose`: of each thing, in an order that stays."""
         if len(whose) <= self._most:
+            self._waited = {}
             return list(range(len(whose)))
         places: defaultdict[Who, list[int]] = defaultdict(list)
         for place, who in enumerate(whose):
             places[who].append(place)
         chosen: list[int] = []
         following: dict[Who, int] = {}
+        waited: dict[Who, int] = {}
         # Whoever has the fewest first: what they leave is for the others.
-        for at, (who, own) in enumerate(sorted(places.items(), key=lambda one: len(one[1]))):
+        ordered = sorted(places.items(), key=lambda one: (-self._waited.get(one[0], 0), len(one[1])))
+        for at, (who, own) in enumerate(ordered):
             share = -(-(self._most - len(chosen)) // (len(places) - at))
             begin = self._next.get(who, 0) % len(own)
             mine = (own[begin:] + own[:begin])[:share]
             following[who] = begin + len(mine)
             chosen += mine
-        self._next = following
+            if not mine:
+                waited[who] = self._waited.get(who, 0) + 1
+        self._next, self._waited = following, waited
         chosen.sort()
         return chosen
 

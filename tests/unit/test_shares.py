@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.probes.shares import FairMemory, Places, in_turns
+from railscope.probes.shares import FairMemory, Places, Rounds, in_turns
 
 
 def taken(places: Places[str], who: str) -> int:
@@ -107,3 +107,21 @@ def test_to_remember_costs_no_more_where_much_is_remembered() -> None:
 
 def test_each_ones_first_thing_comes_before_anybodys_second() -> None:
     assert in_turns(["a1", "a2", "a3", "b1", "c1", "b2"], lambda one: one[0]) == ["a1", "b1", "c1", "a2", "b2", "a3"]
+
+
+def test_of_one_with_many_things_all_are_done_in_turn_and_of_others_each_time() -> None:
+    rounds, whose = Rounds[str](5), ["greedy"] * 7 + ["modest"]
+    assert [rounds.choose(whose) for _ in range(2)] == [[0, 1, 2, 3, 7], [0, 4, 5, 6, 7]]
+    assert rounds.choose(["modest"] * 3) == [0, 1, 2]
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=12), st.integers(1, 6))
+def test_nobody_waits_for_ever_however_many_users_there_are(counts: list[int], most: int) -> None:
+    rounds = Rounds[int](most)
+    whose = [user for user, count in enumerate(counts) for _ in range(count)]
+    done: Counter[int] = Counter()
+    for _ in range(4 * len(counts) + 4):
+        chosen = rounds.choose(whose)
+        assert len(chosen) == min(most, len(whose)) == len(set(chosen))
+        done.update(chosen)
+    assert set(done) == set(range(len(whose)))
