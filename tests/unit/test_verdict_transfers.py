@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -136,6 +137,24 @@ def test_of_a_stuck_transfer_whose_agent_is_gone_it_is_said_what_was_told_last()
     assert " did not complete for 30 s, when host0 was last heard of at " in note
     assert not any("unknown, 20" in note or "rank unknown" in note for note in verdict.notes)
     assert not any("communicator unknown" in said for said in (verdict.headline, *verdict.notes))
+
+
+def test_of_very_many_stuck_transfers_a_shorter_time_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    for series in (1, 1_000_000):
+        store = CannedStore()
+        agent(store, HOST)
+        store.say(f"countby(instance,cause)(last_over_time({METRIC}))", series, instance=HOST, cause="transfer_stuck")
+        scrapes = store.scrapes
+
+        def remember(selector: str, seconds: float, at: float, scrapes: Any = scrapes) -> Any:
+            asked.extend([seconds] if selector == METRIC else [])
+            return scrapes(selector, seconds, at)
+
+        monkeypatch.setattr(store, "scrapes", remember)
+        read(store)
+    assert asked[0] == 300
+    assert 1 <= asked[1] < 5
 
 
 def test_a_transfer_that_is_stuck_is_not_told_of_as_over() -> None:

@@ -191,7 +191,7 @@ def read_fleet(store: Store, *, window_seconds: float, at: float | None = None, 
         return read_slow_rails(ask, scrapes, said["slow_rails"], said["lossy_rails"], window_seconds)
 
     def past_transfers() -> tuple[PastTransfer, ...]:
-        return read_past_transfers(ask, scrapes, said["stuck"], looked_back)
+        return read_past_transfers(ask, scrapes, said["stuck"], lately, looked_back)
 
     slow_of_rails = ask.attempt(SLOW_RAILS, slow_rails)
     return Fleet(

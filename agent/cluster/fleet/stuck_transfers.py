@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from railscope.agent.cluster.fleet.asker import Asker
 from railscope.agent.cluster.fleet.facts import PastTransfer, StuckTransfer
 from railscope.agent.cluster.fleet.prometheus import Sample
-from railscope.agent.cluster.fleet.scrapes import Scrapes
+from railscope.agent.cluster.fleet.scrapes import MOST_POINTS, Scrapes
 from railscope.agent.facts import catalogue
 from railscope.agent.facts.label_numbers import UNKNOWN
 
@@ -33,16 +33,21 @@ def read_stuck_transfers(stuck: Iterable[Sample], scrapes: Scrapes) -> tuple[Stu
 
 
 def read_past_transfers(
-    ask: Asker, scrapes: Scrapes, stuck: Iterable[Sample], looked_back: float
+    ask: Asker, scrapes: Scrapes, stuck: Iterable[Sample], lately: Iterable[Sample], looked_back: float
 ) -> tuple[PastTransfer, ...]:
     """Those that were stuck within so many seconds and are not `stuck` now, the latest first.
+
+    Args:
+        lately: the answer to `stuck_lately`: of many series a shorter time is asked for.
 
     Raises:
         PrometheusError: the store does not answer.
     """
     now = {_which(one.labels) for one in stuck}
+    series = max(1.0, sum(one.value for one in lately))
+    seconds_back = max(1.0, min(looked_back, scrapes.spacing_seconds * MOST_POINTS / series))
     found: dict[tuple[str, ...], PastTransfer] = {}
-    for one in ask.store.scrapes(catalogue.TRANSFER_STALLED_SECONDS.name, looked_back, ask.at):
+    for one in ask.store.scrapes(catalogue.TRANSFER_STALLED_SECONDS.name, seconds_back, ask.at):
         which = _which(one.labels)
         if which in now or not one.points:
             continue
