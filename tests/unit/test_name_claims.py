@@ -180,3 +180,13 @@ def test_a_full_name_means_its_owner_alone() -> None:
     assert not matches_prefix(f"{NAME}~66", NAME)
     assert matches_prefix(f"{NAME}~66", f"{NAME}~6")
     assert matches_prefix(f"{NAME}~66", NAME[:12])
+
+
+def test_containers_that_come_and_go_in_conflict_leave_little_behind() -> None:
+    owner = End(1, 66)
+    claims = NameClaims(lambda pid: cast(Any, SimpleNamespace(tenant=Tenant(0, f"{pid:064x}"))), lambda _: True)
+    assert not claims.claim(owner, lambda _: owner)
+    for pid in range(100, 10_000):
+        assert claims.claim(End(pid, pid), lambda _: owner) == str(pid)
+    assert claims.conflicts == 9_900
+    assert len(claims._told) <= 1024

@@ -331,7 +331,7 @@ def test_a_tenant_who_makes_communicators_without_end_takes_no_place_from_anothe
     assert len(his) == MOST_GROUPS // 2
     take_from(stragglers, call_of([PAIRS, PAIRS + 1], 1), one_of_a_pair)
     assert compared(stragglers) == his | {PAIRS, PAIRS + 1}
-    assert stragglers.refused == {Tenant(1000): 3999 - MOST_GROUPS // 2}
+    assert stragglers.refused == {1000: 3999 - MOST_GROUPS // 2}
 
 
 def test_a_communicator_that_had_no_place_gets_one_when_another_ends() -> None:

@@ -30,6 +30,8 @@ _log = logging.getLogger("railscope.communicators")
 
 _MOST_LINES: Final = 8
 """Conflicts of one user that are told in the log; all are counted."""
+_MOST_TENANTS: Final = 1024
+"""Whose conflicts are counted for that; then it begins anew, as containers come and go without end."""
 
 
 class Named(Protocol):
@@ -102,6 +104,8 @@ class NameClaims:
             self.conflicts += 1
             process = self._process_of(one.tgid)
             tenant = process.tenant if process is not None else UNKNOWN_TENANT
+            if len(self._told) >= _MOST_TENANTS:
+                self._told.clear()
             self._told[tenant] += 1
             if self._told[tenant] <= _MOST_LINES:
                 last = "; further ones of this user are counted only" if self._told[tenant] == _MOST_LINES else ""

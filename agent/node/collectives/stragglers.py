@@ -119,12 +119,12 @@ class _Refused:
         """Instances by name; first those that were not looked at again for longest."""
         self._which: dict[int, tuple[Tenant, str]] = {}
         """By instance."""
-        self.by_tenant: Counter[Tenant] = Counter()
-        """How many there were so far."""
+        self.by_user: Counter[int | None] = Counter()
+        """How many there were so far, by uid: users are few, and containers come and go without end."""
 
     def add(self, tenant: Tenant, name: str, instance: int) -> None:
         own = self._of_tenants.setdefault(tenant, {})
-        self.by_tenant[tenant] += name not in own
+        self.by_user[tenant.uid] += name not in own
         own.setdefault(name, set()).add(instance)
         self._which[instance] = tenant, name
 
@@ -236,9 +236,9 @@ class Stragglers:
         self._add(keys[starts] >> 32, made)
 
     @property
-    def refused(self) -> Mapping[Tenant, int]:
-        """How many communicators had no place so far, by tenant: who came last at their calls is not known."""
-        return self._refused.by_tenant
+    def refused(self) -> Mapping[int | None, int]:
+        """How many communicators had no place so far, by uid: who came last at their calls is not known."""
+        return self._refused.by_user
 
     def arrivals(self) -> tuple[RankArrivals, ...]:
         """Of every rank that can be compared with another one on this host."""

@@ -511,12 +511,9 @@ class NcclObserver:
             refused[table][user_of_share(number)] += calls
         for table in SHARED_TABLES:
             self.limits.record(table, refused[table])
-        for limit, lost in (
-            ("libraries", self._libraries.left_out),
-            ("inspection", self._inspection.late()),
-            ("arrivals", self.stalls.uncompared()),
-        ):
+        for limit, lost in (("libraries", self._libraries.left_out), ("inspection", self._inspection.late())):
             self.limits.record(limit, sum_by_user(lost))
+        self.limits.record("arrivals", self.stalls.uncompared())
         for limit, lost_there in {**self._lost_elsewhere, **self._hardware.lost_by_user()}.items():
             self.limits.record(limit, lost_there())
 

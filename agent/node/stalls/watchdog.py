@@ -493,8 +493,8 @@ class Watchdog:
         result = self._transfers.result if self._transfers is not None else None
         return (result,) if result is not None else ()
 
-    def uncompared(self) -> Mapping[Tenant, int]:
-        """Communicators so far of which it is not known who arrives last, as their tenant has too many of them."""
+    def uncompared(self) -> Mapping[int | None, int]:
+        """Communicators so far of which it is not known who arrives last, as their tenant has too many, by uid."""
         return self._stragglers.refused
 
     def times(self) -> NodeTimes:
