@@ -149,3 +149,15 @@ def test_receives_that_were_called_are_not_said_to_be_none(tmp_path: Path) -> No
     none.collective("dp", "AllReduce", MIB)
     _, (unknown,) = receives_of(none)
     assert unknown.reason == "No Recv was called: a job without pipeline stages has none."
+
+
+def test_what_is_received_between_iterations_is_in_no_mean_of_an_iteration(tmp_path: Path) -> None:
+    dataset = pipeline(tmp_path, 4, 8, iterations=6, transfer_ns=MS // 10).open()
+    gpus = find_gpus(dataset)
+    iterations = find_iterations(dataset, gpus)[1]
+    uses, _ = find_receives(dataset, gpus, iterations[1:3])
+    assert [round(use.iteration_active_seconds or 0.0, 6) for use in uses] == [0.0008, 0.0016, 0.0016, 0.0008]
+    length = sum(one.to_ns - one.from_ns for one in iterations[1:3]) / 1e9
+    for use in uses:
+        assert use.iteration_idle_seconds == pytest.approx((use.bubble_ratio or 0.0) * length / 2)
+    assert find_receives(dataset, gpus)[0][0].iteration_active_seconds is None

@@ -16,6 +16,7 @@ from railscope.agent.analysis.report.text import as_text
 from railscope.agent.model.mapping import default_mapping
 from railscope.agent.model.shape import Shape
 from tests.unit.datasets import SECOND_NS, JobDataset, gpt_job
+from tests.unit.timed_jobs import BUCKETS, evaluated
 
 SMALL = ReportOptions(memory_bytes=500_000_000)
 SHAPE = Shape(
@@ -47,6 +48,11 @@ def test_both_factors_are_the_papers() -> None:
     assert [one.weak_factor for one in scaling] == pytest.approx([1.0, 0.8])
     assert [one.strong_factor for one in scaling] == pytest.approx([1.0, 0.2])
     assert find_scaling([run("base", 8, None), run("large", 32, 2.5)]) == ()
+
+
+def test_calls_of_evaluations_are_not_taken_for_iterations(tmp_path: Path) -> None:
+    report = make_report([evaluated(tmp_path).write()], SMALL)
+    assert run_of("evaluated", report).work_bytes == {"tp": sum(BUCKETS)}
 
 
 def test_a_run_whose_iterations_were_not_found_is_not_said_to_be_another_job() -> None:

@@ -240,15 +240,17 @@ def _rates(side: Side, op: str, payload: int) -> np.ndarray[tuple[int], np.dtype
 
 
 def _receives(side: Side, times: int, suffix: str) -> Iterator[Value]:
-    receives = side.report.receives
+    receives, regularity = side.report.receives, side.report.regularity
     if not receives:
         return
-    yield Value(
-        16, f"transfer of a GPU's receives{suffix}", Unit.SECONDS, fmean(use.active_seconds for use in receives) / times
-    )
-    yield Value(
-        16, f"waiting of a GPU's receives{suffix}", Unit.SECONDS, fmean(use.idle_seconds for use in receives) / times
-    )
+    active = fmean(use.active_seconds for use in receives) / times
+    idle = fmean(use.idle_seconds for use in receives) / times
+    if suffix and regularity is not None and regularity.has_other_calls:
+        # What an evaluation receives is no iteration's.
+        active = fmean(one for use in receives if (one := use.iteration_active_seconds) is not None)
+        idle = fmean(one for use in receives if (one := use.iteration_idle_seconds) is not None)
+    yield Value(16, f"transfer of a GPU's receives{suffix}", Unit.SECONDS, active)
+    yield Value(16, f"waiting of a GPU's receives{suffix}", Unit.SECONDS, idle)
     ratios = [use.bubble_ratio for use in receives if use.bubble_ratio is not None]
     yield Value(16, "bubble ratio", Unit.SHARE, fmean(ratios) if ratios else None)
 

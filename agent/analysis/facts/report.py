@@ -331,6 +331,11 @@ class Regularity:
     behind_seconds: float = 0.0
     """The same, behind the last one."""
 
+    @property
+    def has_other_calls(self) -> bool:
+        """Whether calls were recorded that are in no iteration, but for those of one that is not whole."""
+        return self.between is not None or self.before_seconds > 0 or self.behind_seconds > 0
+
 
 @dataclass(frozen=True, slots=True)
 class BandwidthRow:
@@ -432,6 +437,9 @@ class ReceiveUse:
     idle_seconds: float
     """Waiting for the sender."""
     bubble_ratio: float | None
+    iteration_active_seconds: float | None = None
+    """Of the first, what lies in an iteration, on average; None: there are none."""
+    iteration_idle_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

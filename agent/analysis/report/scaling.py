@@ -60,7 +60,9 @@ def run_of(name: str, report: Report) -> Run:
     gradients = 0.0
     if regularity is not None and regularity.calls_per_iteration:
         calls = sum(use.calls for use in report.composition.ranks if use.gpu == regularity.gpu)
-        iterations = calls / regularity.calls_per_iteration
+        # With those of an evaluation, the number of calls tells nothing; the last iteration has no end.
+        others = regularity.has_other_calls
+        iterations = regularity.iterations + 1.0 if others else calls / regularity.calls_per_iteration
         work = {
             role.role: role.rank_payload_bytes / iterations
             for role in report.composition.roles

@@ -49,8 +49,7 @@ def count_iterations(
     of_gpu = np.array([gpus.gpu_of.get(end) == regularity.gpu for end in counted.ends])
     kinds = counted.kinds
     number, rest = divmod(int(kinds.calls[of_gpu[kinds.end]].sum()), regularity.calls_per_iteration)
-    others = regularity.between is not None or regularity.before_seconds > 0 or regularity.behind_seconds > 0
-    if number and not rest and not others:
+    if number and not rest and not regularity.has_other_calls:
         return CountedIterations(number, counted)
     calls = dataset["calls"]
     moment = called_ns(calls)

@@ -23,7 +23,7 @@ from railscope.agent.analysis.tables.gpus import Gpus
 from railscope.agent.analysis.tables.size_classes import SizeClasses, find_size_classes
 from railscope.agent.dataset.reader import Dataset
 from railscope.agent.facts.counted import format_count
-from railscope.agent.rhythm.intervals import union
+from railscope.agent.rhythm.intervals import Intervals, Times, union
 
 ROW: Final = 16
 _FASTEST: Final = 0.05
@@ -102,6 +102,13 @@ def find_receives(
                 active_seconds=active.length_ns / 1e9,
                 idle_seconds=idle.length_ns / 1e9,
                 bubble_ratio=int(idle.length_in(from_ns, to_ns).sum()) / whole_ns if whole_ns else None,
+                iteration_active_seconds=_mean_seconds(active, from_ns, to_ns),
+                iteration_idle_seconds=_mean_seconds(idle, from_ns, to_ns),
             )
         )
     return tuple(uses), ()
+
+
+def _mean_seconds(intervals: Intervals, from_ns: Times, to_ns: Times) -> float | None:
+    """What of the intervals lies in a window, on average."""
+    return int(intervals.length_in(from_ns, to_ns).sum()) / len(from_ns) / 1e9 if len(from_ns) else None
