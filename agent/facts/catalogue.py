@@ -465,7 +465,8 @@ JOB_TIME_SECONDS: Final = _gauge(
 COMM_EVENTS: Final = _counter(
     "comm_events",
     "event",
-    "Communicator events of this node's processes (created, destroyed, aborted, revoked and others), by event.",
+    "Communicator events of this node's processes (created, destroyed, aborted, revoked and others), by event. "
+    "device_comm: its kernels may communicate by themselves from then on (NCCL's device API, GIN).",
 )
 COMM_ERRORS: Final = _counter(
     "comm_errors", "error", "Errors that NCCL reported for communicators, each counted once, by ncclResult_t name."

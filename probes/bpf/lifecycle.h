@@ -249,7 +249,7 @@ static __noinline __u32 instance_in(__u64 job, struct thread *thread)
 	return 0;
 }
 
-/* Entry of a call that is followed until it returns, and does nothing else that is to be told. */
+/* Entry of a call that is followed until it returns. */
 SEC("uprobe")
 int call_entry(struct registers *ctx)
 {
@@ -280,8 +280,18 @@ int call_return(struct registers *ctx)
 		return 0;
 	count(STAT_LIFECYCLE);
 	call = returning_call(ctx, &thread);
-	if (call)
-		drop_call(&thread, call->uid, call->tgid);
+	if (!call)
+		return 0;
+	/* From here on kernels may communicate by themselves, and a communicator make no call of an operation at all. */
+	if (call->kind == LIFECYCLE_DEVICE_COMM && !(__s32)RETURN_VALUE(ctx) && call->comm) {
+		struct communicator_key key = {.comm = call->comm, .tgid = thread.tgid};
+		struct communicator *communicator = bpf_map_lookup_elem(&communicators, &key);
+
+		if (!communicator || !settled(communicator))
+			communicator = settle_communicator(&key, call->library, &thread);
+		write_lifecycle(communicator, key.comm, LIFECYCLE_DEVICE_COMM, &thread);
+	}
+	drop_call(&thread, call->uid, call->tgid);
 	return 0;
 }
 

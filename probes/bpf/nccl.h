@@ -73,11 +73,11 @@ enum lifecycle_kind {
 	LIFECYCLE_REVOKE = 10,
 	LIFECYCLE_SUSPEND = 11,
 	LIFECYCLE_RESUME = 12,
-	/* Of calls under way only: nothing begins or ends with them, so that no event has them. */
+	/* Of calls under way only: nothing begins or ends with them, so that no event has them; but the last one. */
 	LIFECYCLE_CONNECT = 13, /* ranks are connected, inside an operation's call, a group's end or an init */
 	LIFECYCLE_INIT_WORK = 14, /* an init, split, shrink or grow in a group, or without blocking: on its own thread */
 	LIFECYCLE_WINDOW = 15, /* memory is registered with all ranks */
-	LIFECYCLE_DEVICE_COMM = 16, /* ranks agree on what kernels call themselves (device API, GIN) */
+	LIFECYCLE_DEVICE_COMM = 16, /* ranks agree on what kernels call themselves (device API, GIN); an event at its return */
 };
 
 /* Runs are counted where they are for a process that is observed: what these cost is held against a budget. */

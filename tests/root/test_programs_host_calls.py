@@ -31,6 +31,8 @@ NCCL = {
     "ncclCommAbort": "push %rbp; mov $60, %eax; xor %edi, %edi; syscall",
     "ncclCommInitAll": f"push %rbp; {SPIN}; {RETURN}",
     WORK: f"push %rbp; {SPIN}; {RETURN}",
+    # Its result is its second argument.
+    "ncclDevCommCreate": "push %rbp; pop %rbp; mov %rsi, %rax; ret",
 }
 
 
@@ -72,6 +74,20 @@ def test_a_call_is_there_from_its_entry_to_its_return(library: Target, attach: A
     assert (call["instance"], call["rank"], call["nranks"], call["has_unique_id"]) == (0, -1, -1, 0)
     assert tid != caller.pid, "it is a thread of its own"
     assert call["start_ns"] > 0
+
+
+def test_a_communicator_whose_kernels_communicate_by_themselves_is_told_of_once_that_is_made(library: Target) -> None:
+    caller = library.caller
+    with loaded(library) as programs, attached(programs, library):
+        comm, other = caller.memory(4096), caller.memory(4096)
+        caller.call("ncclDevCommCreate", 1, other, 5)  # ncclInvalidUsage
+        caller.call("ncclDevCommCreate", 1, comm, 0)
+        assert under_way(programs) == []
+        events = programs.lifecycle_events.read()
+        told = [one for one in events if one["kind"] == LifecycleKind.DEVICE_COMM]
+        assert [(int(one["comm"]), int(one["tgid"])) for one in told] == [(comm, caller.pid)]
+        # It has made no call of an operation, and is known all the same.
+        assert int(told[0]["instance"]) in [one["instance"] for one in communicators(programs).values()]
 
 
 def test_what_a_call_calls_in_turn_is_part_of_it(library: Target) -> None:

@@ -27,7 +27,10 @@ from tests.nccl.library import REPOSITORY
 from tests.unit.headers import compare, constants, enumeration
 
 HEADER = (REPOSITORY / "probes/bpf/errors.h").read_text()
-EVENTS = {"init", "split", "shrink", "grow", "finalize", "destroy", "abort", "revoke", "suspend", "resume"}
+EVENTS = {
+    *("init", "split", "shrink", "grow", "finalize", "destroy", "abort", "revoke", "suspend", "resume"),
+    "device_comm",
+}
 ERRORS = {
     *("unhandled_cuda_error", "system_error", "internal_error", "invalid_argument", "invalid_usage"),
     *("remote_error", "timeout"),

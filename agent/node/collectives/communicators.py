@@ -243,6 +243,12 @@ class Communicators:
                 known = replace(known, whole=True)
             if kind in _ENDS:
                 known = replace(known, ended_ns=known.ended_ns or time_ns)
+            if kind is LifecycleKind.DEVICE_COMM:
+                self._say(
+                    known.tgid,
+                    f"kernels of communicator {known.name} may communicate by themselves from now on "
+                    "(ncclDevCommCreate): no call tells what they move",
+                )
             self._keep(known)
         self._name_by_unique_id()
         self._claim_names(int(event["instance"]) for event in events)

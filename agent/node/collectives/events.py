@@ -35,6 +35,7 @@ _EVENTS: Final = {
     LifecycleKind.REVOKE: "revoke",
     LifecycleKind.SUSPEND: "suspend",
     LifecycleKind.RESUME: "resume",
+    LifecycleKind.DEVICE_COMM: "device_comm",
 }
 _SOURCES: Final = {ErrorSource.INIT_ALL: "init"}
 _ERRORS: Final = tuple(result for result in Result if result not in NO_ERRORS)
@@ -86,7 +87,7 @@ class CommEvents:
                 continue
             if result in NO_ERRORS:
                 self._events[_EVENTS[kind]] += 1
-            else:
+            elif kind is not LifecycleKind.DEVICE_COMM:  # which the programs tell of where it returned well alone
                 self._count(int(event["instance"]), result, int(event["time_ns"]), ErrorSource(int(kind)))
 
     def record_errors(self, events: Records) -> None:

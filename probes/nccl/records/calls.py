@@ -253,6 +253,7 @@ class LifecycleKind(IntEnum):
     INIT_WORK = 14
     WINDOW = 15
     DEVICE_COMM = 16
+    """An event has it, too: once the call has returned well."""
 
 
 class Stat(IntEnum):
