@@ -5,10 +5,12 @@ Parts of a `Snapshot`.  What is not known is the string "unknown" in a label, `N
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from railscope.agent.facts.label_numbers import UNKNOWN
+from railscope.agent.facts.traffic_owners import TrafficOwner
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +254,8 @@ class NodeFabric:
 
     neighbours: tuple[NeighbourFacts, ...] = ()
     queue_pairs: NodeQueuePairs = NodeQueuePairs()
+    queue_pair_owners: Mapping[tuple[str, int], frozenset[TrafficOwner]] = field(default_factory=dict)
+    """By device and number, who may own what a queue pair carries; what is not there was not asked about yet."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,10 +228,11 @@ def render_queue_pairs(snapshot: Snapshot, processes: Iterable[RankProcess] = ()
     """The page /queue-pairs: each RDMA queue pair with its process and its other end, by which what switches count for
     flows can be joined; `counters` are those that somebody has bound to queue pairs (rdma-statistic(8)).
 
+    `owners` are those that may own what it carries: one as a rule, several where its process maps several libraries.
     `read_realtime_ns` is when they were read, null where none were.  What the kernel does not tell is null.
     """
     del processes
-    found = snapshot.fabric.queue_pairs
+    found, owners = snapshot.fabric.queue_pairs, snapshot.fabric.queue_pair_owners
     passed_ns = None if found.read_ns is None else snapshot.monotonic_ns - found.read_ns
     document = {
         "simulated": snapshot.simulated,
@@ -248,6 +249,9 @@ def render_queue_pairs(snapshot: Snapshot, processes: Iterable[RankProcess] = ()
                 "state": one.state,
                 "pid": one.pid,
                 "kernel_user": one.kernel_user or None,
+                "owners": sorted(owner.value for owner in owners[one.device, one.number])
+                if (one.device, one.number) in owners
+                else None,
             }
             for one in found.queue_pairs
         ],

@@ -52,6 +52,7 @@ class AgentProcess:
         command: tuple[str, ...] = (str(RAILSCOPE),),
         environment: Mapping[str, str] | None = None,
         log: Path | None = None,
+        ready_seconds: float = 60.0,
     ) -> None:
         """Start it.
 
@@ -61,12 +62,14 @@ class AgentProcess:
             command: the program; this checkout's, unless another is named.
             environment: its own, unless it is this process's.
             log: the file that takes its log; None: it is kept, and shown where the agent ends too early.
+            ready_seconds: how long it may take until it is ready.
         """
         self._port = free_port()
         address = f"127.0.0.1:{self._port}"
         # The last of an option counts: a test may ask for recordings.
         line = [*prefix, *command, "agent", "--recordings.directory", "", "--web.listen-address", address, *arguments]
         self._log = log
+        self._ready_seconds = ready_seconds
         with contextlib.ExitStack() as stack:
             whole_host = stack.enter_context(contextlib.ExitStack())
             if "--pid" not in arguments:
@@ -77,7 +80,7 @@ class AgentProcess:
 
     def __enter__(self) -> Self:
         try:
-            self.until(self._ready)
+            self.until(self._ready, self._ready_seconds)
         except BaseException:
             self.__exit__(None, None, None)
             raise

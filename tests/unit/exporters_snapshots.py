@@ -331,6 +331,7 @@ def full_snapshot() -> Snapshot:
                 counts=(QueuePairCount("mlx5_0", "4711", "connected", 1),),
                 bound=(BoundCounterFacts("mlx5_0", 1, 5, (77,), (("rx_write_requests", 12),)),),
             ),
+            queue_pair_owners={("mlx5_0", 77): frozenset({TrafficOwner.NCCL, TrafficOwner.NIXL})},
         ),
         stalls=NodeStalls(
             lengths=(

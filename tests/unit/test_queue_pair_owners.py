@@ -24,7 +24,13 @@ from railscope.agent.node.attribution.evidence import (
 )
 from railscope.agent.node.attribution.ledger import Sockets
 from railscope.agent.node.attribution.parties import Mapped, Unlooked
-from railscope.agent.node.attribution.queue_pair_owners import MOST_ABSENT, NO_CLAIMS, PortClaims, QueuePairOwners
+from railscope.agent.node.attribution.queue_pair_owners import (
+    MOST_ABSENT,
+    MOST_LOOKS,
+    NO_CLAIMS,
+    PortClaims,
+    QueuePairOwners,
+)
 from railscope.agent.node.rails.rdma_rails import RdmaRails
 from railscope.probes.clock import SystemClock
 from railscope.probes.libraries.communication import CommunicationLibrary
@@ -100,6 +106,37 @@ def test_a_process_with_thousands_of_queue_pairs_is_asked_about_once_a_reading()
     pairs = tuple(pair(pid, 1000 * pid + at) for pid in (5, 6) for at in range(1000))
     found.update(NodeQueuePairs(read_ns=1, queue_pairs=pairs))
     assert sorted(asked) == [5, 6]
+
+
+def test_whose_queue_pairs_are_is_asked_again_while_their_process_is_going_to_be_looked_at() -> None:
+    """But not for ever, and not what bound counters count."""
+    mapped: dict[int, Mapped | Unlooked] = {5: Unlooked.YET, 6: frozenset({CommunicationLibrary.UCX})}
+    asked: list[int] = []
+
+    def mapped_by(pid: int) -> Mapped | Unlooked:
+        asked.append(pid)
+        return mapped[pid]
+
+    of_port = QueuePairOwners(mapped_by, sees_everyone=lambda: True)
+    pairs = (pair(5, 7), pair(6, 8), pair(None, 9))
+    of_port.update(NodeQueuePairs(1, pairs))
+    reading = NodeQueuePairs(2, pairs, bound=(bound(10, 10, 8),))
+    for _ in range(2):
+        of_port.update(reading)
+        assert of_port.owners == {("mlx5_0", 7): {UNKNOWN}, ("mlx5_0", 8): {UCX}, ("mlx5_0", 9): {UNKNOWN}}
+    mapped[5] = MAPPED[1]
+    of_port.update(reading)
+    assert of_port.owners["mlx5_0", 7] == {NCCL}
+    found = of_port.claims("mlx5_0", 1, ROCE_HEADERS)
+    assert found.claimants == {NCCL, UCX, UNKNOWN}
+    assert found.sent[UCX].segments == 10
+    asked.clear()
+    of_port.update(reading)
+    assert not asked
+    mapped[5] = Unlooked.YET
+    for _ in range(100):
+        of_port.update(NodeQueuePairs(3, pairs))
+    assert len(asked) == 2 * (1 + MOST_LOOKS)
 
 
 def test_bound_counters_are_of_who_made_their_queue_pairs_from_the_second_reading_on() -> None:

@@ -280,6 +280,7 @@ def test_the_page_tells_each_with_its_other_end_and_what_was_bound() -> None:
             "state": "RTS",
             "pid": 4711,
             "kernel_user": None,
+            "owners": ["nccl", "nixl"],
         }
     ]
     assert page["counters"] == [

@@ -15,7 +15,7 @@ import pytest
 from railscope.testbed.nccl.build import build
 from tests.vm.machine import KERNELS, MachineMissing, boot
 
-BOOT_SECONDS: Final = 900
+BOOT_SECONDS: Final = 1500
 """For everything, on a processor that is emulated by one that others use, too."""
 GUEST_PYTHON: Final = (3, 11)
 """Debian 12's: it runs the packages of this Python's virtual environment."""

@@ -22,6 +22,8 @@ PARTS: Final = {
     "doctor": ("railscope.agent.cli.main", "doctor", "--json"),
     "nccl": ("tests.vm.guest_nccl",),
     "rdma": ("tests.vm.guest_rdma",),
+    "owners": ("tests.vm.guest_owners",),
+    "nfs": ("tests.vm.guest_nfs",),
 }
 
 

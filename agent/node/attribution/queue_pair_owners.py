@@ -11,6 +11,10 @@ its protocols; those of IP over InfiniBand carry anybody's packets.  Queue pairs
 (DevX, as GIN and IBGDA do) are in no list.
 
 Queue pairs are read seldom (agent/node/fabric/queue_pairs.py): who came since the last time is not known yet.
+
+Soft-RoCE counts no bytes (Linux 6.1 and 6.12): its ports have packets alone, no counter can be bound to one of its
+queue pairs, and where all of a process are to be counted, none is.  Whose queue pairs are is known there, and of bytes
+nothing.
 """
 
 from __future__ import annotations
@@ -48,6 +52,8 @@ _COLUMNS: Final = (
 )
 """Bytes and packets sent, bytes and packets received, by driver."""
 _BYTES: Final = frozenset(name for names in (_COLUMNS[0], _COLUMNS[2]) for name in names)
+MOST_LOOKS: Final = 5
+"""After a reading: processes that came with it have been looked at by then, or their user has far too many."""
 MOST_ABSENT: Final = 1024
 """Bound counters that are remembered though the last reading lacked them, the latest ones."""
 
@@ -106,6 +112,10 @@ class QueuePairOwners:
         self._of_device: dict[str, Owners] = {}
         """Of queue pairs that are tied to no port."""
         self._hidden = False
+        self.owners: Mapping[tuple[str, int], Owners] = {}
+        """Who may have moved what a queue pair carried, by device and number, of the last reading."""
+        self._looks_left = 0
+        """How often it is asked again whose the queue pairs of the last reading are."""
         self._counters: dict[_Counter, _Counted] = {}
         """At the last reading."""
         self._absent: dict[_Counter, _Counted] = {}
@@ -115,14 +125,22 @@ class QueuePairOwners:
         self._counted: frozenset[_Port] = frozenset()
 
     def update(self, found: NodeQueuePairs) -> None:
-        """Take a reading, once."""
-        if found.read_ns is None or found.read_ns == self._read_ns:
+        """Take a reading, once; whose its queue pairs are is asked again while processes are going to be looked at."""
+        again = found.read_ns == self._read_ns
+        if found.read_ns is None or (again and not self._looks_left):
             return
         first, self._read_ns = self._read_ns is None, found.read_ns
+        self._looks_left = self._looks_left - 1 if again else MOST_LOOKS
         self._hidden = found.left_out > 0 or not self._sees_everyone()
         # A process may have made thousands, and to ask about it may read /proc.
         pids = {one.pid for one in found.queue_pairs if one.pid is not None}
-        of_process = {pid: self._owners_of_process(pid) for pid in pids}
+        mapped = {pid: self._mapped_by(pid) for pid in pids}
+        if Unlooked.YET not in mapped.values():
+            self._looks_left = 0
+        of_process = {
+            pid: NOBODY_KNOWS if isinstance(one, Unlooked) else owners_of_queue_pairs(one)
+            for pid, one in mapped.items()
+        }
         owners = {(one.device, one.number): _owners_of(one, of_process) for one in found.queue_pairs}
         claimants: dict[_Port, Owners] = {}
         of_device: dict[str, Owners] = {}
@@ -135,8 +153,9 @@ class QueuePairOwners:
             else:
                 port = pair.device, pair.port
                 claimants[port] = claimants.get(port, frozenset()) | mine
-        self._claimants, self._of_device = claimants, of_device
-        self._count(found.bound, owners, first=first)
+        self._claimants, self._of_device, self.owners = claimants, of_device, owners
+        if not again:
+            self._count(found.bound, owners, first=first)
 
     def claims(self, device: str, port: int, headers: HeaderSizes) -> PortClaims:
         """What is known of a port, where a packet has such headers."""
@@ -152,10 +171,6 @@ class QueuePairOwners:
                 sent[owner] = _like_sockets(totals[0], totals[1], headers)
                 received[owner] = _like_sockets(totals[2], totals[3], headers)
         return PortClaims(claimants, sent, received, (device, port) in self._counted, self._read_ns)
-
-    def _owners_of_process(self, pid: int) -> Owners:
-        mapped = self._mapped_by(pid)
-        return NOBODY_KNOWS if isinstance(mapped, Unlooked) else owners_of_queue_pairs(mapped)
 
     def _count(
         self, bound: Sequence[BoundCounterFacts], owners: Mapping[tuple[str, int], Owners], *, first: bool

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -262,7 +263,9 @@ class Hardware:
 
     def fabric(self) -> NodeFabric:
         """Switches and queue pairs, as they were last heard and read."""
-        return self._fabric.facts() if self._fabric is not None else NodeFabric()
+        if self._fabric is None:
+            return NodeFabric()
+        return replace(self._fabric.facts(), queue_pair_owners=self._queue_pairs.owners)
 
     def update(self, expected: list[ExpectedBytes] | None, handed_over: Callable[[], HandedBytes]) -> list[LinkEvents]:
         """Correlate what collectives should have sent with what ports counted; `expected` None: not now.
