@@ -1023,10 +1023,10 @@ static __always_inline int start_request(__u64 request, struct transfer_thread *
 	key.tgid = call->tgid;
 	found = bpf_map_lookup_elem(&transfer_requests, &key);
 	if (!found || !found->persistent) {
-		/* It was made when nobody looked: what it does is not known. */
+		/* It was made when nobody looked: what it does is not known.  Nor is its end where it cannot be read. */
 		transfer.function = call->function;
-		add_started(&transfer, key.tgid, call->start_ns, 0);
-		return add_request(request, call, tid, STARTED);
+		add_started(&transfer, key.tgid, call->start_ns, !request);
+		return request ? add_request(request, call, tid, STARTED) : 0;
 	}
 	transfer.function = found->function;
 	transfer.peer = found->peer;
@@ -1190,8 +1190,10 @@ static __always_inline int enter_wait(struct registers *ctx, __u64 cookie)
 		function = NO_OPERATION; /* counted for each of its requests */
 	if (!known && add_transfer_thread(thread.tgid, thread.tid))
 		known = bpf_map_lookup_elem(&transfer_threads, &thread.tid);
-	if (known && known->tgid != thread.tgid)
+	if (known && known->tgid != thread.tgid) {
 		known = 0;
+		count_transfer(TRANSFER_STAT_FULL);
+	}
 	if (function != NO_OPERATION)
 		add_started(&transfer, thread.tgid, now, !known);
 	if (!known)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from railscope.probes.loading.bpf_syscall import (
     BPF_MAP_DELETE_ELEM,
+    BPF_MAP_LOOKUP_AND_DELETE_ELEM,
     BPF_MAP_LOOKUP_BATCH,
     BPF_MAP_LOOKUP_ELEM,
     BPF_MAP_UPDATE_ELEM,
@@ -101,11 +102,18 @@ class Map:
 
     def lookup(self, key: bytes) -> Records | None:
         """The value of one key: shape (1,), per-CPU (cpus,); None when there is no such key."""
+        return self._value_of(key, BPF_MAP_LOOKUP_ELEM, f"look up in map {self.name}")
+
+    def take(self, key: bytes) -> Records | None:
+        """Remove one entry of a hash map and return the value that it had then, as `lookup`; None: it was not there."""
+        return self._value_of(key, BPF_MAP_LOOKUP_AND_DELETE_ELEM, f"take from map {self.name}")
+
+    def _value_of(self, key: bytes, command: int, what: str) -> Records | None:
         value_buffer = np.zeros(self._slot_bytes * self._slots, np.uint8)
         key_buffer = np.frombuffer(bytearray(key), np.uint8)
         attributes = struct.pack("<IIQQQ", self.fd, 0, key_buffer.ctypes.data, value_buffer.ctypes.data, 0)
         try:
-            bpf(BPF_MAP_LOOKUP_ELEM, attributes, f"look up in map {self.name}")
+            bpf(command, attributes, what)
         except KernelRefusal as refusal:
             if refusal.errno == errno.ENOENT:
                 return None

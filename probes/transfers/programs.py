@@ -274,8 +274,8 @@ class TransferPrograms:
 
     def _forget_thread(self, key: bytes) -> bool:
         """Take out a thread with what goes with it; returns whether it was there."""
-        found = self._threads.lookup(key)
-        if found is None or not self._threads.delete(key):
+        found = self._threads.take(key)
+        if found is None:
             return False
         if spare := min(int(found["spare"][0]), MOST_SPARE):
             self._shares.free("transfer_requests", int(found["spare_uid"][0]), int(found["tgid"][0]), spare)

@@ -418,6 +418,31 @@ def test_a_persistent_request_is_an_operation_each_time_it_is_started(
     assert len(unfinished) == 0
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_start_of_a_request_that_cannot_be_read_leaves_nothing_under_way(
+    library: Path, mode: tuple[AttachKind, EnqueueTime]
+) -> None:
+    """As where its page is not in memory."""
+    with Caller(library) as caller, followed(library, caller, mode) as seen:
+        caller.call("MPI_Start", 2, 4096)
+        assert seen.under_way() == 0
+        start = seen.totals()["mpi Start"]
+    assert [start[name] for name in ("operations", "completed", "lost")] == [2, 0, 2]
+
+
+def test_an_entry_is_read_and_gone_at_once_and_its_place_is_free(library: Path) -> None:
+    with Caller(library, user=MODEST) as caller, followed(library, caller) as seen:
+        caller.call("ucp_put_nbx", 1, 77, 0, 1000, request(caller), 0, parameters(caller))
+        tid = seen.programs.read().tids.tobytes()
+        threads = seen.programs._threads
+        taken = threads.take(tid)
+        assert taken is not None
+        assert int(taken["tgid"][0]) == caller.pid
+        assert (threads.take(tid), threads.lookup(tid)) == (None, None)
+        seen.nccl.shares.flush()
+        assert held(seen.nccl, "transfer_threads") == {(MODEST, 0): 0, (NOBODY, 0): 0}
+
+
 def test_a_user_with_many_requests_leaves_room_for_another(library: Path) -> None:
     entries = 24
     with (

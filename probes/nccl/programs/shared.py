@@ -36,14 +36,17 @@ class SharedMap(Map):
         super().__init__(fd, name, key, value, cpus=cpus, per_cpu=per_cpu)
         self._shares = shares
 
+    def take(self, key: bytes) -> Records | None:
+        """See `Map.take`."""
+        entry = super().take(key)
+        # The programs take entries out, too: only who does so gives the place back.
+        if entry is not None:
+            self._shares.free(self.name, *self._owner(key, entry))
+        return entry
+
     def delete(self, key: bytes) -> bool:
         """See `Map.delete`."""
-        entry = Map.lookup(self, key)
-        # The programs take entries out, too: only who does so gives the place back.
-        if entry is None or not super().delete(key):
-            return False
-        self._shares.free(self.name, *self._owner(key, entry))
-        return True
+        return self.take(key) is not None
 
     def _owner(self, key: bytes, entry: Records) -> tuple[int, int]:
         """In whose share an entry is: uid and tgid.  On other processors than where it was made both are 0."""
@@ -76,6 +79,11 @@ class OwnedMap(SharedMap):
     def lookup(self, key: bytes) -> Records | None:
         """See `Map.lookup`."""
         entry = super().lookup(key)
+        return None if entry is None else np.ascontiguousarray(entry["value"])
+
+    def take(self, key: bytes) -> Records | None:
+        """See `Map.take`."""
+        entry = super().take(key)
         return None if entry is None else np.ascontiguousarray(entry["value"])
 
     def _owner(self, key: bytes, entry: Records) -> tuple[int, int]:
