@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -65,6 +66,9 @@ class FairMemory(Generic[Who, Key, Thing]):
         """Whose they are."""
         self._sizes: Counter[Who] = Counter()
         self._size = 0
+        self._largest: list[tuple[int, int, Who]] = []
+        """A heap of what each one fills, less than zero, with numbers that tell equals apart; some are out of date."""
+        self._resized = 0
 
     def __len__(self) -> int:
         return len(self._things)
@@ -90,8 +94,7 @@ class FairMemory(Generic[Who, Key, Thing]):
         self._resize(who, self._size_of(thing))
         forgotten = []
         while self._size > self._most:
-            largest = max(self._keys, key=lambda one: self._sizes[one])
-            oldest = next(iter(self._keys[largest]))
+            oldest = next(iter(self._keys[self._find_largest()]))
             forgotten.append((oldest, self._things[oldest][1]))
             self.pop(oldest)
         return forgotten
@@ -112,6 +115,19 @@ class FairMemory(Generic[Who, Key, Thing]):
     def _resize(self, who: Who, more: int) -> None:
         self._sizes[who] += more
         self._size += more
+        self._resized += 1
+        heappush(self._largest, (-self._sizes[who], self._resized, who))
+        if len(self._largest) > 2 * len(self._sizes) + 64:
+            self._largest = [(-size, -number, one) for number, (one, size) in enumerate(self._sizes.items())]
+            heapify(self._largest)
+
+    def _find_largest(self) -> Who:
+        """Who fills most of it."""
+        while True:
+            size, _, who = self._largest[0]
+            if who in self._keys and self._sizes[who] == -size:
+                return who
+            heappop(self._largest)
 
 
 class Rounds(Generic[Who]):
