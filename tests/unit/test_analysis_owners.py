@@ -119,3 +119,33 @@ def test_a_comparison_tells_whose_bytes_are_more_of_all(tmp_path: Path) -> None:
     nccl, nixl = found["port bytes of nccl, of all"], found["port bytes of nixl, of all"]
     assert (nccl.a, nccl.b) == (670 / 1057, 0.993)
     assert (nixl.a, nixl.b) == (300 / 1057, None)
+
+
+def test_rows_that_no_ledger_has_are_left_out_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As of a forged dataset."""
+    job = job_of(tmp_path)
+    forged = {"direction": "transmit", "owner": "nccl", "origin": "collective", "port_bytes": 5, "error_ratio": 0.01}
+    for wrong in ({"direction": None}, {"owner": None}, {"origin": None}, {"port_bytes": None}, {"port_bytes": -5}):
+        job.row(0, "rail_owners", rail_id=0, **forged | wrong)
+    report = reported(job)
+    assert report.owners == reported(job_of(tmp_path / "honest")).owners
+    assert "5 of the rail_owners" in caplog.text
+
+
+@pytest.mark.parametrize("ratio", [float("nan"), float("inf"), -1.0, 2.0])
+def test_an_error_that_is_no_part_of_all_is_not_known(tmp_path: Path, ratio: float) -> None:
+    job = job_of(tmp_path)
+    rail(job, 0, 1, {("transmit", "nccl", "collective"): MB}, error_ratio=ratio)
+    (use,) = (use for use in reported(job).owners if use.rail == "1")
+    assert (use.port_bytes, use.error_ratio) == (MB, None)
+
+
+def test_a_rail_that_is_described_many_times_counts_its_bytes_once(tmp_path: Path) -> None:
+    """Nor does the time grow with descriptions times owners."""
+    job = job_of(tmp_path)
+    for number in range(1000):
+        job.row(0, "rails", rail_id=0, rail=f"{number + 1}", device="mlx5_0/1")
+        names = {"direction": "transmit", "owner": f"one {number}", "origin": "transfer"}
+        job.row(0, "rail_owners", rail_id=0, **names, port_bytes=MB, error_ratio=0.01)
+    sent = [use for use in reported(job).owners if (use.server, use.direction) == ("node-0", "transmit")]
+    assert sum(use.port_bytes for use in sent) == 2000 * MB
