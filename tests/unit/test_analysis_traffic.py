@@ -266,12 +266,14 @@ def test_without_a_leaf_map_each_rail_is_taken_to_have_one_leaf_and_it_is_said(j
         ({(0, 0): "x", (0, 1): "x", (1, 0): "y", (1, 1): None}, 7, True),
     ],
 )
+@pytest.mark.parametrize("netns", [None, "pod-7"])
 def test_leaves_are_those_that_every_rail_heard(
-    job: JobDataset, leaves: dict[tuple[int, int], str | None], spine: int, assumed: bool
+    job: JobDataset, leaves: dict[tuple[int, int], str | None], spine: int, assumed: bool, netns: str | None
 ) -> None:
+    """Also where a container has all rails of its node: that is the server."""
     for (server, rail), leaf in leaves.items():
         names = {"rail": str(rail), "device": f"mlx5_{rail}", "switch": leaf, "switch_port": leaf and "Ethernet1"}
-        job.row(server, "rails", rail_id=90 + rail, **names)
+        job.row(server, "rails", rail_id=90 + rail, netns=netns, **names)
     job.call("all", 0, "Send", 5, peer=2)
     job.call("all", 0, "Send", 7, peer=3)
     traffic, unknown = found(job)

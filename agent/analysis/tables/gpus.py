@@ -216,6 +216,12 @@ def name_server(node: str, netns: str, nodes_of_several: Collection[str]) -> str
     return f"{node}/{netns}" if node in nodes_of_several and netns else node
 
 
+def names_of_rails_server(node: str, netns: str | None) -> tuple[str, str]:
+    """What the server of a rail may be called: its node, whose rails are those of all its network namespaces, or one of
+    these."""
+    return node, f"{node}/{netns or ''}"
+
+
 def _complete(ends: list[_End]) -> list[_End]:
     """The ends; of those without GPU index or rank in the job, what all others of their process say."""
     indices: defaultdict[tuple[str, str, int | None], set[str]] = defaultdict(set)

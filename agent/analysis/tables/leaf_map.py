@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from railscope.agent.analysis.tables.gpus import names_of_rails_server
 from railscope.agent.config.file import ConfigError
 from railscope.agent.dataset.reader import Dataset
 from railscope.agent.estimate.options import read_text
@@ -65,8 +66,8 @@ def heard_leaves(dataset: Dataset) -> Mapping[tuple[str, str], str]:
     heard: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for row in dataset.rows(dataset["rails"]).to_pylist():
         if row["switch"] and row["rail"]:
-            server = f"{row['node']}/{row['netns']}" if row["netns"] else row["node"]
-            heard[server, row["rail"]].add(row["switch"])
+            for server in names_of_rails_server(row["node"], row["netns"]):
+                heard[server, row["rail"]].add(row["switch"])
     return {place: next(iter(found)) for place, found in heard.items() if len(found) == 1}
 
 

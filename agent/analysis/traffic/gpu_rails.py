@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import ibis
 import numpy as np
 
 from railscope.agent.analysis.facts.fact_columns import Pairs
 from railscope.agent.analysis.facts.report import GpuFacts
+from railscope.agent.analysis.tables.gpus import names_of_rails_server
 from railscope.agent.analysis.tables.grouping import sum_by_index
 from railscope.agent.dataset.reader import Dataset
 
@@ -108,17 +109,14 @@ def _beside(gpus: Sequence[GpuFacts], others: Sequence[GpuFacts]) -> tuple[str, 
     return None if rails is None else rails[: len(gpus)]
 
 
-def links_of_servers(rows: Sequence[Mapping[str, object]], servers: set[str]) -> list[tuple[Link, int]]:
-    """Of rows with node, netns and rail: the link of each that is one of these servers', and the row's place.
-
-    A server is a node, whose links are those of all its network namespaces, or one of them.
-    """
+def links_of_servers(rows: Sequence[Mapping[str, Any]], servers: set[str]) -> list[tuple[Link, int]]:
+    """Of rows with node, netns and rail: the link of each that is one of these servers', and the row's place."""
     return [
         ((server, str(row["rail"])), place)
         for place, row in enumerate(rows)
         if row["rail"] is not None
-        for server in (row["node"], f"{row['node']}/{row['netns'] or ''}")
-        if isinstance(server, str) and server in servers
+        for server in names_of_rails_server(row["node"], row["netns"])
+        if server in servers
     ]
 
 
