@@ -251,7 +251,8 @@ VERIFIED_ONCE int read_mpi(const struct given *given, __u64 cookie, struct trans
 	} else if (bpf_probe_read_user(&bytes, sizeof(bytes), (const void *)(type + OPEN_MPI_SIZE))) {
 		return 1;
 	}
-	size_transfer(transfer, elements, bytes);
+	/* Nothing goes to MPI_PROC_NULL, which is below 0 in each MPI: a neighbour that an edge of a grid lacks. */
+	size_transfer(transfer, (__s32)given->peer < 0 ? 0 : elements, bytes);
 	return 0;
 }
 

@@ -180,6 +180,16 @@ def test_bytes_follow_from_count_and_datatype(library: Path, mode: tuple[AttachK
     assert (stats[TransferStat.ENTRIES], stats[TransferStat.RETURNS], stats[TransferStat.FULL]) == (8, 8, 0)
 
 
+def test_what_is_sent_to_no_process_moves_nothing(library: Path) -> None:
+    """A neighbour that the edge of a grid lacks: MPI_PROC_NULL is -1 in MPICH, -2 in Open MPI."""
+    with Caller(library) as caller, followed(library, caller) as seen:
+        caller.call("MPI_Send", 1, 0, 25, 0x4C000405, 7, 0, 0)
+        for nobody in (-1, -2):
+            caller.call("MPI_Send", 1, 0, 25, 0x4C000405, GARBAGE | nobody & 0xFFFFFFFF, 0, 0)
+        sent = seen.totals()["mpi Send"]
+    assert [sent[name] for name in ("operations", "completed", "bytes", "unsized")] == [3, 3, 100, 0]
+
+
 def test_more_bytes_than_a_process_can_hold_are_not_believed(library: Path) -> None:
     with Caller(library) as caller, followed(library, caller) as seen:
         plain, wide = parameters(caller), parameters(caller, DATA_TYPE, (2**61 - 1) << 3)
