@@ -45,7 +45,7 @@ _LONG: Final = 8.0
 
 @dataclass(frozen=True, slots=True)
 class OtherCalls:
-    """The calls of one communicator that usual segments lack, in stretches between these; columns of equal length."""
+    """Calls that usual segments lack, in stretches between these; columns of equal length."""
 
     segments_before: Integers
     """How many segments there were before each stretch."""
@@ -63,7 +63,7 @@ def lie_between(others: OtherCalls, usual_ns: float, usual_bytes: int, usual_cou
     """Whether these calls lie between segments that are steps: they begin after a silence as there is none within.
 
     Args:
-        others: the calls of one communicator.
+        others: those of one communicator, or those of the segments' own ones that they lack.
         usual_ns: length of a usual segment.
         usual_bytes: payload of a usual segment.
         usual_count: usual segments in all.

@@ -6,7 +6,8 @@
    only where there is no other.
 2. Training with an evaluation now and then repeats as a whole, too: where its segments are made of ten and more of a
    shorter one, which begins after a silence as there is none within it, that is the step.  Layers and micro-batches do
-   not pause so, lack the gradients, or are all that an iteration is made of.
+   not pause so, lack the gradients, or are all that an iteration is made of.  Gradients on a communicator of the
+   micro-batches are told from an evaluation as those on one of their own are (`between`).
 3. Evaluations may be most of a series, come at its beginning only, or at any distance, and use a communicator of their
    own (`between`).  So cuts that explain what lies between interludes count as well.  The heaviest of these segments is
    the training step, or holds some; of a lighter one that explains it, the lighter is.  It is the iteration unless what
@@ -85,6 +86,8 @@ class _Chooser:
         of_communicator = np.bincount(evidence.communicator)
         self._demanded = recurring(evidence.communicator, of_communicator)
         """By communicator: calls of it are in every iteration, or between steps."""
+        self._again = recurring(evidence.symbol, np.bincount(evidence.symbol))
+        """By symbol: such calls come throughout."""
         rarest = of_communicator[self._demanded]
         self._most = int(rarest.min()) + 1 if len(rarest) else len(evidence)
         """Where every iteration has a call of each, more iterations than calls of one there are not."""
@@ -167,23 +170,30 @@ class _Chooser:
             return False
         if self._has_other_sizes(cut):
             return False
+        if not self._stands_alone(cut):
+            return False
         if not len(lacking):
             return True
-        time_ns = self._evidence.time_ns[cut.anchors]
-        lengths_ns = np.diff(time_ns)
-        usual_ns = float(np.median(lengths_ns[cut.usual]))
-        if not begins_after_silence(self._evidence, cut):
-            return False
-        return all(
-            lie_between(
-                self._others(cut, one),
-                usual_ns,
-                weight,
-                cut.usual_count,
-                cut.length,
-            )
-            for one in lacking.tolist()
+        return begins_after_silence(self._evidence, cut) and all(
+            self._lie_between(cut, np.flatnonzero(self._evidence.communicator == one)) for one in lacking.tolist()
         )
+
+    def _stands_alone(self, cut: Cut) -> bool:
+        """Whether what its own communicators carry now and then lies between steps, as an evaluation does; gradients
+        of several micro-batches do not."""
+        evidence = self._evidence
+        own = np.zeros(int(evidence.communicator.max()) + 1, np.bool_)
+        own[evidence.communicator[cut.usual_segment]] = True
+        others: Flags = self._again.copy()
+        others[evidence.symbol[cut.usual_segment]] = False
+        places = np.flatnonzero(own[evidence.communicator] & others[evidence.symbol])
+        return not len(places) or self._lie_between(cut, places)
+
+    def _lie_between(self, cut: Cut, places: Integers) -> bool:
+        """Whether these calls lie between steps, if usual segments are steps."""
+        lengths_ns = np.diff(self._evidence.time_ns[cut.anchors])
+        usual_ns = float(np.median(lengths_ns[cut.usual]))
+        return lie_between(self._others(cut, places), usual_ns, self._weight(cut), cut.usual_count, cut.length)
 
     def _has_other_sizes(self, cut: Cut) -> bool:
         """Whether the calls of usual segments are made elsewhere with many other sizes, as in requests."""
@@ -203,10 +213,9 @@ class _Chooser:
         found: Flags = np.cumsum(marks[:-1]) > 0
         return found
 
-    def _others(self, cut: Cut, communicator: int) -> OtherCalls:
-        """The calls of a communicator that usual segments lack, but what was not recorded as a whole."""
+    def _others(self, cut: Cut, places: Integers) -> OtherCalls:
+        """Calls that usual segments lack, but what was not recorded as a whole."""
         evidence = self._evidence
-        places = np.flatnonzero(evidence.communicator == communicator)
         # 0: before the first segment; one more than there are: behind the last.
         segment = np.searchsorted(cut.anchors, places, side="right")
         begins = np.flatnonzero(np.diff(segment, prepend=-2) > 1)
@@ -255,7 +264,7 @@ class _Chooser:
 
     def _is_step(self, cut: Cut, cycle: Cut) -> bool:
         """Whether the segments of a cut are steps of which, and of something else, those of another are made."""
-        return self._may_be_step(cut, cycle) and not self._makes_up(cut, cycle)
+        return self._may_be_step(cut, cycle) and not self._makes_up(cut, cycle) and self._stands_alone(cut)
 
     def _may_be_step(self, cut: Cut, cycle: Cut) -> bool:
         so_many = STEPS_BETWEEN if cut.length >= CALLS_OF_A_STEP else NO_LAYERS

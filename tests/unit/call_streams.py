@@ -73,18 +73,25 @@ def ddp(stream: Stream, iterations: int, *, accumulate: int = 1, buckets: int = 
         stream.end(first)
 
 
-def fsdp(stream: Stream, iterations: int, *, layers: int = 12) -> None:
-    """Sharded data parallelism: layers are gathered forwards and backwards, gradients scattered, their norm summed."""
+def fsdp(stream: Stream, iterations: int, *, layers: int = 12, accumulate: int = 1) -> None:
+    """Sharded data parallelism: layers are gathered forwards and backwards, gradients scattered, their norm summed.
+
+    Of several micro-batches the last one scatters gradients.
+    """
     for _ in range(iterations):
         stream.wait(0.05)
         first = stream.begin()
-        for _ in range(layers):
-            stream.call(0, "AllGather", 40 * MIB)
-            stream.wait(0.004)
-        for _ in range(layers):
-            stream.call(0, "AllGather", 40 * MIB)
-            stream.wait(0.008)
-            stream.call(0, "ReduceScatter", 40 * MIB)
+        for last in (*(False,) * (accumulate - 1), True):
+            for _ in range(layers):
+                stream.call(0, "AllGather", 40 * MIB)
+                stream.wait(0.004)
+            for _ in range(layers):
+                stream.call(0, "AllGather", 40 * MIB)
+                stream.wait(0.008)
+                if last:
+                    stream.call(0, "ReduceScatter", 40 * MIB)
+            if not last:
+                stream.wait(0.05)
         stream.call(0, "AllReduce", 4)
         stream.end(first)
 
@@ -224,6 +231,23 @@ def one_f_one_b(
                 stream.call(1, "Send", 20 * MIB)
         stream.wait(0.01)
         stream.call(2, "AllReduce", 700 * MIB)
+        stream.end(first)
+
+
+def normalised(stream: Stream, iterations: int, *, micro_batches: int) -> None:
+    """Data parallelism whose layers are normalised across all ranks in each micro-batch, then gradients, on the one
+    communicator that there is."""
+    for _ in range(iterations):
+        first = stream.begin()
+        for _ in range(micro_batches):
+            stream.wait(0.12)
+            for layer in range(8):
+                stream.call(0, "AllReduce", MIB // 4 + 4096 * layer)
+                stream.wait(0.002)
+        for bucket in range(6):
+            stream.call(0, "AllReduce", 10 * (bucket + 1) * MIB)
+            stream.wait(0.01)
+        stream.wait(0.1)
         stream.end(first)
 
 

@@ -33,6 +33,7 @@ from tests.unit.call_streams import (
     metric,
     moe,
     moe_evaluation,
+    normalised,
     one_f_one_b,
     own_evaluation,
 )
@@ -191,6 +192,22 @@ def test_gradients_once_in_many_micro_batches_make_the_iteration(micro_batches: 
     assert found is not None
     assert len(found.starts) == 8
     assert np.median(np.diff(calls.time_ns[found.starts])) / 1e9 == pytest.approx(usual_of(stream), rel=0.01)
+
+
+@pytest.mark.parametrize("micro_batches", [4, 10, 12, 16])
+@pytest.mark.parametrize("job", ["sharded", "normalised"])
+def test_gradients_on_the_communicator_of_micro_batches_make_the_iteration(job: str, micro_batches: int) -> None:
+    """As where layers are sharded over the ranks that share their gradients, or normalised across these."""
+    stream = Stream(random.Random(1))
+    if job == "sharded":
+        fsdp(stream, 30, accumulate=micro_batches)
+    else:
+        normalised(stream, 30, micro_batches=micro_batches)
+    calls = calls_of(stream.calls)
+    found = repetition_of(calls)
+    assert found is not None
+    assert len(found.starts) == 30
+    assert not found.interrupted.any()
 
 
 def test_evaluations_of_its_own_communicator_leave_a_pattern_right_and_gradients_do_not() -> None:
