@@ -30,6 +30,8 @@ class ApiServer:
     port: int
     folder: Path
     status: int = 200
+    conditions: list[dict[str, str]] = field(default_factory=list)
+    """Of the node before it is asked."""
     asked: list[tuple[str, str, dict[str, str], Any]] = field(default_factory=list)
 
     def run(
@@ -74,7 +76,12 @@ def api(tmp_path: Path) -> Iterator[ApiServer]:
             made.asked.append(("PATCH", self.path, dict(self.headers), content))
             self.send_response(made.status)
             self.end_headers()
-            self.wfile.write(b"nodes is forbidden")
+            if made.status != 200:
+                self.wfile.write(b"nodes is forbidden")
+                return
+            for one in content.get("status", {}).get("conditions", ()):
+                made.conditions = [other for other in made.conditions if other["type"] != one["type"]] + [one]
+            self.wfile.write(json.dumps({"kind": "Node", "status": {"conditions": made.conditions}}).encode())
 
         def log_message(self, *_: object) -> None:
             pass
@@ -94,7 +101,8 @@ def api(tmp_path: Path) -> Iterator[ApiServer]:
 def test_a_verdict_sets_the_condition_of_this_node_with_the_pods_token(api: ApiServer) -> None:
     done = api.run()
     assert (done.returncode, done.stderr) == (0, "")
-    ((method, path, headers, _),) = api.asked
+    (_, _, _, empty), (method, path, headers, _) = api.asked
+    assert empty == {}
     assert (method, path) == ("PATCH", "/api/v1/nodes/gpu-1/status")
     assert headers["Authorization"] == "Bearer s3cret"
     assert headers["Content-Type"] == "application/strategic-merge-patch+json"
@@ -118,7 +126,22 @@ def test_a_pod_that_starts_takes_back_what_ended_while_nobody_listened(
     api: ApiServer, standing: int, asked: list[str]
 ) -> None:
     assert api.run("--refresh", standing=standing).returncode == 0
-    assert [one[3]["status"]["conditions"][0]["status"] for one in api.asked] == asked
+    assert [one[3]["status"]["conditions"][0]["status"] for one in api.asked[1:]] == asked
+
+
+def test_a_condition_that_stays_keeps_the_time_of_its_last_change(api: ApiServer) -> None:
+    long_ago = "2026-01-02T03:04:05Z"
+    api.conditions = [
+        {"type": "Ready", "status": "True", "lastTransitionTime": "2025-01-01T00:00:00Z"},
+        {"type": "RailscopeStall", "status": "True", "lastTransitionTime": long_ago},
+    ]
+    assert api.run().returncode == 0
+    assert api.condition["lastTransitionTime"] == long_ago < api.condition["lastHeartbeatTime"]
+    assert api.run(told=EVENT | {"event": "ended"}).returncode == 0
+    assert (api.condition["status"], api.condition["lastTransitionTime"]) == (
+        "False",
+        api.condition["lastHeartbeatTime"],
+    )
 
 
 def test_a_refusal_is_one_line_with_what_the_api_server_said(api: ApiServer) -> None:

@@ -331,7 +331,8 @@ def test_examples_act_through_their_tools(
     said, tools = tmp_path / "said", tmp_path / "tools"
     tools.mkdir()
     simulated = tools / tool
-    simulated.write_text(f'#!/bin/sh\necho "$@" > {said}\n')
+    # kubectl answers with the node.
+    simulated.write_text(f"""#!/bin/sh\necho "$@" >> {said}\necho '{{"status": {{}}}}'\n""")
     simulated.chmod(0o755)
     verdicts.publish([stall(diagnosis=diagnosis)])
     with closing(Reader(verdicts, path)) as reader:
