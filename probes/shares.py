@@ -176,7 +176,8 @@ def shared_out(users: npt.NDArray[Any], most: int) -> npt.NDArray[np.int64]:
     allowed = np.zeros(len(counts), np.int64)
     left = most
     for rank, user in enumerate(counts.argsort(kind="stable").tolist()):
-        allowed[user] = min(int(counts[user]), left // (len(counts) - rank))
+        # Rounded up: of more users than things those with the fewest have one each, and not those with the most.
+        allowed[user] = min(int(counts[user]), -(-left // (len(counts) - rank)))
         left -= int(allowed[user])
     order = whose.argsort(kind="stable")
     within = np.arange(len(users)) - (counts.cumsum() - counts)[whose[order]]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from railscope.probes.shares import FairMemory, Places, Rounds, in_turns
+from railscope.probes.shares import FairMemory, Places, Rounds, in_turns, shared_out
 
 
 def taken(places: Places[str], who: str) -> int:
@@ -146,3 +147,10 @@ def test_nobody_waits_for_ever_however_many_users_there_are(counts: list[int], m
         assert len(chosen) == min(most, len(whose)) == len(set(chosen))
         done.update(chosen)
     assert set(done) == set(range(len(whose)))
+
+
+def test_of_more_users_than_things_those_with_the_fewest_come_first() -> None:
+    """Who is ten users, with two things each, does not push out whoever has one."""
+    users = np.array([*range(100, 110), *range(100, 110), 7])
+    assert users[shared_out(users, 8)].tolist() == [*range(100, 107), 7]
+    assert users[shared_out(users, 15)].tolist() == [*range(100, 110), *range(100, 104), 7]
