@@ -1168,11 +1168,18 @@ static __noinline int read_wait(const struct registers *ctx, __u64 cookie, struc
 	return read_given(&arguments, cookie, given);
 }
 
+/* A call begins that moves nothing itself.  Not inlined: as above. */
+static __noinline int add_call(__u32 function, __u32 tgid, __u64 now, int unseen)
+{
+	struct transfer transfer = {.function = function, .sized = 1};
+
+	return add_started(&transfer, tgid, now, unseen);
+}
+
 static __always_inline int enter_wait(struct registers *ctx, __u64 cookie)
 {
 	__u32 function = COOKIE_FUNCTION(cookie);
 	struct transfer_thread *known;
-	struct transfer transfer = {.function = function, .sized = 1};
 	struct given given = {};
 	struct thread thread;
 	__u64 now;
@@ -1196,7 +1203,7 @@ static __always_inline int enter_wait(struct registers *ctx, __u64 cookie)
 		count_transfer(TRANSFER_STAT_FULL);
 	}
 	if (function != NO_OPERATION)
-		add_started(&transfer, thread.tgid, now, !known);
+		add_call(function, thread.tgid, now, !known);
 	if (!known)
 		return 0;
 	known->start_ns = now;
