@@ -390,6 +390,23 @@ def test_the_matrix_of_complete_iterations_is_exact_where_calls_lie_before_them(
     assert sum(pair["wire_bytes"] for pair in found["matrix"]) > found["comparison"]["observed_wire_bytes"]
 
 
+def test_calls_that_the_recording_lost_are_said_below_the_first_line(tmp_path: Path) -> None:
+    job = moe_job(tmp_path, iterations=6)
+    job.recording = {"calls_lost": 7}
+    written = job.write()
+    for options in ((), ("--iteration", "1", "3")):
+        (loss,) = json.loads(said(str(written), *options, "--json"))["losses"]
+        assert " calls were observed and not recorded: counts and bytes are too small by them (on node-0" in loss
+        lines = said(str(written), *options).splitlines()
+        assert " ".join(lines[1 : lines.index("")]) == loss
+        assert max(map(len, lines[1 : lines.index("")])) <= 80
+
+
+def test_nothing_lost_is_no_loss(recording: Path) -> None:
+    assert as_json(recording)["losses"] == []
+    assert matrix(recording).splitlines()[1] == ""
+
+
 def test_nothing_recorded_is_said(tmp_path: Path) -> None:
     job = JobDataset(tmp_path, (2,))
     job.communicator("aa", (0, 1))

@@ -550,6 +550,21 @@ def folder(tmp_path: Path) -> str:
     return str(with_rails(gpt_job(tmp_path / "job", SMALL, default_mapping(SMALL), 4), 4).write())
 
 
+def test_calls_that_the_recording_lost_are_said_before_the_first_mapping(tmp_path: Path) -> None:
+    lossy = gpt_job(tmp_path, SMALL, default_mapping(SMALL), 4, recording={"calls_lost": 7}).write()
+    said = "14 calls were observed and not recorded: counts and bytes are too small by them (on node-0, node-1)."
+    _, text = run(str(lossy))
+    assert said in " ".join(text.partition("Mappings to")[0].split())
+    assert json.loads(run(str(lossy), "--json")[1])["losses"] == [said]
+
+
+def test_a_node_s_name_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    row = {"calls_lost": 7, "node": "\x1b[2Jnode"}
+    _, text = run(str(gpt_job(tmp_path, SMALL, default_mapping(SMALL), 8, recording=row).write()))
+    assert "\ufffd[2Jnode" in text
+    assert "\x1b" not in text
+
+
 def test_the_command_s_text_names_the_shape_the_mapping_and_the_links(folder: str) -> None:
     status, text = run(folder)
     assert status == 0

@@ -251,6 +251,25 @@ def test_what_was_lost_is_said_with_its_nodes(tmp_path: Path) -> None:
     )
 
 
+def test_calls_that_are_missing_are_said_once_before_any_figure(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, servers=(1, 1), recording={"calls_lost": 7, "calls_removed": 5, "lines_skipped": 1})
+    job.communicator("all", (0, 1))
+    job.collective("all", "AllReduce", 8)
+    report = report_of(job.open())
+    assert [sentence.split(" (")[0] for sentence in report.missing_calls] == [
+        "14 calls were observed and not recorded: counts and bytes are too small by them",
+        "10 calls were removed by --max-size: counts and bytes cover the others",
+    ]
+    text, page = as_text(report), html_text(report)
+    for sentence in report.missing_calls:
+        assert text.count(sentence) == page.count(sentence) == 1
+        assert text.index(sentence) < text.index("Operations (")
+        assert page.index(sentence) < page.index("<h2 ")
+        assert sentence in as_json(report)["losses"]
+    assert "Losses" in text
+    assert "2 lines or events" in text.partition("Losses")[2]
+
+
 def test_a_communicator_with_ranks_that_were_not_recorded_is_said(tmp_path: Path) -> None:
     job = JobDataset(tmp_path, servers=(1, 1), silent_servers=frozenset({1}))
     job.communicator("all", (0, 1))

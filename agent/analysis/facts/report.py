@@ -515,6 +515,8 @@ class Report:
     unknown: tuple[Unknown, ...] = field(default=())
     losses: tuple[str, ...] = ()
     """What was lost while it was recorded, or skipped as it was imported: one sentence each."""
+    missing_calls: tuple[str, ...] = ()
+    """Those of `losses` that say that calls are missing, so that what counts them is too small."""
     several_jobs: str = ""
     """The one of `losses` that says that there are several jobs; empty: there is one."""
     one_of_several: str = ""

@@ -18,12 +18,13 @@ from railscope.agent.analysis.facts.options import DEFAULT_MEMORY_BYTES, DUCKDB
 from railscope.agent.analysis.facts.quantities import format_bytes, format_seconds, format_share
 from railscope.agent.analysis.facts.report import GpuFacts, Iteration, Traffic
 from railscope.agent.analysis.matrix.compared_pairs import compared_pairs
-from railscope.agent.analysis.matrix.text import format_maps
+from railscope.agent.analysis.matrix.text import format_losses, format_maps
 from railscope.agent.analysis.pictures.heat import HeatMap, byte_limits, draw_heat_map, heat_map_of
 from railscope.agent.analysis.pictures.parts import Picture, join_horizontally
 from railscope.agent.analysis.tables.calls import count_calls
 from railscope.agent.analysis.tables.engines import engine
 from railscope.agent.analysis.tables.gpus import find_gpus
+from railscope.agent.analysis.tables.missing_calls import missing_calls_of
 from railscope.agent.analysis.timing.iterations import called_ns, find_iterations
 from railscope.agent.analysis.traffic.traffic import find_traffic
 from railscope.agent.config.file import ConfigError
@@ -65,6 +66,8 @@ class IterationMaps:
     chosen: tuple[IterationTraffic, ...]
     differences: tuple[Difference, ...]
     """Of each two."""
+    losses: tuple[str, ...] = ()
+    """Calls that are missing in the recording, one sentence each."""
 
 
 def make_iteration_maps(folders: Sequence[Path], numbers: Sequence[int]) -> IterationMaps:
@@ -107,6 +110,7 @@ def iteration_maps_of(dataset: Dataset, numbers: Sequence[int]) -> IterationMaps
         found=len(iterations),
         chosen=tuple(chosen),
         differences=tuple(_difference(one, other, len(gpus.gpus)) for one, other in combinations(chosen, 2)),
+        losses=missing_calls_of(dataset),
     )
 
 
@@ -135,6 +139,7 @@ def format_iteration_maps(maps: IterationMaps, *, with_maps: bool = True) -> str
     lines = [
         f"{told}{format_count(len(maps.gpus), 'GPU')}, wire bytes from GPU (row) to GPU (column), by iteration "
         f"(0 to {maps.found - 1:,})",
+        *format_losses(maps.losses),
         "",
     ]
     if with_maps:
@@ -159,7 +164,7 @@ def format_iteration_maps(maps: IterationMaps, *, with_maps: bool = True) -> str
 
 
 def iteration_maps_as_json(maps: IterationMaps) -> str:
-    """One object: `iterations` with their pairs, and `differences`."""
+    """One object: `iterations` with their pairs, `differences`, and `losses`."""
     content = {
         "simulated": maps.simulated,
         "found": maps.found,
@@ -176,8 +181,9 @@ def iteration_maps_as_json(maps: IterationMaps) -> str:
             for one in maps.chosen
         ],
         "differences": [{"one": one.one, "other": one.other, "ratio": one.ratio} for one in maps.differences],
+        "losses": list(maps.losses),
     }
-    return json.dumps(content, indent=2) + "\n"
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
 def iteration_maps_as_csv(maps: IterationMaps) -> str:

@@ -26,6 +26,7 @@ from railscope.agent.analysis.matrix.compared_pairs import ComparedPairs, compar
 from railscope.agent.analysis.tables.calls import count_calls
 from railscope.agent.analysis.tables.engines import engine
 from railscope.agent.analysis.tables.gpus import Gpus, find_gpus
+from railscope.agent.analysis.tables.missing_calls import missing_calls_of
 from railscope.agent.analysis.timing.iteration_count import count_iterations
 from railscope.agent.analysis.timing.iterations import find_iterations
 from railscope.agent.analysis.traffic.traffic import find_traffic
@@ -87,6 +88,8 @@ class Matrix:
     """None: nothing was predicted."""
     notes: tuple[str, ...]
     """What makes figures unsure, one sentence each."""
+    losses: tuple[str, ...] = ()
+    """Calls that are missing in the recording, one sentence each: bytes are too small by them."""
 
     @property
     def servers(self) -> tuple[str, ...]:
@@ -136,6 +139,7 @@ def matrix_of(dataset: Dataset, estimate: Estimate | None = None, iterations: in
         traffic=traffic,
         comparison=comparison,
         notes=tuple(notes),
+        losses=missing_calls_of(dataset),
     )
 
 

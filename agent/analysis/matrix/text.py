@@ -41,7 +41,8 @@ _SHADES: Final = "·░▒▓█"
 def as_text(matrix: Matrix, *, maps: bool = True) -> str:
     """The traffic matrix for people: heat maps if wanted, sums, and the differences; at most 80 columns wide."""
     told = "simulated hardware: " if matrix.simulated else ""
-    lines = [f"{told}{format_count(len(matrix.gpus), 'GPU')}, wire bytes from GPU (row) to GPU (column)", ""]
+    lines = [f"{told}{format_count(len(matrix.gpus), 'GPU')}, wire bytes from GPU (row) to GPU (column)"]
+    lines += [*format_losses(matrix.losses), ""]
     if maps:
         lines += [*_maps(matrix), ""]
     lines += _pattern(matrix)
@@ -52,9 +53,14 @@ def as_text(matrix: Matrix, *, maps: bool = True) -> str:
     return printable_lines("\n".join(lines) + "\n")
 
 
+def format_losses(losses: Sequence[str]) -> list[str]:
+    """What is missing in the recording, as lines below the first one."""
+    return [line for loss in losses for line in textwrap.wrap(loss, _COLUMNS, break_on_hyphens=False)]
+
+
 def json_parts(matrix: Matrix) -> Iterator[str]:
-    """One object, part by part: `gpus`, `matrix` (pairs that talked), sums of it, `comparison` (with its own `pairs`)
-    and `notes`."""
+    """One object, part by part: `gpus`, `matrix` (pairs that talked), sums of it, `comparison` (with its own `pairs`),
+    `notes` and `losses`."""
     before: dict[str, Any] = {
         "folders": list(matrix.folders),
         "simulated": matrix.simulated,
@@ -79,7 +85,7 @@ def json_parts(matrix: Matrix) -> Iterator[str]:
         yield _open(_comparison(comparison)).replace("\n", "\n  ") + ',\n    "pairs": '
         yield from column_parts(comparison.pairs, indent=4, names=_SIDES)
         yield "\n  }"
-    yield f",{_open({'notes': list(matrix.notes)})[1:]}\n}}\n"
+    yield f",{_open({'notes': list(matrix.notes), 'losses': list(matrix.losses)})[1:]}\n}}\n"
 
 
 def _open(content: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from railscope.agent.analysis.place.placement import LinkRates, RankedMapping, r
 from railscope.agent.analysis.tables.calls import count_calls
 from railscope.agent.analysis.tables.gpus import Gpus, find_gpus
 from railscope.agent.analysis.tables.leaf_map import LeafMap
+from railscope.agent.analysis.tables.missing_calls import missing_calls_of
 from railscope.agent.analysis.traffic.gpu_rails import Link, Rails, find_rails, links_of_servers
 from railscope.agent.analysis.traffic.traffic import find_traffic
 from railscope.agent.dataset.reader import Dataset
@@ -63,6 +64,8 @@ class PlaceAnswer:
     """Why not, the end of a sentence; empty: there is an answer."""
     link_doubts: tuple[str, ...]
     """What the answer assumes of rails."""
+    losses: tuple[str, ...]
+    """Calls that are missing in the recording, one sentence each: bytes are too small by them."""
 
 
 def find_placement(dataset: Dataset, request: PlaceRequest) -> PlaceAnswer:
@@ -109,6 +112,7 @@ def find_placement(dataset: Dataset, request: PlaceRequest) -> PlaceAnswer:
         ),
         no_links=no_links,
         link_doubts=() if no_links else tuple(filter(None, (rails.assumption, *link_doubts))),
+        losses=missing_calls_of(dataset),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final, TextIO
 from railscope.agent.analysis.tables.missing import not_installed
 from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.text_tables import format_table
+from railscope.probes.printable import printable_lines
 
 FINE: Final = 0
 COULD_NOT_RUN: Final = 2
@@ -56,7 +57,7 @@ def run_place(parsed: Any, out: TextIO) -> int:
         json.dump(as_json(answer, parsed.top), out, indent=2)
         out.write("\n")
     else:
-        out.write("\n".join(as_text(answer, parsed.top)) + "\n")
+        out.write(printable_lines("\n".join(as_text(answer, parsed.top)) + "\n"))
     return FINE
 
 
@@ -65,6 +66,7 @@ def as_json(answer: Any, top: int) -> dict[str, Any]:
     return {
         "parallelism": None if answer.parallelism is None else asdict(answer.parallelism),
         "doubts": list(answer.doubts),
+        "losses": list(answer.losses),
         "gpus": [asdict(gpu) for gpu in answer.gpus],
         "gpus_per_server": answer.gpus_per_server,
         "rates": asdict(answer.rates),
@@ -93,6 +95,8 @@ def as_text(answer: Any, top: int) -> Iterator[str]:
         yield f"Job: pipeline {shape.pipeline}, tensor {shape.tensor}, data {shape.data}{expert}{sure}"
         if shape.certain:
             yield from _wrapped(f"{shape.reason}.")
+    for loss in answer.losses:
+        yield from _wrapped(loss)
     for doubt in answer.doubts:
         yield from _wrapped(f"Ambiguous: {doubt}.")
     yield ""

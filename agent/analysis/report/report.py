@@ -29,6 +29,7 @@ from railscope.agent.analysis.tables.calls import count_calls
 from railscope.agent.analysis.tables.engines import engine
 from railscope.agent.analysis.tables.gpus import Gpus, find_gpus
 from railscope.agent.analysis.tables.leaf_map import LeafMap, read_leaf_map
+from railscope.agent.analysis.tables.missing_calls import describe_count, describe_missing_calls, some_names
 from railscope.agent.analysis.tables.size_classes import SizeClasses, find_size_classes
 from railscope.agent.analysis.timing.bandwidth import find_bandwidth
 from railscope.agent.analysis.timing.iterations import find_iterations
@@ -161,6 +162,7 @@ def report_of(dataset: Dataset, leaf_map: LeafMap | None = None, gpus: Gpus | No
     owners, unknown_owners = find_owners(dataset, rails)
     course = _course(dataset, gpus, classes, roles) if _times_are_known(recordings) else _NO_COURSE
     began_ns, ended_ns = _span(recordings)
+    missing_calls = tuple(describe_missing_calls(recordings))
     several_jobs = describe_several_jobs(jobs_in(dataset, gpus))
     found = Report(
         folders=tuple(str(folder) for folder in dataset.folders),
@@ -196,7 +198,8 @@ def report_of(dataset: Dataset, leaf_map: LeafMap | None = None, gpus: Gpus | No
                 *_unknown_of_one_run(),
             ]
         ),
-        losses=tuple(_losses(recordings, gpus, several_jobs)),
+        losses=tuple(_losses(recordings, missing_calls, gpus, several_jobs)),
+        missing_calls=missing_calls,
         several_jobs=several_jobs,
         one_of_several=describe_selected_job(gpus),
         shared_rails=describe_shared_rails(gpus) if rails else "",
@@ -236,30 +239,28 @@ def _span(recordings: Sequence[dict[str, Any]]) -> tuple[int, int]:
     return min(began), max(ended)
 
 
-def _losses(recordings: Sequence[dict[str, Any]], gpus: Gpus, several_jobs: str) -> Iterable[str]:
+def _losses(
+    recordings: Sequence[dict[str, Any]], missing_calls: Iterable[str], gpus: Gpus, several_jobs: str
+) -> Iterable[str]:
     """What is missing, and what makes figures less sure, one sentence each."""
+    yield from missing_calls
     for column, what in (
-        ("calls_lost", "calls were observed and not recorded: counts and bytes are too small by them"),
         ("operations_lost", "completed operations were observed and not recorded: latencies cover the others"),
-        ("calls_removed", "calls were removed by --max-size: counts and bytes cover the others"),
         ("operations_removed", "completed operations were removed by --max-size: latencies cover the others"),
         ("lines_skipped", "lines or events of imported data were malformed and were skipped"),
     ):
-        lost = sum(row[column] or 0 for row in recordings)
-        if lost:
-            nodes = sorted({row["node"] for row in recordings if row[column]})
-            yield f"{lost:,} {what} (on {_some(nodes)})."
+        yield from describe_count(recordings, column, what)
     for column, what in (("calls_lost", "calls"), ("operations_lost", "operations")):
         unsure = sorted({row["node"] for row in recordings if row[column] is None})
         if unsure:
-            yield f"Whether {what} were lost is not known of {_some(unsure)}."
+            yield f"Whether {what} were lost is not known of {some_names(unsure)}."
     partial = [one for one in gpus.communicators if not one.complete]
     if partial:
         of = format_count(len(gpus.communicators), "communicator")
         yield f"{len(partial):,} of {of} {'has' if len(partial) == 1 else 'have'} ranks that were not recorded."
     twice = gpus.twice_held_ranks()
     if twice:
-        named = _some([f"rank {rank} of {comm}" for comm, rank in twice])
+        named = some_names([f"rank {rank} of {comm}" for comm, rank in twice])
         yield f"Two or more GPUs claim to be {named}: only one's traffic with others is shown."
     if several_jobs:
         yield several_jobs
@@ -286,7 +287,3 @@ def _different_windows(recordings: Iterable[dict[str, Any]]) -> Iterable[str]:
         f"{long} was recorded {format_seconds(longest)}, {short} {format_seconds(shortest)}{others}, up to "
         f"{format_seconds(apart_ns / _NS)} apart: figures that need several nodes combine different times."
     )
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} more"

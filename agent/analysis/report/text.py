@@ -52,6 +52,7 @@ _COLUMNS: Final = 100
 
 def as_text(report: Report) -> str:
     """The report for people: sections with a heading each, an empty line between them."""
+    first_losses = (*report.missing_calls, report.several_jobs)
     sections = (
         _job(report),
         _ops(report),
@@ -74,7 +75,7 @@ def as_text(report: Report) -> str:
         _sentences(
             "Not known", (f"{', '.join(names)}: {reason}" for reason, names in unknown_by_reason(report.unknown))
         ),
-        _sentences("Losses", (loss for loss in report.losses if loss != report.several_jobs)),
+        _sentences("Losses", (loss for loss in report.losses if loss not in first_losses)),
     )
     return printable_lines("\n\n".join("\n".join(lines) for lines in sections if lines) + "\n")
 
@@ -92,8 +93,11 @@ def _job(report: Report) -> list[str]:
     return [
         f"{format_count(len(report.gpus), 'GPU')}{of}, {communicators}, {when}{made_up}",
         # Before any figure: they are of all of them.
-        *textwrap.wrap(report.several_jobs or report.one_of_several, _COLUMNS, break_on_hyphens=False),
-        *(line for told in describe_steps(report) for line in textwrap.wrap(told, _COLUMNS, break_on_hyphens=False)),
+        *(
+            line
+            for told in (*report.missing_calls, report.several_jobs or report.one_of_several, *describe_steps(report))
+            for line in textwrap.wrap(told, _COLUMNS, break_on_hyphens=False)
+        ),
     ]
 
 
