@@ -225,6 +225,30 @@ def test_what_speaks_against_a_comparison_stands_before_the_first_difference(sid
     assert "Before comparing" not in as_text(compare_sides(sides["usual"], sides["slow"]))
 
 
+def test_where_calls_are_missing_nothing_is_said_of_those(sides: dict[str, Side]) -> None:
+    usual, slow, again = sides["usual"], sides["slow"], sides["again"]
+    for other in (slow, again):
+        whole = list(warnings_of(compare_sides(usual, other)))
+        lossy = replace(other, report=replace(other.report, missing_calls=("7 calls are missing.",)))
+        for pair in ((usual, lossy), (lossy, usual)):
+            assert all(said.startswith("As far as was recorded, ") for said in warnings_of(compare_sides(*pair)))
+        said = list(warnings_of(compare_sides(usual, lossy)))
+        assert [one.removeprefix("As far as was recorded, ").lower() for one in said] == [one.lower() for one in whole]
+        assert not any("recorded" in sentence for sentence in whole)
+    assert any(sentence.startswith("As far as was recorded, both send the same: ") for sentence in said)
+    assert any(sentence.startswith("As far as was recorded, iterations take as long ") for sentence in said)
+
+
+def test_calls_that_a_recording_lost_hedge_the_words(tmp_path: Path) -> None:
+    job = JobDataset(tmp_path, (2,), recording={"calls_lost": 7})
+    job.communicator("aa", (0, 1))
+    job.collective("aa", "AllReduce", 8)
+    side = side_of(open_dataset([job.write()]), "lossy")
+    assert compare_sides(side, side).incomplete
+    (said,) = warnings_of(compare_sides(side, side))
+    assert said == "As far as was recorded, both send the same: calls, payload and pairs differ by less than 1 %."
+
+
 def test_an_accuracy_below_zero_comes_with_its_formula() -> None:
     (wrong,) = compare_values(
         [Value(17, "T_iter", Unit.SECONDS, 1.0)], [Value(17, "T_iter", Unit.SECONDS, 4.0)], predicted=True

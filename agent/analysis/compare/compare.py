@@ -85,6 +85,7 @@ def compare_runs(a: Sequence[Side], b: Sequence[Side]) -> Compared:
         caveats=tuple(dict.fromkeys(caveats)),
         between_runs=between_runs,
         unlike=unlike,
+        incomplete=any(side.report.missing_calls for side in sides),
     )
 
 

@@ -143,6 +143,8 @@ class Compared:
     """Whether figures are tested by the spread between recordings, and not within two of them."""
     unlike: str = ""
     """Why the two recordings are not of one job, the end of a sentence; empty: they may be."""
+    incomplete: bool = False
+    """Whether calls are missing in a recording, so that what is said holds for the others."""
 
 
 def read_side(folder: Path, name: str, iterations: int | None = None, leaf_map: LeafMap | None = None) -> Side:

@@ -111,7 +111,16 @@ def warnings_of(compared: Compared) -> Iterator[str]:
             f"{quantities.format_integer(gpus.b)} in B; figures "
             "that are of the whole job grow with them."
         )
-    yield from _prediction(compared) if compared.predicted else _differences(compared)
+    if compared.predicted:
+        yield from _prediction(compared)
+    else:
+        yield from map(_as_recorded, _differences(compared)) if compared.incomplete else _differences(compared)
+
+
+def _as_recorded(sentence: str) -> str:
+    """Without a claim on what was not recorded."""
+    begin = sentence[0] if sentence.startswith("B's ") else sentence[0].lower()
+    return f"As far as was recorded, {begin}{sentence[1:]}"
 
 
 def _prediction(compared: Compared) -> Iterator[str]:
