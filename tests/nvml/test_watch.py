@@ -336,7 +336,7 @@ class TestDoctor:
     def test_a_lost_gpu_is_a_problem_beside_the_others(self, stub: Stub, tmp_path: Path) -> None:
         stub.say("gpus 2", *link_lines(1, [0]), f"fail 0 {GPU_IS_LOST}")
         summary, problem = check_nvlink(tmp_path, SystemClock(), library=stub.library)
-        assert "1 of 1 links up" in summary.what
+        assert "1 of 1 link up" in summary.what
         assert problem.what.startswith("GPU 0 cannot be read")
 
     def test_a_driver_that_hangs_does_not_hang_the_doctor(self, stub: Stub, tmp_path: Path) -> None:
