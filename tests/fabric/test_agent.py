@@ -314,7 +314,7 @@ def test_the_log_says_how_calls_are_counted_and_at_the_end_what_was_seen(fabric:
     (how,) = [line for line in log if "calls are counted by" in line]
     assert "host time of one call in 4 is measured by pair probes, rings of 1024 KiB" in how
     (end,) = [line for line in log if "stopping: " in line]
-    assert f"{sum(report.calls for report in reports)} calls counted, events lost: none" in end
+    assert f"{sum(report.calls for report in reports):,} calls counted, events lost: none" in end
 
 
 def test_a_pid_that_ends_is_one_warning_and_the_doctor_says_it_too() -> None:
