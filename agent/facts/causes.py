@@ -472,7 +472,8 @@ CAUSES: Final[Mapping[Cause, CauseFacts]] = {
         Severity.CRITICAL,
         by_host=True,
         about=About.RANK,
-        meaning="A rank has not entered the operation that the others wait in.",
+        meaning="The others wait for a rank that has not entered the operation, or whose process does not carry it "
+        "out.",
         words="{who} did not enter the operation that the others wait in",
         words_by={
             "host": "{who} keep{s} the others waiting",
