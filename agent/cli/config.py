@@ -100,8 +100,10 @@ def _check(parsed: Any, out: TextIO) -> int:
             sources[setting.source] += 1
     told = ", ".join(f"{count} set by the {source.value}" for source, count in sources.items() if count)
     file = effective.config.config_file
-    name = printable(str(file)) if file is not None else "no file"
-    print(f"{name}: no error; {told or 'nothing is set'}; every other setting has its default", file=out)
+    # Without a name the service's file was looked for.
+    name = printable(str(file)) if file is not None else f"{SERVICE_FILE} does not exist"
+    rest = f"{told}; every other setting has its default" if told else "all settings have their defaults"
+    print(f"{name}: no error; {rest}", file=out)
     return 0
 
 

@@ -39,9 +39,13 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(*args, **settings)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's; an option of a command that stands before the command is an error."""
+        """As argparse's; an option of a command that stands before the command is an error, and without a word where a
+        command has to be it prints the help, status 2."""
         words = list(sys.argv[1:] if args is None else args)
         commands = self._commands()
+        if commands is not None and not words:
+            self.print_help(sys.stderr)
+            self.exit(2)
         if commands is not None and words and words[0].startswith("-") and len(words[0]) > 1:
             flag = words[0].partition("=")[0]
             if flag not in self._option_string_actions:

@@ -56,6 +56,22 @@ def test_an_option_of_the_demo_says_what_it_takes(
     assert text == f"railscope demo: error: argument {option}: {what} (see railscope demo --help)\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "names"), [((), ("agent", "doctor", "top", "report")), (("config",), ("check", "show"))]
+)
+def test_without_a_command_there_is_the_list_of_them(
+    words: tuple[str, ...], names: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("usage: railscope ")
+    listed = {line.split()[0] for line in told.err.splitlines() if line.startswith("    ")}
+    assert set(names) <= listed
+
+
 def test_a_word_that_is_no_command_names_the_help_of_all(capsys: pytest.CaptureFixture[str]) -> None:
     status, text = said(capsys, "--bogus")
     assert status == 2

@@ -186,6 +186,25 @@ def test_a_right_file_is_one_line_and_status_0(file: Path, capsys: pytest.Captur
     assert told == f"{file}: no error; {counted}; every other setting has its default\n"
 
 
+@pytest.mark.parametrize(
+    ("options", "rest"),
+    [
+        ((), "all settings have their defaults"),
+        (("--stall.after", "1m"), "1 set by the command line; every other setting has its default"),
+    ],
+)
+def test_without_a_file_it_says_which_one_does_not_exist(
+    options: tuple[str, ...],
+    rest: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(config_command, "SERVICE_FILE", tmp_path / "railscope.yml")
+    assert main(["config", "check", *options]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/railscope.yml does not exist: no error; {rest}\n"
+
+
 def test_a_file_that_is_named_twice_is_an_error(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "check", str(file), "--config.file", str(file)]) == 2
     assert "leave one out" in capsys.readouterr().err
