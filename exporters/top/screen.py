@@ -130,7 +130,7 @@ def render_frame(
     view: NodeView | None, state: ViewState, status: Status, width: int, height: int, *, ascii_only: bool = False
 ) -> Frame:
     """The screen of `railscope top`; `view` None: the agent has not answered yet."""
-    header = [_title(view, state, status), _summary(view, status), *_job_lines(view)]
+    header = [_title(view, state, status), *_summary_lines(view, status, width, height), *_job_lines(view)]
     room = max(0, height - len(header) - 1)
     page = rows = 0
     body: list[Text] = []
@@ -167,6 +167,15 @@ def _title(view: NodeView | None, state: ViewState, status: Status) -> Text:
         title.append(f"  only: {state.filter}")
     title.append(f"  {status.shown_url}  every {status.interval_seconds:g} s", "not bold")
     return title
+
+
+def _summary_lines(view: NodeView | None, status: Status, width: int, height: int) -> list[Text]:
+    """An error says at its end what to do: it is wrapped, into a third of the screen at most."""
+    summary = _summary(view, status)
+    if not status.error:
+        return [summary]
+    lines = textwrap.wrap(summary.plain, width, break_on_hyphens=False)
+    return [Text(line, _BAD) for line in lines[: max(1, height // 3)]]
 
 
 def _summary(view: NodeView | None, status: Status) -> Text:

@@ -230,6 +230,22 @@ def test_an_agent_that_does_not_answer_is_one_line_over_what_was_known() -> None
     assert line_with(lines, f"{COMM} 0/4")
 
 
+def test_what_to_do_about_an_agent_that_does_not_answer_is_wrapped() -> None:
+    told = (
+        "no agent answers at http://127.0.0.1:9779 (Connection refused): is 'railscope agent' running there?  else "
+        "give --url"
+    )
+    broken = replace(STATUS, error=told)
+    for view in (None, moving(full_snapshot())):
+        made = render_frame(view, ViewState(), broken, 80, 24)
+        assert len(made.lines) == 24
+        assert all(line.cell_len <= 80 for line in made.lines)
+        both = " ".join(line.plain.strip() for line in made.lines[1:3])
+        assert " ".join(both.split()) == " ".join(f"{told}; trying again".split())
+    for height in range(1, 9):
+        assert len(render_frame(_MANY, ViewState(), broken, 10, height).lines) <= height
+
+
 @given(st.integers(1, 200), st.integers(1, 60), st.booleans(), st.sampled_from(list(Pane)))
 def test_a_frame_fits_a_screen_of_any_size(width: int, height: int, alone: bool, focus: Pane) -> None:
     for state in (ViewState(focus=focus, alone=alone), ViewState(help=True), ViewState(typing=True, filter="x" * 90)):
