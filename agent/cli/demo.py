@@ -49,6 +49,7 @@ from railscope.agent.cli.demo_fault import (
     FaultKind,
     OwnStalls,
     PlannedFault,
+    describe_process,
     next_step_lines,
     plan_fault,
     stalls_of,
@@ -540,11 +541,15 @@ class _Demo:
 
     def _let_find(self, planned: PlannedFault, broken: float) -> int:
         self._say("\nSomething is broken now.  Who, where, and why?  Ctrl-C tells.")
+        now = ""
         try:
             while True:
-                time.sleep(1.0)
+                # Not after Ctrl-C, which reaches the job too.
+                now = "" if planned.pid is None else f", and {describe_process(planned.pid)}"
+                time.sleep(0.2)
         except KeyboardInterrupt:
-            self._say(f"\n{planned.words}; that was {time.monotonic() - broken:.0f} s ago")
+            ago = f"{time.monotonic() - broken:.0f} s ago"
+            self._say(f"\n{planned.past.format(ago=ago)}{now}")
             return 0
 
     def _await_verdict(self, planned: PlannedFault, job: Job, broken: float) -> tuple[float | None, tuple[Stall, ...]]:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
 from railscope.agent.facts.causes import About, Cause, Where, facts_of, tier_of
@@ -89,6 +90,8 @@ class PlannedFault:
     fault: Fault
     words: str
     """What is broken, and by which command."""
+    past: str
+    """The same of some time ago: takes `ago`, such as `8 s ago`."""
     cause: Cause
     """What the agent has to call it."""
     pid: int | None = None
@@ -132,10 +135,10 @@ def plan_fault(
     device, where = host.rails[rail], f"{host.rails[rail]} of host{host.index}"
     if kind is FaultKind.STALL:
         pid = job.pids[rank]
-        words = f"rank {rank} (pid {pid}, on host{index}) is stopped: kill -STOP {pid}"
-        return PlannedFault(kind, Stopped(pid), words, _CAUSES[kind], pid=pid)
+        return plan_stop(f"rank {rank} (pid {pid}, on host{index})", pid)
     if kind is FaultKind.RAIL_DOWN:
         words = f"{where} loses its link: ip -n {host.namespace} link set {device} down"
+        past = f"{where} lost its link {{ago}}, by ip -n {host.namespace} link set {device} down"
         fault: Fault = LinkDown(fabric, index, rail)
     else:
         before_mbit = carried.get((host.namespace, device), 0.0) * 8 / 1e6
@@ -144,8 +147,27 @@ def plan_fault(
             f"{where} sends no more than {rate_mbit} Mbit/s from now on, and sent {before_mbit:,.0f} before: a "
             "queueing discipline (tc-tbf)"
         )
+        past = f"{words.replace(' from now on', '')}; that began {{ago}}"
         fault = SlowRail(fabric, index, rail, rate_mbit=rate_mbit)
-    return PlannedFault(kind, fault, words, _CAUSES[kind], device=device, netns=host.namespace)
+    return PlannedFault(kind, fault, words, past, _CAUSES[kind], device=device, netns=host.namespace)
+
+
+def plan_stop(who: str, pid: int, peer: str = "") -> PlannedFault:
+    """A process is stopped; `peer` is its name where others send to it."""
+    kind = FaultKind.STALL
+    words, past = f"{who} is stopped: kill -STOP {pid}", f"{who} was stopped {{ago}} by kill -STOP {pid}"
+    return PlannedFault(kind, Stopped(pid), words, past, _CAUSES[kind], pid=pid, peer=peer)
+
+
+def describe_process(pid: int) -> str:
+    """What has become of a process that was stopped, by its state in proc_pid_stat(5)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "has ended"
+    if state in (b"Z", b"X"):
+        return "has ended"
+    return "is still stopped" if state in (b"T", b"t") else "runs again"
 
 
 def stalls_of(snapshot: Snapshot, pids: Collection[int]) -> tuple[Stall, ...]:

@@ -11,13 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from railscope.agent.cli.demo_fault import FaultKind, PlannedFault
-from railscope.agent.facts.causes import Cause
+from railscope.agent.cli.demo_fault import PlannedFault, plan_stop
 from railscope.agent.facts.counted import format_count
 from railscope.agent.facts.snapshot import RailFacts, Snapshot
 from railscope.agent.facts.traffic_owners import TrafficOwner
 from railscope.exporters.top.words import format_amount, format_length, format_percent
-from railscope.testbed.faults import Stopped
 from railscope.testbed.hosts import Fabric
 from railscope.testbed.transfers.inference import Inference, KvWrites
 
@@ -179,8 +177,7 @@ class InferenceBeside:
             return None
         name, pid = list(self.decodes.items())[-1]
         where = f"host{self._running.host_of(name).index}"
-        words = f"{name} (pid {pid}, on {where}), to which KV caches are written, is stopped: kill -STOP {pid}"
-        return PlannedFault(FaultKind.STALL, Stopped(pid), words, Cause.PROCESS_STOPPED, pid=pid, peer=name)
+        return plan_stop(f"{name} (pid {pid}, on {where}), to which KV caches are written,", pid, peer=name)
 
 
 def owner_line(rail: RailFacts) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +22,14 @@ from railscope.agent.cli.demo_counts import (
     rail_line,
     rail_table,
 )
-from railscope.agent.cli.demo_fault import OwnStalls, next_step_lines, slow_mbit, verdict_lines
+from railscope.agent.cli.demo_fault import (
+    OwnStalls,
+    describe_process,
+    next_step_lines,
+    plan_stop,
+    slow_mbit,
+    verdict_lines,
+)
 from railscope.agent.facts.snapshot import CommunicatorFacts, RankTimes
 from railscope.testbed.hosts import TestbedError
 from railscope.testbed.nccl.build import BuildError, build
@@ -148,3 +158,22 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Pat
     (tmp_path / ".venv" / "nccl" / "double").touch()
     with pytest.raises(BuildError, match=r"double/layout-\w+: cannot build there: Not a directory$"):
         build(tmp_path)
+
+
+def test_what_has_become_of_a_process_that_was_stopped_is_told() -> None:
+    with subprocess.Popen(["sleep", "60"]) as sleeper:
+        try:
+            planned = plan_stop("rank 0", sleeper.pid)
+            assert planned.words == f"rank 0 is stopped: kill -STOP {sleeper.pid}"
+            assert planned.past.format(ago="8 s ago") == f"rank 0 was stopped 8 s ago by kill -STOP {sleeper.pid}"
+            with planned.fault:
+                os.waitpid(sleeper.pid, os.WUNTRACED)
+                assert describe_process(sleeper.pid) == "is still stopped"
+                os.kill(sleeper.pid, signal.SIGCONT)
+                os.waitpid(sleeper.pid, os.WCONTINUED)
+                assert describe_process(sleeper.pid) == "runs again"
+        finally:
+            sleeper.kill()
+        os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+        assert describe_process(sleeper.pid) == "has ended"
+    assert describe_process(sleeper.pid) == "has ended"
