@@ -207,8 +207,12 @@ def describe_losses(totals: StreamTotals) -> Iterator[str]:
     if not totals.kernel_lost and not totals.overwritten:
         yield "nothing was lost"
     if totals.kernel_lost:
-        larger = " (raise --limit.ring)" if "calls" in totals.kernel_lost else ""  # the others' have one size
-        yield f"lost by the kernel, whose ring was full: {_counts(totals.kernel_lost)}{larger}"
+        # Of the others' rings the size is fixed.
+        remedy = "raise --limit.ring, or leave" if "calls" in totals.kernel_lost else "leave"
+        yield (
+            f"lost by the kernel, whose ring was full: {_counts(totals.kernel_lost)} "
+            f"({remedy} the recorder a processor that the job does not take)"
+        )
     if totals.overwritten:
         yield f"overwritten before it was on disk: {_counts(totals.overwritten)} (raise --memory to hold more)"
 

@@ -31,6 +31,8 @@ _log = logging.getLogger("railscope.recordings")
 
 THREAD_NAME: Final = "dataset"
 _AGAIN_SECONDS: Final = 1.0
+_TELL_SECONDS: Final = 5.0
+"""Whoever waits for the end of the writing hears this often what is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,12 @@ class DatasetStream:
         with self._changed:
             self._closing = True
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(_TELL_SECONDS)
+        while self._thread.is_alive():
+            calls = sum(len(one.piece.recording.calls) for one in self._pieces.copy())
+            what = format_count(calls, "call") if calls else "the last rows"
+            _log.info("%s: still writing %s", self._writer.writer.folder, what)
+            self._thread.join(_TELL_SECONDS)
         if self._pieces or self._failed:
             calls = sum(len(one.piece.recording.calls) for one in self._pieces)
             rest = f"the last {format_count(calls, 'call')}" if calls else "the last rows"

@@ -186,11 +186,13 @@ def test_a_folder_that_has_recordings_is_added_to_and_says_so(tmp_path: Path, ca
 def test_losses_are_told_by_their_cause() -> None:
     assert list(describe_losses(StreamTotals({}, {}))) == ["nothing was lost"]
     assert list(describe_losses(StreamTotals({"calls": 1234}, {"rail_samples": 2}))) == [
-        "lost by the kernel, whose ring was full: 1,234 calls (raise --limit.ring)",
+        "lost by the kernel, whose ring was full: 1,234 calls "
+        "(raise --limit.ring, or leave the recorder a processor that the job does not take)",
         "overwritten before it was on disk: 2 rail samples (raise --memory to hold more)",
     ]
     assert list(describe_losses(StreamTotals({"completions": 3}, {}))) == [
-        "lost by the kernel, whose ring was full: 3 completions"
+        "lost by the kernel, whose ring was full: 3 completions "
+        "(leave the recorder a processor that the job does not take)"
     ]
 
 

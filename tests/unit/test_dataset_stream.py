@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -39,6 +41,32 @@ def test_a_stream_writes_all_that_it_is_given(tmp_path: Path) -> None:
     assert list(describe_losses(stream.totals)) == [
         "overwritten before it was on disk: 10 calls (raise --memory to hold more)"
     ]
+
+
+def test_a_stream_says_what_it_waits_for_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    told = threading.Event()
+    writer = RecordingWriter(DatasetWriter(tmp_path, "gpu-01"), ROW)
+    add = writer.add
+
+    def slow(*given: Any) -> Any:
+        assert told.wait(10)
+        return add(*given)
+
+    def notice(_: logging.LogRecord) -> bool:
+        told.set()
+        return True
+
+    monkeypatch.setattr(writer, "add", slow)
+    monkeypatch.setattr("railscope.agent.record.stream._TELL_SECONDS", 0.01)
+    monkeypatch.setattr(logging.getLogger("railscope.recordings"), "filters", [notice])
+    stream = DatasetStream(writer, None)
+    stream.enqueue(given_piece(0))
+    stream.close()
+    assert caplog.messages[0] == f"{tmp_path}: still writing 10 calls"
+    assert sequences(tmp_path) == list(range(1, 11))
 
 
 def test_a_stream_tries_again_and_in_the_end_says_what_is_missing(
