@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
@@ -71,6 +72,19 @@ class OpenTransferLibrary:
             os.close(descriptor)
 
 
+@contextmanager
+def _memory_of(procfs: str, pid: int) -> Iterator[int]:
+    """A descriptor of a process's memory; raises Refused where it cannot be opened."""
+    try:
+        opened = os.open(f"{procfs}/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise Refused(f"process {pid}: its memory cannot be read: {error.strerror}", gone=True) from None
+    try:
+        yield opened
+    finally:
+        os.close(opened)
+
+
 @dataclass(frozen=True, slots=True)
 class AreComplete:
     """Which of these requests of UCX are complete, by where each has its status in the process's memory?
@@ -89,14 +103,8 @@ class AreComplete:
     def find(self, memory: Memory, descriptors: Collection[int]) -> Found[tuple[bool, ...]]:
         """See `Question.find`; what cannot be read counts as complete."""
         del memory, descriptors
-        try:
-            opened = os.open(f"{self.procfs}/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise Refused(f"process {self.pid}: its memory cannot be read: {error.strerror}", gone=True) from None
-        try:
+        with _memory_of(self.procfs, self.pid) as opened:
             read = [read_memory(opened, 8, address) for address in self.addresses]
-        finally:
-            os.close(opened)
         return Found(tuple(one is None or bool(struct.unpack("<iI", one)[1] & _UCX_COMPLETED) for one in read))
 
 
@@ -127,16 +135,10 @@ class AreUnfinished:
     def find(self, memory: Memory, descriptors: Collection[int]) -> Found[tuple[bool, ...]]:
         """See `Question.find`."""
         del memory, descriptors
-        try:
-            opened = os.open(f"{self.procfs}/{self.pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise Refused(f"process {self.pid}: its memory cannot be read: {error.strerror}", gone=True) from None
-        try:
+        with _memory_of(self.procfs, self.pid) as opened:
             return Found(
                 tuple(is_unfinished(lambda at, size: read_memory(opened, size, at), one) for one in self.batches)
             )
-        finally:
-            os.close(opened)
 
 
 def is_unfinished(read: Callable[[int, int], bytes | None], batch: int) -> bool:
